@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.errors import BatchContractError
-from ctxflow.host.results import Yielding
+from ctxflow.host.call_results import Yielding
 from ctxflow.testing.slow_calls import slower_items
 
 

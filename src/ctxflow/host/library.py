@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 
 from ctxflow.errors import BatchContractError
+from ctxflow.host.call_results import EVERY_SECONDS, Extent, Yielding, dump_results, one_each
 from ctxflow.host.call_surroundings import (
     SIGNAL,
     STAGED,
@@ -59,7 +60,6 @@ from ctxflow.host.library_messages import (
 from ctxflow.host.machine_errors import looks_like_the_machine
 from ctxflow.host.own_modules import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
-from ctxflow.host.results import EVERY_SECONDS, Extent, Yielding, dump_results, one_each
 from ctxflow.host.session_states import States, StepEntry
 from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
 from ctxflow.on_worker import set_loaded

@@ -26,7 +26,7 @@ from ctxflow.executors.simulated.machine_models import (
     Times,
 )
 from ctxflow.executors.simulated.market import Call, Library, MachineState, Market, SimulatedWorker
-from ctxflow.host.results import EVERY_SECONDS
+from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.dispatch import computed

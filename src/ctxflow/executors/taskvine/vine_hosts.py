@@ -26,8 +26,8 @@ from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, 
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.vine_workers import Reports, Then, VineCalls, VineWorker
+from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.host.library_messages import BuildContext, CallFinished, CallFolder, CallRaised, ForgetParts, GivePart
-from ctxflow.host.results import EVERY_SECONDS
 from ctxflow.host.vine_messages import FromWorker, ToWorker
 from ctxflow.host.wire import Trouble
 from ctxflow.safe_files import written_whole
