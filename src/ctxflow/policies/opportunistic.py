@@ -111,7 +111,7 @@ FIRST = 3.0
 
 SWING = 0.25
 """Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
-only be told from batches of different size (scheduler/pace.py), and near the best one size is about as good as
+only be told from batches of different size (the scheduler measures it), and near the best one size is about as good as
 another. Long ones are at least as long as would be best if a call cost its standard error more: a cost that was
 found too small would otherwise lead to batches of one, which can never tell that it is not."""
 

@@ -1,7 +1,4 @@
-"""What a run asks of a plan: how much of each context, and how fast each tier's workers are at it, as measured.
-
-What does not live here: what is made of it (`asked`, `live`).
-"""
+"""What a run asks of a plan: how much of each context, and how fast each tier's workers are at it, as measured."""
 
 from __future__ import annotations
 

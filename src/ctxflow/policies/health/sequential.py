@@ -2,8 +2,8 @@
 
 A unit is a host, or a worker of it with its GPUs. It is named when the evidence of a sequential test passes what a
 false alarm of the wanted probability takes, and still does two seconds later, by what its peers had meanwhile: so an
-outage that hits all incriminates nobody, and neither do items that fail wherever they are. What does not live here: the
-test itself (cusum.py), what is counted (fields.py), and what becomes of those who are named.
+outage that hits all incriminates nobody, and neither do items that fail wherever they are. The test
+itself and what is counted are in `trials`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def decide_ahead(
     More as soon as the sessions expected want them; fewer only if these would suffice for some sessions more. The
     paper's tolerance is a share of the load, which is several GPUs of a large fleet and too little of a small one.
 
-    :param expected: sessions a boot from now (`anticipation.py`).
+    :param expected: sessions a boot from now (`anticipated`).
     :param gpus: held now, those that boot included.
     :param spare: sessions that there is to be room for beyond those before a GPU is given back.
 
