@@ -19,10 +19,8 @@ from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
 from ctxflow.simulator.times import MixedTimes
 
 GPUS = {"one": 1, "two": 2, "four": 4}
-TIERS = {
-    name: ShownTier(TierState(ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100")))
-    for name, gpus in GPUS.items()
-}
+SPECS = {name: ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100") for name, gpus in GPUS.items()}
+TIERS = {name: ShownTier(TierState(spec)) for name, spec in SPECS.items()}
 OFFERS = [Offer(name, tier.maximum, float(tier.gpus)) for name, tier in TIERS.items()]
 # The large model fits four GPUs alone, and the middle one is more than twice as fast on two.
 SECONDS = {
@@ -126,7 +124,7 @@ def test_a_run_holds_no_more_gpus_than_the_machines_have():
     policies = Policies.chosen(
         {"placement": {"policy": "agh", "period": 100, "clear": 100}, "batching": {"policy": "fixed", "size": 4}}
     )
-    tiers = [TIERS[name].spec for name in names]
+    tiers = [SPECS[name] for name in names]
     Simulation(engine, policies, Workload(contexts, apps, arrivals), tiers, listener=listen).run(800)
     for _, plan in plans:
         assert sum(GPUS[tier] * most for tier, _, most in plan.workers) <= 8, plan
