@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from ctxflow.models.model_folder import check_ability, locate_model
-from ctxflow.models.reading import TOO_LONG, Read, Tokens, check_choice, check_texts, context_length, cut
+from ctxflow.models.reading import TOO_LONG, Read, Tokens, check_texts, context_length, cut
 from ctxflow.models.results import InputTooLong, MissingPackageError
+from ctxflow.models.sampling import check_choice
 from ctxflow.models.token_batches import CPU_READING_TOKENS, InternalBatches
 from ctxflow.models.transformers import (
     LoadedModel,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ctxflow.models.results import InputTooLong, MissingPackageError
-from ctxflow.models.sampling import Sampling
+from ctxflow.models.sampling import Sampling, check_choice
 from ctxflow.wording import article
 
 Message = Mapping[str, Any]
@@ -183,20 +183,6 @@ class TokenRoom(NamedTuple):
 
     tokens: int | None
     why: str
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse a value that is none of the choices.
-
-    :raises ValueError: naming them.
-
-    >>> check_choice("too_long", "cut", TOO_LONG)
-    Traceback (most recent call last):
-    ...
-    ValueError: too_long='cut' is unknown: give one of 'error', 'cut-start', 'cut-end'
-    """
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown: give one of {', '.join(map(repr, choices))}")
 
 
 def cut(ids: list[int], limit: int, too_long: str, *, first: int = 0, last: int = 0) -> list[int]:

@@ -138,3 +138,17 @@ def uniforms(sampling: Sampling, prompt_ids: Sequence[int]) -> NDArray[np.float3
         content = f"{sampling.seed}:{','.join(map(str, prompt_ids))}"
         generator = np.random.default_rng(int.from_bytes(hashlib.sha256(content.encode()).digest(), "big"))
     return generator.random(sampling.max_new_tokens, dtype=np.float32)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse a value that is none of the choices.
+
+    :raises ValueError: naming them.
+
+    >>> check_choice("too_long", "cut", ("error", "cut-start", "cut-end"))
+    Traceback (most recent call last):
+    ...
+    ValueError: too_long='cut' is unknown: give one of 'error', 'cut-start', 'cut-end'
+    """
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: give one of {', '.join(map(repr, choices))}")
