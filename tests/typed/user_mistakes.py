@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctxflow import batch_app, context, context_app, session_app
+from ctxflow import ContextExecutor, batch_app, context, context_app, session_app
 
 
 @context
@@ -53,3 +53,7 @@ def count(states: list[int | None], prompts: list[list[int]]) -> list[tuple[int,
 
 count.open("three")  # error
 count.options(ahaed=1)  # error
+
+ContextExecutor(rooting="least-loaded")  # error
+ContextExecutor(routing=3)  # error
+ContextExecutor(level="persuasive")  # error

@@ -130,3 +130,7 @@ def run(which: Context[Encoder], many: list[str]) -> Iterator[list[float]]:
 
 def of_any(which: Context) -> Context:
     return which
+
+
+with ContextExecutor("local", workers=2, routing="least-loaded", batching={"policy": "fixed", "size": 10}) as executor:
+    reveal_type(executor)  # ContextExecutor

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.call_files import current_directory
@@ -30,6 +30,17 @@ from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.site_model import region_specs
+
+if TYPE_CHECKING:
+    from ctxflow.policies.protocols import (
+        BatchingPolicy,
+        HealthPolicy,
+        PlacementPolicy,
+        PreemptionPolicy,
+        RoutingPolicy,
+        ScalingPolicy,
+        SessionPolicy,
+    )
 
 Self = TypeVar("Self", bound="BareExecutor")
 
@@ -51,14 +62,14 @@ class BareExecutor:
         site: str | Site = "local",
         label: str = "ctxflow",
         workers: int | None = None,
-        routing: Any = None,
-        batching: Any = None,
-        placement: Any = None,
-        preemption: Any = None,
-        scaling: Any = None,
-        health: Any = None,
-        sessions: Any = None,
-        level: str | None = None,
+        routing: str | dict[str, Any] | RoutingPolicy | None = None,
+        batching: str | dict[str, Any] | BatchingPolicy | None = None,
+        placement: str | dict[str, Any] | PlacementPolicy | None = None,
+        preemption: str | dict[str, Any] | PreemptionPolicy | None = None,
+        scaling: str | dict[str, Any] | ScalingPolicy | None = None,
+        health: str | dict[str, Any] | HealthPolicy | None = None,
+        sessions: str | dict[str, Any] | SessionPolicy | None = None,
+        level: Literal["pervasive", "partial", "none"] | None = None,
         slowdowns: Sequence[float] = (),
         limits: Limits | None = None,
         log_events: bool = True,

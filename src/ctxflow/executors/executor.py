@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from parsl.config import Config
 from parsl.data_provider.data_manager import DataManager, default_staging
@@ -37,6 +37,17 @@ from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits
 from ctxflow.sites import Site
 from ctxflow.wording import closest
+
+if TYPE_CHECKING:
+    from ctxflow.policies.protocols import (
+        BatchingPolicy,
+        HealthPolicy,
+        PlacementPolicy,
+        PreemptionPolicy,
+        RoutingPolicy,
+        ScalingPolicy,
+        SessionPolicy,
+    )
 
 
 class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type: ignore[misc]
@@ -69,14 +80,14 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
         site: str | Site = "local",
         label: str = "ctxflow",
         workers: int | None = None,
-        routing: Any = None,
-        batching: Any = None,
-        placement: Any = None,
-        preemption: Any = None,
-        scaling: Any = None,
-        health: Any = None,
-        sessions: Any = None,
-        level: str | None = None,
+        routing: str | dict[str, Any] | RoutingPolicy | None = None,
+        batching: str | dict[str, Any] | BatchingPolicy | None = None,
+        placement: str | dict[str, Any] | PlacementPolicy | None = None,
+        preemption: str | dict[str, Any] | PreemptionPolicy | None = None,
+        scaling: str | dict[str, Any] | ScalingPolicy | None = None,
+        health: str | dict[str, Any] | HealthPolicy | None = None,
+        sessions: str | dict[str, Any] | SessionPolicy | None = None,
+        level: Literal["pervasive", "partial", "none"] | None = None,
         slowdowns: Sequence[float] = (),
         limits: Limits | None = None,
         log_events: bool = True,
