@@ -26,7 +26,8 @@ _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 RENAMED: dict[str, str] = {
     "ctxflow.alternatives": "ctxflow.app_options",
-    "ctxflow.executors.files": "ctxflow.executors.executor",
+    "ctxflow.executors.executor": "ctxflow.executors.executor",
+    "ctxflow.executors.simulated:SimulatedMachine": "ctxflow.executors.simulated.machine_models:SimulatedMachine",
     "ctxflow.mapped": "ctxflow.map_results",
     "ctxflow.mapped:Mapped": "ctxflow.map_results:MapResult",
     "ctxflow.models.parallel": "ctxflow.models.vllm",

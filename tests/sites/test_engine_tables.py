@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from ctxflow.renamed import RenamedWarning
 from ctxflow.sites import Site, SiteError, load_site
 from ctxflow.sites.engine_kinds import engine_kind, engine_names
 from ctxflow.sites.hints import hints
@@ -96,7 +97,7 @@ def test_where_earlier_versions_had_them_they_still_work_and_are_told_once(write
 
 
 def test_a_program_that_gives_them_so_is_warned():
-    with pytest.warns(FutureWarning, match=r"fan_out of a site: write Site\(taskvine=\{'fan_out': \.\.\.\}\)"):
+    with pytest.warns(RenamedWarning, match=r"fan_out of a site: write Site\(taskvine=\{'fan_out': \.\.\.\}\)"):
         site = Site(fan_out=3)
     assert site.taskvine.fan_out == site.fan_out == 3
     with pytest.raises(AttributeError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -345,10 +344,8 @@ class Site(pydantic.BaseModel):
         values, moved = relocated(told_renamed(values, SITE_KEYS, "a site"))
         for table, keys in moved.items():
             inner = ", ".join(f"{key!r}: ..." for key in keys)
-            text = (
-                f"{' and '.join(keys)} of a site: write Site({table}={{{inner}}}), since each engine has its own keys"
-            )
-            warnings.warn(text, FutureWarning, stacklevel=3)
+            text = f"{' and '.join(keys)} of a site: write Site({table}={{{inner}}})"
+            tell(f"a site: {table}: {inner}", f"{text}, since each engine has its own keys")
         return values
 
     if not TYPE_CHECKING:

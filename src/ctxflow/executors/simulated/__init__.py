@@ -7,6 +7,8 @@
 How long things take at a real site is in ctxflow.simulator.
 """
 
+from typing import TYPE_CHECKING
+
 from ctxflow.executors.simulated.engine import Account, SimulatedEngine
 from ctxflow.executors.simulated.machine_models import (
     Availability,
@@ -18,6 +20,7 @@ from ctxflow.executors.simulated.machine_models import (
     Times,
     always,
 )
+from ctxflow.renamed import names_of
 
 __all__ = [
     "Account",
@@ -31,3 +34,6 @@ __all__ = [
     "Times",
     "always",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = names_of(__name__)
