@@ -269,10 +269,14 @@ class _Library:
             self._output.mend()
             if watched:
                 self._send(self.host, CallEnded(call.call))
-            app, names = (self._app, rest[:_MOST_NAMES]) if rest else ("", ())
-            self._send(
-                self.line, CallFinished(call.call, seconds, **extent, made=made, app=app, rest=names, body=result)
-            )
+            if not extent and made is None and not rest:  # As nearly always.
+                told = CallFinished(call.call, seconds, body=result)
+            else:
+                app = self._app if rest else ""
+                told = CallFinished(
+                    call.call, seconds, **extent, made=made, app=app, rest=rest[:_MOST_NAMES], body=result
+                )
+            self.line.send_frame(pack(told))
         self._mend_handlers()
         self._place.leave()
         self._interrupts.end()
