@@ -3,7 +3,7 @@
 They are Parsl's `File` objects among the arguments, in `inputs=` and `outputs=`, and where bash apps redirect their
 output to. What a program names by a relative path has that path in the call's folder too; all else gets one there.
 Parsl, which takes a second to import, is not imported for them: without it there are none. What does not live here: how
-they get to workers (taskvine/attachments.py), what is done there (host/folder_files.py), and Parsl's staging
+they get to workers (taskvine/vine_hosts.py), what is done there (host/call_surroundings.py), and Parsl's staging
 (files.py).
 """
 

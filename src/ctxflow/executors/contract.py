@@ -1,7 +1,7 @@
 """The contract between a run and its engine: what each may ask of the other.
 
 One contract test suite (ctxflow.testing.engines) runs against all engines. What does not live here: any of them;
-embedded.py has the one for workers on this machine.
+executors/embedded has the one for workers on this machine.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CallPayload:
     """What an engine needs to run a batch.
 
     :ivar style: "batch" (the function gets lists, one result per item), "apply" (any arguments, one result) or "step"
-        (the function makes chunks of sessions; the body is entries of host/sessions.py, and the library process has
-        to be told the folder of the worker's cache where frozen states are, which `Carry` moves files between).
+        (the function makes chunks of sessions; the body is entries of host/session_states.py, and the library process
+        has to be told the folder of the worker's cache where frozen states are, which `Carry` moves files between).
     :ivar function: None if it is in the body.
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar body: the pickled inputs.

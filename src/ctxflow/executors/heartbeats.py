@@ -1,8 +1,8 @@
 """Which workers have fallen silent, by the driver's own monotonic clock: it is compared with no other.
 
 A worker of which nothing was heard for a while is asked whether it is there, and lost if it does not say so. Who
-answers is its context host, which runs none of the user's code. What does not live here: asking (embedded.py, and
-taskvine/engine.py).
+answers is its context host, which runs none of the user's code. What does not live here: asking
+(embedded/local_hosts.py, and taskvine/vine_workers.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a batch app must keep to: one result for each item of its batch, in their order.
+"""What a batch app gives back: one result for each item of its batch, in their order, at once or one by one.
 
-What does not live here: how results are taken one by one (yielding.py), and what becomes of items whose app did not
-keep to it (scheduler/items.py).
+An app that yields its results has them sent along while it goes on, and kept whatever happens to the rest. What does
+not live here: how calls come and answers go (library.py), and what becomes of items whose app did not keep to it
+(scheduler/items.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a worker tells about itself when it joins.
+"""What a worker tells about itself when it joins, its GPUs and where they are among it, without loading a framework.
 
-What does not live here: what follows from it (executors/).
+What does not live here: what follows from it (executors/), and who gets which GPU (executors/embedded/gpus.py).
 """
 
 from __future__ import annotations

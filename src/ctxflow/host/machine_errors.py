@@ -1,4 +1,9 @@
-"""Where a process has very many file descriptors, or none left."""
+"""Errors that are the machine's: no file descriptors left, and those that a broken machine raises.
+
+A call that met one of the latter is tried on another machine before anybody is blamed. A process that listens where no
+descriptor is left for a connection leaves it waiting for a moment: else the socket would be readable for ever, and its
+owner spin. What does not live here: what follows from them (scheduler/items.py, policies/health.py).
+"""
 
 from __future__ import annotations
 

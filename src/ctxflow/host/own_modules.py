@@ -114,7 +114,7 @@ _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 
 
 def package_root() -> str:
-    """Where this very ctxflow is found: a directory, or the zip file that it is in (program.py)."""
+    """Where this very ctxflow is found: a directory, or the zip file that it is in (worker_program.py)."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 

@@ -1,6 +1,7 @@
-"""What the host asks of the operating system about processes: ending them, their memory, their parent's death.
+"""What a host asks of the operating system about processes: ending them, their memory, their parent's death.
 
-Linux through /proc and prctl; nothing here knows contexts.
+Linux through /proc and prctl; nothing here knows contexts. What was killed and is not gone yet (`Undead`), because its
+memory is large or the kernel waits in its name, is looked after until it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first thing that runs of the one file that a worker runs (program.py): starts one of its programs.
+"""The first thing that runs of the one file that a worker runs (worker_program.py): starts one of its programs.
 
 Python 3.6 must be able to read it, to be told that it is too old.
 """
@@ -16,7 +16,7 @@ _FILE = os.path.dirname(__file__)
 
 
 def main() -> None:
-    """Start the program that the first argument names; `library` is for hosts alone (process.py)."""
+    """Start the program that the first argument names; `library` is for hosts alone (library_process.py)."""
     if len(sys.argv) < 2 or sys.argv[1] not in (*_PROGRAMS, "library"):
         sys.exit(f"usage: python {sys.argv[0]} {{{'|'.join(_PROGRAMS)}}} ...")
     if sys.version_info < (3, 10):  # noqa: UP036 - it is a worker's Python, whichever that is
@@ -59,7 +59,7 @@ class _Loader(SourceFileLoader):
         self._importer = importer
 
     def path_stats(self, path: str) -> "dict[str, float]":
-        return {"mtime": 0}  # Which the bytecode there does not ask for (see program.py).
+        return {"mtime": 0}  # Which the bytecode there does not ask for (see worker_program.py).
 
     def get_data(self, path: str) -> bytes:
         return self._importer.get_data(path)

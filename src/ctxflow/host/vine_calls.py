@@ -1,8 +1,10 @@
-"""Which TaskVine call each of the host's reports answers.
+"""Which TaskVine call each of the host's reports answers, and what calls do with files.
 
-A TaskVine call brings instructions, which are carried out one after another: each that ends in a report of its
-own is waited for, and the call is answered after the last, or after the first that fails. What does not live
-here: carrying them out (host.py, vine_library.py), and reading and writing (vine_protocol.py).
+A TaskVine call brings instructions, which are carried out one after another: each that ends in a report of its own is
+waited for, and the call is answered after the last, or after the first that fails. TaskVine brings a file to a worker
+as a call's input, which is gone when the call is answered; so it is hard-linked into the cache before. What does not
+live here: carrying out the rest (context_host.py, vine_library.py), reading and writing (vine_protocol.py), and the
+cache's layout (file_cache.py).
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class VineLibrary:
         self._calls.report(NoticeGiven())
 
     def _hang_bell(self) -> None:
-        """Hear of it when something imports what the program lacks (rest.py)."""
+        """Hear of it when something imports what the program lacks (own_modules.py)."""
         try:
             bell = own_modules.hang_bell(self._cache)
         except OSError:  # `hello` tells of a directory that cannot be written.

@@ -181,7 +181,7 @@ class CallRefused(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ModulesLacking(Message):
-    """Say that something imports what the worker's program lacks (rest.py)."""
+    """Say that something imports what the worker's program lacks (own_modules.py)."""
 
 
 FromWorker: TypeAlias = FromHost | WorkerFacts | FileCached | FileDone | FileFailed | CallRefused | ModulesLacking

@@ -1,7 +1,7 @@
 """The one file that a worker runs: a zip of this very ctxflow and cloudpickle, for any Python of 3.10 or later.
 
 `python ctxflow.pyz worker ...` starts a worker, and `vine_library` and `doorbell` are what its vine_worker starts.
-It holds what workers need; all else of ctxflow is in a second file, for those few that want it (rest.py).
+It holds what workers need; all else of ctxflow is in a second file, for those few that want it (own_modules.py).
 What does not live here: what runs first of it (program_main.py), and bringing it to where workers start (factory/).
 """
 

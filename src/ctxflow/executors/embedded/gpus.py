@@ -1,6 +1,6 @@
 """This machine's GPUs, dealt out in shares to the embedded engine's workers, or given to one on demand.
 
-What does not live here: the workers (local_workers.py, workers.py).
+What does not live here: the workers (local_workers.py, local_worker.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""The embedded engine's workers: starting a context host process, and ending all that belongs to it.
+"""One worker of the embedded engine: its context host process, and the lines to its library processes.
 
-What does not live here: which workers there are, and what they are told (host_messages.py).
+A line is the driver's own connection to a library process, past its host. Calls go there and results come back;
+whatever else there is to say of a library process, its host says. What does not live here: which workers there are
+(local_workers.py), what is sent (local_hosts.py), and what an answer means to the run (engine.py). Not thread-safe: the
+engine locks.
 """
 
 from __future__ import annotations

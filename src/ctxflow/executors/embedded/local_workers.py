@@ -1,6 +1,6 @@
 """Which workers this machine has, how many are wanted, and who takes the place of one that is gone.
 
-What does not live here: starting and ending one (workers.py), and what they are told (host_messages.py).
+What does not live here: starting and ending one (local_worker.py), and what they are told (local_hosts.py).
 """
 
 from __future__ import annotations

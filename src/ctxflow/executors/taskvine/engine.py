@@ -1,7 +1,7 @@
 """The TaskVine engine: commands become calls that are pinned to workers, and their answers become events.
 
-What does not live here: the ndcctools manager (manager.py), how commands are put (host_messages.py), how files get to
-workers (stagings.py), what a worker tells of itself (worker.py), and acquiring workers (factory/).
+What does not live here: the ndcctools manager (manager.py), how commands are put (vine_hosts.py), how files get to
+workers (stagings.py), what is known of one (vine_workers.py), and acquiring workers (factory/).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The manager's end of the gate: it keeps TaskVine's port, and puts the connections of proven workers into its hands.
+"""The manager's end of the gate: it keeps TaskVine's port, and knows who is connected.
 
 TaskVine knows a connection by its descriptor. So its listening socket is replaced by one at a private port, and where
 it has taken a connection of the gate's (gate.py) and let that in, the worker's own is put under the same descriptor.
+TaskVine takes workers' names as they are told: none is believed here that another has, and the doorbell's worker has
+one that nobody can guess (docs/security.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a worker that is gone was taken back by its batch system: nobody in it is to blame then.
+"""What becomes of workers' jobs, and whether a worker that is gone was taken back: nobody in it is to blame then.
 
 What does not live here: noticing that it is gone (manager.py), and what follows (scheduler/).
 """

@@ -4,7 +4,11 @@ It does as the engine tells it over a socket (calls pinned to workers, files) an
 workers that joined, workers that were lost. It decides nothing. ndcctools' `wait` sleeps whole seconds, holds the
 interpreter's lock and cannot be woken; so it runs here, and sleeps with a *doorbell*: a local worker whose
 standing call ends when the engine writes to its socket, which it does only while a shared byte says "asleep".
-What does not live here: what calls mean (engine.py), and how workers are started (factory/).
+
+Of TaskVine's own logs only what is read is written, which file went where (`ctxflow report`): it writes some 23 lines
+to its debug log for every call, one by one, with the call's content, and four lines to other logs: a third of a call's
+time, gigabytes a night, and an abort when the disk is full. What does not live here: what calls mean (engine.py), and
+how workers are started (factory/).
 """
 
 from __future__ import annotations

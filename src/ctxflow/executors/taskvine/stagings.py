@@ -1,7 +1,7 @@
-"""Brings contexts' files to workers: what the tree (tree.py) orders becomes calls, and their answers its news.
+"""Brings contexts' files to workers: what the tree (staging_tree.py) orders becomes calls, and their answers its news.
 
 A folder travels as a tar archive. At level "none" nothing of the tree is used: the manager sends the files to each
-worker anew. What does not live here: who gets what from whom (tree.py), and building contexts (engine.py).
+worker anew. What does not live here: who gets what from whom (staging_tree.py), and building contexts (engine.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A temp file is written once, by a call on the worker that has the state, and TaskVine sends it to the one where a call
 asks for it. RDMA is not used, nor does a state ever go through the manager. What does not live here: when a session
-moves (scheduler/sessions.py), and what is done on workers (host/vine_files.py).
+moves (scheduler/sessions.py), and what is done on workers (host/vine_calls.py).
 """
 
 from __future__ import annotations

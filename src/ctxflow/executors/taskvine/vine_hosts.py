@@ -1,7 +1,11 @@
-"""What TaskVine's workers are told: commands as messages to their hosts, many in one call where that can be.
+"""What TaskVine's workers are told: commands as messages to their hosts, and files of calls.
 
-What does not live here: which workers there are, and what their answers mean (engine.py), the calls (calls.py), and how
-files and states get to workers (stagings.py, states.py).
+Many messages go in one call where that can be. The manager sends the input files along with a call, and brings the
+outputs back with its answer; TaskVine moves them from disk to disk, so that their size is no matter to the driver's
+memory. Inputs that several calls share stay on a worker for the next. Outputs come to the run's directory, and go to
+their places when their call's answer has come, whose seal covers their sizes: never from a call that failed, or that
+was run once more. What does not live here: which workers there are, and what their answers mean (engine.py), which
+files a call has (executors/call_files.py), and how contexts' files and states get to workers (stagings.py, states.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A TaskVine worker as the engine knows it, and whether it may stay.
+"""TaskVine's workers as the engine knows them: what each is and whether it may stay, its calls, and whether it answers.
 
-What does not live here: what it is told (engine.py).
+TaskVine itself notices a vine_worker that is cut off or stopped; what it does not see is a context host that hangs.
+Each host of which nothing was heard for some seconds is asked by a call of its own: those that answer calls anyway cost
+nothing. What does not live here: what is asked and what answers mean (engine.py, vine_hosts.py, stagings.py).
 """
 
 from __future__ import annotations
