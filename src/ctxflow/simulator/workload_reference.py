@@ -21,9 +21,9 @@ _HEAD = """\
 <!-- Made by `python -m ctxflow.simulator.workload_reference > docs/workloads.md`: change the models, not this page. -->
 # Workload files
 
-What `ctxflow simulate SITE WORKLOAD` simulates on a site ([simulator.md](simulator.md)): who has items, how long they
-take, what must be brought to workers and built there, and when workers come and go. Every key has a default, so that
-this is one:
+What `ctxflow simulate SITE WORKLOAD` simulates on a site ([simulator.md](simulator.md)): the items, how long they
+take, what is staged and built on workers, and when workers join and leave. Every key has a default, so that
+this is a complete file:
 
 ```toml
 [[apps]]
@@ -33,7 +33,7 @@ item_seconds = {a10 = 0.27, titan-x = 0.38}   # seconds of an item, by tier or G
 load_seconds = 15
 ```
 
-And this is one with much of what there is:
+A file with many of the keys:
 
 ```toml
 [[apps]]
@@ -73,8 +73,8 @@ share = 0.05                    # of all hosts
 begin = 600
 ```
 
-A tier's GPU model is the one that its `require_gpus` asks for with `DeviceName == "..."`; other tiers go by their
-names. What is wrong in a file is told with its line, the key, and what to write.
+A tier's GPU model is the one in its `require_gpus`, `DeviceName == "..."`; other tiers are identified by their
+names. Problems in a file are reported with the line, the key, and what to write.
 """
 _PARTS: dict[str, type[pydantic.BaseModel]] = {
     "[[apps]]": AppEntry, "[[contexts]]": ContextEntry, "[links]": Links, "[evictions]": EvictionTable,
