@@ -7,10 +7,13 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from ctxflow.host.context_host import Host, clear, on_signal, serve
+from ctxflow.host.context_host import Host
+from ctxflow.host.file_cache import clear
 from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven
-from ctxflow.host.processes import adopt_orphans, kill_children
+from ctxflow.host.processes import adopt_orphans, kill_children, on_signal
 from ctxflow.host.wire import Channel, pack
 
 
@@ -65,11 +68,21 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     on_signal(signal.SIGTERM, selector, noticed)
     selector.register(channel, selectors.EVENT_READ, heard)
     emit(HostStarted(os.getpid(), sys.version.split()[0]))
-    serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
+    _serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
     host.stop()
     kill_children()
     # The driver that did not release this worker has ended, or is about to: so has the run.
     clear(scratch if released else os.path.dirname(scratch))
+
+
+def _serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool]) -> None:
+    """Run a host until `alive` says no."""
+    while alive():
+        for key, _ in selector.select(host.timeout()):
+            if key.fd in selector.get_map():  # An earlier one of this round may have removed it.
+                data: Any = key.data
+                data()
+        host.check()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def wrong(function: Callable[..., Any], did: str, expected: int, instead: str, m
 
 
 def _is_several(results: Any) -> bool:
-    """Whether what an app returned may be several results: none of the things that are one, and iterated by chance."""
+    """Return whether what an app returned may be several results, and is not one that happens to be iterable."""
     kind = type(results)
     return (
         hasattr(kind, "__iter__")
@@ -69,7 +69,7 @@ def _is_several(results: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: its type, and its beginning where that is short."""
+    """Return a value in a message: its type, and its beginning where that is short."""
     if value is None:
         return "nothing"
     kind = type(value).__name__
@@ -88,7 +88,7 @@ killed, and the item in flight."""
 
 
 def dump_results(results: Any) -> bytes:
-    """An app's results, pickled.
+    """Return an app's results, pickled.
 
     :raises TypeError: if they cannot be.
     """
@@ -195,7 +195,7 @@ class Yielding:
         self._unsent = []
 
     def _dumped(self) -> bytes:
-        """What was not sent yet, pickled.
+        """Return what was not sent yet, pickled.
 
         :raises TypeError: if one cannot be; those before it have been sent then, and those after it are dropped.
         """

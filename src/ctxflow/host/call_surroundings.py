@@ -51,11 +51,11 @@ class InPlace:
             ) from None
 
     def rest(self, known: Set[str]) -> list[str]:
-        """What a call has left that will be removed: nothing."""
+        """Return what a call has left that will be removed: nothing."""
         return []
 
     def hint(self, error: BaseException) -> str:
-        """What is to be said beside an error of a call or a build: nothing, paths are those of the user's programs."""
+        """Return what to say beside an error of a call or a build: nothing, paths are those of the user's programs."""
         return ""
 
     def leave(self) -> None:
@@ -94,7 +94,7 @@ class FolderEach:
         self.folder = folder
 
     def rest(self, known: Set[str]) -> list[str]:
-        """What a call has left in its folder, which will be removed; a folder's name ends in a slash.
+        """Return what a call has left in its folder, which will be removed; a folder's name ends in a slash.
 
         :param known: names of what may go without a word.
         """
@@ -103,7 +103,7 @@ class FolderEach:
         return []
 
     def hint(self, error: BaseException) -> str:
-        """What is to be said beside an error of a call or a build: why a file with a relative path is not here."""
+        """Return what to say beside an error of a call or a build: why a file with a relative path is not here."""
         path = getattr(error, "filename", None)
         if not isinstance(error, FileNotFoundError) or not isinstance(path, str) or os.path.isabs(path):
             return ""

@@ -13,14 +13,13 @@ import dataclasses
 import functools
 import os
 import selectors
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ctxflow.host.file_cache import stage
+from ctxflow.host.file_cache import clear, stage, staging_message
 from ctxflow.host.library_messages import (
     FROM_LIBRARY,
     BuildContext,
@@ -129,7 +128,7 @@ class Host:
             self._emit(StagingFailed(message.context, trouble("stage")))
 
     def timeout(self) -> float | None:
-        """How long the selector may wait before `check` is due, in seconds."""
+        """Return how long the selector may wait before `check` is due, in seconds."""
         due = min((library.deadline for library in self._libraries.values()), default=float("inf"))
         due = min(due, self._next_memory_check, self.undead.look_at)
         return None if due == float("inf") else max(0.0, due - now())
@@ -198,7 +197,7 @@ class Host:
                 for source, digest in message.files.values():
                     stage(source, digest, message.cache, message.link)
             except Exception as error:
-                text, machine = _staging_message(error, message.cache), looks_like_the_machine(error)
+                text, machine = staging_message(error, message.cache), looks_like_the_machine(error)
                 return StagingFailed(message.context, Trouble("exception", type(error).__name__, text, machine=machine))
             return FilesStaged(message.context)
 
@@ -405,50 +404,3 @@ class Host:
             postponed, self._postponed = self._postponed, {}
             for load in postponed.values():
                 self.handle(load)
-
-
-def serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool]) -> None:
-    """Run a host until `alive` says no."""
-    while alive():
-        for key, _ in selector.select(host.timeout()):
-            if key.fd in selector.get_map():  # An earlier one of this round may have removed it.
-                data: Any = key.data
-                data()
-        host.check()
-
-
-def on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], None]) -> None:
-    """Act on a signal in the selector's turn: a handler may have interrupted a message half sent."""
-    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def handler(signum: int, stack: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(write_end, b".")
-
-    def woken() -> None:
-        os.read(read_end, 4096)
-        act()
-
-    signal.signal(number, handler)
-    selector.register(read_end, selectors.EVENT_READ, woken)
-
-
-def _staging_message(error: Exception, cache: str) -> str:
-    """What went wrong in bringing files to the cache, and what to do."""
-    first = error.args[0][0] if isinstance(error, shutil.Error) and error.args and error.args[0] else None
-    if first is not None:  # A folder's: (source, target, why) of each file that failed.
-        source, _, reason = first
-    else:
-        source, reason = (
-            getattr(error, "filename", None) or "a file",
-            getattr(error, "strerror", None) or error,
-        )
-    return (
-        f"{reason} while staging {source} to {cache}: see that the file can be read, and that there is "
-        "room, or put scratch= of the site on another disk"
-    )
-
-
-def clear(scratch: str) -> None:
-    """Remove a worker's directory, or a part of it."""
-    shutil.rmtree(scratch, ignore_errors=True)

@@ -71,7 +71,7 @@ def facts(worker: int, cores: int, cache: str) -> WorkerFacts:
 
 
 def _machine() -> str | None:
-    """What the batch system calls the machine: HTCondor, in the ad that it gives every job; Slurm and Kubernetes."""
+    """Return what HTCondor (in the ad that it gives every job), Slurm or Kubernetes calls the machine."""
     with contextlib.suppress(OSError, KeyError), open(os.environ["_CONDOR_MACHINE_AD"]) as file:
         for line in file:
             name, _, value = line.partition("=")
@@ -81,7 +81,7 @@ def _machine() -> str | None:
 
 
 def _transfer_port(worker: int) -> int | None:
-    """Where the vine_worker serves files to its peers: a process of its own does, which names itself so."""
+    """Return where the vine_worker serves files to its peers: a process of its own does, which names itself so."""
     for each in descendants(worker):
         with contextlib.suppress(OSError), open(f"/proc/{each}/cmdline", "rb") as file:
             if file.read().startswith(b"vine_worker [transfer"):
@@ -90,7 +90,7 @@ def _transfer_port(worker: int) -> int | None:
 
 
 def _python_version() -> tuple[str | None, str | None]:
-    """The version of the Python that library processes run, and what is wrong with it."""
+    """Return the version of the Python that library processes run, and what is wrong with it."""
     program = interpreter()
     if program == sys.executable:
         return platform.python_version(), None
@@ -103,7 +103,7 @@ def _python_version() -> tuple[str | None, str | None]:
 
 
 def _memory() -> int:
-    """The memory in bytes that the vine_worker gave its library, else the machine's."""
+    """Return the memory in bytes that the vine_worker gave its library, else the machine's."""
     given = _number(os.environ.get("MEMORY"))  # In MB.
     return int(given) << 20 if given else machine_memory()
 
@@ -129,7 +129,7 @@ class Device:
 
 
 def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
-    """The GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else all that the driver knows."""
+    """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else all that the driver knows."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     # The testbed's cards are advertised, not real: it says which one a job was lent.
     advertised = environment.get("CTXFLOW_TESTBED_GPU")

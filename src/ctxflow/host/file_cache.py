@@ -18,7 +18,7 @@ _COPIED_BYTES, _COPIED_IN_ALL = 4 << 20, 256 << 20  # Of a file, and of all file
 
 
 def cached(digest: str, source: str, cache: str) -> str:
-    """Where a file or folder of that digest is in the cache (it keeps its name, which loaders look at).
+    """Return where a file or folder of that digest is in the cache (it keeps its name, which loaders look at).
 
     >>> cached("ab12", "/data/model.bin", "/cache")
     '/cache/ab12/model.bin'
@@ -43,7 +43,7 @@ def stage(source: str, digest: str, cache: str, link: bool = True) -> str:
 
 
 def stage_as(path: str, digest: str, source: str, cache: str) -> str:
-    """The same for a file or folder that came from elsewhere, whose name there it keeps.
+    """Return the same for a file or folder that came from elsewhere, whose name there it keeps.
 
     :param path: where it is now.
     :param source: where it was at first.
@@ -162,3 +162,24 @@ def _link_or_copy(source: str, target: str) -> str:
     except OSError:  # Another disk, or one that has no hard links.
         shutil.copyfile(source, target)
     return target
+
+
+def staging_message(error: Exception, cache: str) -> str:
+    """Return what went wrong in bringing files to the cache, and what to do."""
+    first = error.args[0][0] if isinstance(error, shutil.Error) and error.args and error.args[0] else None
+    if first is not None:  # A folder's: (source, target, why) of each file that failed.
+        source, _, reason = first
+    else:
+        source, reason = (
+            getattr(error, "filename", None) or "a file",
+            getattr(error, "strerror", None) or error,
+        )
+    return (
+        f"{reason} while staging {source} to {cache}: see that the file can be read, and that there is "
+        "room, or put scratch= of the site on another disk"
+    )
+
+
+def clear(scratch: str) -> None:
+    """Remove a worker's directory, or a part of it."""
+    shutil.rmtree(scratch, ignore_errors=True)

@@ -335,7 +335,7 @@ class _Library:
         return self._yielding.run(results, expected, function)
 
     def _leaving(self) -> bool:
-        """Whether the worker has notice of its eviction."""
+        """Return whether the worker has notice of its eviction."""
         return any(event & select.POLLIN for _, event in self._notice.poll(0))
 
     def _function(self, call: RunCall) -> Callable[..., Any]:
@@ -347,14 +347,14 @@ class _Library:
         return function if self._around is None else self._around(function)
 
     def _opened(self, name: str) -> Any:
-        """A function, or constants that the calls of an app have in common: made once."""
+        """Return a function, or constants that the calls of an app have in common: made once."""
         part = self._functions[name]
         if isinstance(part, bytes):
             self._functions[name] = part = pickle.loads(part)
         return part
 
     def _told(self, kind: str, error: BaseException) -> tuple[Trouble, bytes]:
-        """What is told of an error, and it itself pickled, if it can be."""
+        """Return what is told of an error, and it itself pickled, if it can be."""
         self._output.mend()
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, (StopIteration, StopAsyncIteration)):
             error = error.__cause__  # Python's name for one that leaves a generator, which says nothing to anybody.
@@ -389,7 +389,7 @@ def _message(error: BaseException) -> str:
 
 
 def _user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this module, which tell the user nothing."""
+    """Return the traceback without the frames of this module, which tell the user nothing."""
     summary = traceback.TracebackException.from_exception(error)
     kept = [f for f in summary.stack if not f.filename.startswith(_OWN_FILES)]
     summary.stack = traceback.StackSummary.from_list(kept)
@@ -401,7 +401,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _gpu_bytes() -> int | None:
-    """The GPU memory that this process holds, where torch can tell."""
+    """Return the GPU memory that this process holds, where torch can tell."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

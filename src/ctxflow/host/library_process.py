@@ -144,7 +144,7 @@ class LibraryProcess:
         self.interrupted[call] = now + _INTERRUPT_SECONDS
 
     def ignores_interrupt(self, now: float) -> bool:
-        """Whether it still runs a call that was interrupted some time ago."""
+        """Return whether it still runs a call that was interrupted some time ago."""
         overdue = [call for call, due in self.interrupted.items() if due <= now]
         for call in overdue:
             del self.interrupted[call]
@@ -191,7 +191,7 @@ class LibraryProcess:
             self._log = None
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines that it printed; they are then forgotten."""
+        """Return the last lines that it printed; they are then forgotten."""
         self.read_output()
         text = b"".join(self._tail)[-_TAIL_BYTES:].decode(errors="replace")
         self._tail.clear()
@@ -219,7 +219,7 @@ class LibraryProcess:
         return gone
 
     def cause_of_death(self) -> str:
-        """How the process ended, in words; it must have ended, or at least closed its connection."""
+        """Return how the process ended, in words; it must have ended, or at least closed its connection."""
         if not readable(self.death, 1.0):
             self.process.kill()
             return "the code closed the library process's connection to its host: it must leave descriptors alone"
@@ -250,18 +250,18 @@ def _signal_name(number: int) -> str:
 
 
 def interpreter() -> str:
-    """The Python that library processes run: the host's own, unless CTXFLOW_PYTHON names another."""
+    """Return the Python that library processes run: the host's own, unless CTXFLOW_PYTHON names another."""
     return os.environ.get("CTXFLOW_PYTHON") or sys.executable
 
 
 def _library() -> list[str]:
-    """What starts a library process: in the zip file, what imports the bytecode that is there (program_main.py)."""
+    """Return what starts a library process: in the zip file, what imports its bytecode (program_main.py)."""
     root = package_root()
     return [root, "library"] if os.path.isfile(root) else ["-m", "ctxflow.host.library"]
 
 
 def now() -> float:
-    """The host's clock."""
+    """Return the host's clock."""
     return time.monotonic()
 
 

@@ -33,14 +33,14 @@ def take_enough() -> None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, waiting for it so long; select(2) knows no descriptor above 1023."""
+    """Return whether there is something to read, waiting for it so long; select(2) knows no descriptor above 1023."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 def count_left() -> int:
-    """How many more this process may have."""
+    """Return how many more this process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         used = len(os.listdir("/proc/self/fd")) - 1  # Listing takes one.
@@ -52,12 +52,12 @@ def count_left() -> int:
 
 
 def none_left(error: BaseException | None) -> bool:
-    """Whether an error says that there is no descriptor left, of this process or of the machine."""
+    """Return whether an error says that there is no descriptor left, of this process or of the machine."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def advice(error: BaseException | None) -> str:
-    """What to do about such an error, to be put after it; nothing where it is another.
+    """Return what to do about such an error, to be put after it; nothing where it is another.
 
     >>> advice(OSError(28, "No space left on device"))
     ''
@@ -72,7 +72,7 @@ def advice(error: BaseException | None) -> str:
 
 
 def scarcity() -> str:
-    """What to do where a process that may have as many as this one, and ended without a word, may have had too few."""
+    """Return what to do if a process with this one's limit, which ended without a word, may have had too few."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most == resource.RLIM_INFINITY or most >= _FEW:
         return ""
@@ -151,7 +151,7 @@ _TOO_MUCH = r"(?i)out of memory|ALLOC_FAILED"  # A smaller batch may do, on the 
 
 
 def looks_like_the_machine(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, is of the kinds that bad machines raise.
+    """Return whether an error, or one that it was raised from, is of the kinds that bad machines raise.
 
     >>> looks_like_the_machine(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
     True

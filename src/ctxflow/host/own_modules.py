@@ -28,7 +28,7 @@ _RING_SECONDS, _LIMIT_SECONDS = 10.0, 120.0
 
 
 def digest() -> str:
-    """The digest of what the program lacks that this module is in, "" if it lacks nothing."""
+    """Return the digest of what the program lacks that this module is in, "" if it lacks nothing."""
     loader: Any = __spec__.loader
     if not hasattr(loader, "archive"):
         return ""
@@ -62,7 +62,7 @@ class Finder:
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where a module is, which is not in the program."""
+        """Return where a module is, which is not in the program."""
         package, _, _ = fullname.rpartition(".")
         if package.partition(".")[0] != "ctxflow":
             return None
@@ -76,7 +76,7 @@ def install() -> None:
 
 
 def _brought(module: str) -> str:
-    """The path of the second file, when it is there.
+    """Return the path of the second file, when it is there.
 
     :raises ImportError: if it does not come.
     """
@@ -114,12 +114,12 @@ _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 
 
 def package_root() -> str:
-    """Where this very ctxflow is found: a directory, or the zip file that it is in (worker_program.py)."""
+    """Return where this very ctxflow is found: a directory, or the zip file that it is in (worker_program.py)."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables with which a process, wherever it starts, finds this very ctxflow; none if it is installed.
+    """Return the variables with which a process, wherever it starts, finds this very ctxflow; none if it is installed.
 
     What PYTHONPATH was is passed along, and `restore_python_path` gives it back to the user's code.
 

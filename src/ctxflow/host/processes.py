@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import selectors
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,8 +46,24 @@ def bury_orphans(own: Collection[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
+def on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], None]) -> None:
+    """Act on a signal in the selector's turn: a handler may have interrupted a message half sent."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def handler(signum: int, stack: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(write_end, b".")
+
+    def woken() -> None:
+        os.read(read_end, 4096)
+        act()
+
+    signal.signal(number, handler)
+    selector.register(read_end, selectors.EVENT_READ, woken)
+
+
 def descendants(pid: int) -> list[int]:
-    """All children of a process and theirs, the nearest first."""
+    """Return all children of a process and theirs, the nearest first."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -67,7 +84,7 @@ def kill_tree(pid: int) -> None:
 
 
 def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether a process that was killed ends in time; one that hangs in the kernel cannot be waited for for ever."""
+    """Return whether a killed process ends in time; one that hangs in the kernel cannot be waited for for ever."""
     import subprocess  # Here: a library process, which needs none, starts the sooner.
 
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -76,7 +93,7 @@ def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def activity(pid: int) -> tuple[str, ...]:
-    """What changes as long as a process gets anything done, if only slowly; nothing of one that is gone."""
+    """Return what changes as long as a process gets anything done, if only slowly; nothing of one that is gone."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         found = _stat(pid)[7:13]
@@ -86,14 +103,14 @@ def activity(pid: int) -> tuple[str, ...]:
 
 
 def process_state(pid: int) -> str:
-    """The letter of a process's state, as of ps; nothing of one that is gone."""
+    """Return the letter of a process's state, as of ps; nothing of one that is gone."""
     with contextlib.suppress(OSError):
         return _stat(pid)[0]
     return ""
 
 
 def _stat(pid: int | str) -> list[str]:
-    """What the kernel tells of a process after its name, which may hold anything.
+    """Return what the kernel tells of a process after its name, which may hold anything.
 
     The state, parent, group, session, terminal, its group, flags, faults (4 kinds), time (2), and more.
 
@@ -129,7 +146,7 @@ def kill_session(leader: int) -> None:
 
 
 def session_members(leader: int) -> list[int]:
-    """The processes of a session that still run, as far as that can be seen."""
+    """Return the processes of a session that still run, as far as that can be seen."""
     found = []
     try:
         entries = os.listdir("/proc")
@@ -145,7 +162,7 @@ def session_members(leader: int) -> list[int]:
 
 
 def listening_ports(pid: int) -> list[int]:
-    """The TCP ports that a process listens at."""
+    """Return the TCP ports that a process listens at."""
     sockets, ports = set(), []
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -162,12 +179,12 @@ def listening_ports(pid: int) -> list[int]:
 
 
 def machine_memory() -> int:
-    """The memory of this machine in bytes."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * _PAGE
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process in bytes, 0 if it is gone."""
+    """Return the memory of a process in bytes, 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -176,7 +193,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """The memory of a process in bytes, shared pages divided by those who share them; 0 if it is gone."""
+    """Return the memory of a process in bytes, shared pages divided by those who share them; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
@@ -185,7 +202,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def tree_bytes(pid: int, limit: int = 0) -> int:
-    """The memory in bytes of a process and its descendants.
+    """Return the memory in bytes of a process and its descendants.
 
     Forked children share much with their parent: that is told apart, which takes longer, above `limit`.
     """
@@ -232,7 +249,7 @@ class Undead:
         self.look_at = now + _LOOK_SECONDS
 
     def pids(self) -> list[int]:
-        """Their numbers."""
+        """Return their numbers."""
         return [each.process.pid for each in self._killed]
 
     def look(self, now: float) -> str | None:

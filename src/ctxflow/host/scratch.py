@@ -77,7 +77,7 @@ class Guard:
 
 
 def abandoned(base: str | None = None) -> list[str]:
-    """The folders of this user in a temporary directory whose owners were killed."""
+    """Return the folders of this user in a temporary directory whose owners were killed."""
     base = base or tempfile.gettempdir()
     try:
         names = os.listdir(base)
@@ -108,7 +108,7 @@ def remove_abandoned(path: str) -> bool:
 
 
 def _taken(path: str) -> int | None:
-    """An abandoned folder's descriptor, with its lock; None if it is not one."""
+    """Return an abandoned folder's descriptor, with its lock; None if it is not one."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -16,7 +16,7 @@ _CALL, _ANSWER = b"ctxflow call", b"ctxflow answer"  # What goes one way is neve
 
 
 def key_of(password: bytes) -> bytes:
-    """The key that a run's password stands for."""
+    """Return the key that a run's password stands for."""
     return blake2b(password, digest_size=32, person=b"ctxflow seal").digest()
 
 
@@ -35,7 +35,7 @@ class Once:
         self._missing: set[int] = set()
 
     def take(self, number: int) -> bool:
-        """Whether a call is new."""
+        """Return whether a call is new."""
         if number > self._highest:
             self._missing.update(range(self._highest + 1, number))
             self._highest = number
@@ -47,7 +47,7 @@ class Once:
 
 
 def seal_call(key: bytes, worker: str, number: int, frames: bytes) -> bytes:
-    """A call as it travels: good for this worker alone, and once, by its number.
+    """Return a call as it travels: good for this worker alone, and once, by its number.
 
     >>> key = key_of(b"secret")
     >>> open_call(key, "w1", seal_call(key, "w1", 7, b"frames"))
@@ -58,7 +58,7 @@ def seal_call(key: bytes, worker: str, number: int, frames: bytes) -> bytes:
 
 
 def open_call(key: bytes, worker: str, call: bytes) -> tuple[int, bytes]:
-    """The number of a call, and its frames.
+    """Return the number of a call, and its frames.
 
     :raises ValueError: if it is not the driver's, or not for this worker.
     """
@@ -69,7 +69,7 @@ def open_call(key: bytes, worker: str, call: bytes) -> tuple[int, bytes]:
 
 
 def seal_answer(key: bytes, call: bytes, reports: bytes) -> bytes:
-    """An answer as it travels: good for this call alone.
+    """Return an answer as it travels: good for this call alone.
 
     :param call: as it travelled, or at least its first `SIZE` bytes.
     """
@@ -77,7 +77,7 @@ def seal_answer(key: bytes, call: bytes, reports: bytes) -> bytes:
 
 
 def open_answer(key: bytes, call: bytes, answer: bytes) -> bytes | None:
-    """The reports of an answer, None if it is not this call's, from a worker that has the key.
+    """Return the reports of an answer, None if it is not this call's, from a worker that has the key.
 
     >>> key, call = key_of(b"secret"), b"0123456789abcdef"
     >>> open_answer(key, call, seal_answer(key, call, b"reports")), open_answer(key, call, b"forged")

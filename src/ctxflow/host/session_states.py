@@ -178,12 +178,12 @@ _ADVICE = "keep what cannot be pickled in the context, and in the state what say
 
 
 def state_path(folder: str, session: int, made: int) -> str:
-    """Where the state of a session with so many chunks made is in a worker's cache."""
+    """Return where the state of a session with so many chunks made is in a worker's cache."""
     return os.path.join(folder, f"{session}-{made}.state")
 
 
 def digest_of(data: bytes) -> str:
-    """What a state is told by.
+    """Return what a state is told by.
 
     >>> digest_of(b"")
     'cae66941d9efbd404e4d88758ea67670'
@@ -194,7 +194,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _frozen(entry: StepEntry, folder: str) -> bytes:
-    """A state from the cache, as it was frozen.
+    """Return a state from the cache, as it was frozen.
 
     :raises _Gone: if it is not there, or another.
     """
@@ -209,7 +209,7 @@ def _frozen(entry: StepEntry, folder: str) -> bytes:
 
 
 def _brought_out(entry: StepEntry, outcome: dict[str, Any], folder: str) -> bytes | None:
-    """A frozen state that is to be kept beside the worker: as it is, since nobody here needs to open it."""
+    """Return a frozen state that is to be kept beside the worker: as it is, since nobody here needs to open it."""
     try:
         data = _frozen(entry, folder)
     except _Gone as gone:
@@ -262,7 +262,7 @@ def _failure(failed: _Failed) -> dict[str, Any]:
 
 
 def _pairs(made: Any, expected: int, function: Callable[..., Any]) -> list[tuple[Any, Any]]:
-    """What the function gave, as a list.
+    """Return what the function gave, as a list.
 
     :raises TypeError: if it is not one pair of chunk and state for each session.
     """

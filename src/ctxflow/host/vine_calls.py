@@ -214,7 +214,7 @@ class OpenCalls:
             self._settle(None, report)
 
     def _staged(self, context: str) -> OpenCall | None:
-        """The first call that waits for a context's files: stagings of one context are alike."""
+        """Return the first call that waits for a context's files: stagings of one context are alike."""
         calls = self._staging.get(context)
         if not calls:
             return None

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from ctxflow.host import own_modules, vine_calls
 from ctxflow.host.call_surroundings import complete
-from ctxflow.host.context_host import Host, on_signal
+from ctxflow.host.context_host import Host
 from ctxflow.host.facts import facts
 from ctxflow.host.file_cache import cached
 from ctxflow.host.library_messages import BuildContext, BuildFailed, ForgetParts, GivePart, RunCall
@@ -36,7 +36,7 @@ from ctxflow.host.messages import (
     StageFiles,
     WorkerStuck,
 )
-from ctxflow.host.processes import adopt_orphans, kill_children, process_state
+from ctxflow.host.processes import adopt_orphans, kill_children, on_signal, process_state
 from ctxflow.host.seal import SIZE, Once, key_of, open_call, seal_answer
 from ctxflow.host.vine_calls import OpenCall, OpenCalls
 from ctxflow.host.vine_messages import TO_WORKER, AskFacts, FileMessage, FromWorker, Listen, ModulesLacking, ToWorker
@@ -172,7 +172,7 @@ class VineLibrary:
     # --- instructions
 
     def _instructions(self, sealed: bytes) -> list[ToWorker]:
-        """What a call asks for.
+        """Return what a call asks for.
 
         :raises ValueError: if it cannot be read, or is not the driver's.
         """
@@ -216,7 +216,7 @@ class VineLibrary:
         return isinstance(message, _ENDS_AT_ONCE)
 
     def _find_files(self, load: BuildContext) -> Mapping[str, str] | None:
-        """The places of a context's files; None if one is missing in the cache, which is reported."""
+        """Return the places of a context's files; None if one is missing in the cache, which is reported."""
         if load.cached_files is None:
             return load.files
         found = {name: cached(digest, source, self._cache) for name, (digest, source) in load.cached_files.items()}
@@ -250,7 +250,7 @@ class VineLibrary:
     # --- the end
 
     def _may_end(self) -> bool:
-        """Whether the worker was released, and the answer to that is on its way."""
+        """Return whether the worker was released, and the answer to that is on its way."""
         return self._released < float("inf") and (self._worker.taken or time.monotonic() > self._released)
 
     def _end_worker(self) -> None:
@@ -276,7 +276,7 @@ class VineLibrary:
 
 
 def _content(request: Request) -> bytes:
-    """What came with a call.
+    """Return what came with a call.
 
     :raises ValueError: if it cannot be read.
     """

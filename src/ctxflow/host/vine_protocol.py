@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments(parsed: argparse.Namespace) -> Arguments:
-    """What the vine_worker appended."""
+    """Return what the vine_worker appended."""
     return Arguments(
         parsed.in_pipe_fd,
         parsed.out_pipe_fd,
@@ -110,7 +110,7 @@ class LibraryPipes:
         return self.given.in_pipe
 
     def requests(self) -> list[Request]:
-        """The calls that have come; sets `closed` at the end."""
+        """Return the calls that have come; sets `closed` at the end."""
         try:
             while True:
                 block = os.read(self.given.in_pipe, _CHUNK)
@@ -159,7 +159,7 @@ class LibraryPipes:
         return not _INT.unpack(answer)[0]
 
     def due(self) -> float | None:
-        """In how many seconds `nudge` wants to be called, None if it does not."""
+        """Return in how many seconds `nudge` wants to be called, None if it does not."""
         return None if self._nudge_at == float("inf") else max(0.0, self._nudge_at - time.monotonic())
 
     def nudge(self) -> None:

@@ -46,7 +46,7 @@ def frame(head: Head, body: bytes = b"") -> bytes:
 
 
 def unframe(data: bytes) -> list[tuple[Head, bytes]]:
-    """The messages that some bytes consist of.
+    """Return the messages that some bytes consist of.
 
     :raises ValueError: if they do not.
 
@@ -139,7 +139,7 @@ class Channel:
             del self._outgoing[0]
 
     def receive(self) -> list[tuple[Head, bytes]]:
-        """The messages that have arrived; sets `closed` at the end of the stream, or where it is no message."""
+        """Return the messages that have arrived; sets `closed` at the end of the stream, or where it is no message."""
         try:
             while True:
                 block = self.socket.recv(_CHUNK)
@@ -179,7 +179,7 @@ class Channel:
 
 
 def listen(path: str) -> socket.socket:
-    """A socket that waits, without blocking, for connections at a path of any length."""
+    """Return a socket that waits, without blocking, for connections at a path of any length."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_path(path) as address:
@@ -193,7 +193,7 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str) -> socket.socket:
-    """A connection to a socket that listens at a path of any length."""
+    """Return a connection to a socket that listens at a path of any length."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_path(path) as address:
@@ -206,7 +206,7 @@ def connect(path: str) -> socket.socket:
 
 @contextlib.contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """The path of a socket in at most 107 bytes, which is all that the kernel takes."""
+    """Return the path of a socket in at most 107 bytes, which is all that the kernel takes."""
     if len(os.fsencode(path)) < 108:
         yield path
         return
@@ -243,7 +243,7 @@ class BlockingChannel:
         return _decode(data[:head]), data[head:]
 
     def _take(self, count: int) -> bytes:
-        """The next bytes: a short message comes whole in one system call, a long one without being added up."""
+        """Return the next bytes: a short message comes whole in one system call, a long one without being added up."""
         while len(self._rest) < count:
             missing = count - len(self._rest)
             block = self.socket.recv(max(missing, _CHUNK), socket.MSG_WAITALL if missing > _CHUNK else 0)

@@ -134,7 +134,7 @@ class Wrapper:
             os._exit(_NOT_FOUND)
 
     def _next_signal(self, worker: int) -> int:
-        """The next signal; meanwhile the password is forgotten, once the vine_worker has read it.
+        """Return the next signal; meanwhile the password is forgotten, once the vine_worker has read it.
 
         It has when its workspace is its working directory, and before it connects or serves anybody.
         """
@@ -150,7 +150,7 @@ class Wrapper:
         return signal.sigwait(_SIGNALS)
 
     def _variables(self) -> dict[str, str]:
-        """What the context host finds in its environment."""
+        """Return what the context host finds in its environment."""
         variables = {
             "CTXFLOW_KEY": self._key.hex(),
             "CTXFLOW_HOST": _program(self._directory),
@@ -194,7 +194,7 @@ def _vine_options(options: argparse.Namespace, name: str, workspace: str, passwo
 
 
 def _take_password(options: argparse.Namespace) -> tuple[bytes, int | None]:
-    """The key, and the password in memory, for the vine_worker to read.
+    """Return the key, and the password in memory, for the vine_worker to read.
 
     In a file TaskVine's transfer server would send it to everybody who reaches that. It reads no pipe.
 
@@ -212,13 +212,13 @@ def _take_password(options: argparse.Namespace) -> tuple[bytes, int | None]:
 
 
 def _program(directory: str) -> str:
-    """The one file that this ctxflow is, or is made."""
+    """Return the one file that this ctxflow is, or is made."""
     program = package_root()
     return program if os.path.isfile(program) else build_program(os.path.join(directory, "ctxflow.pyz"))
 
 
 def _make_scratch(base: str | None) -> Scratch:
-    """A directory of this worker's own, which nobody else may enter; those that killed ones left are removed."""
+    """Make a directory of this worker's own, which nobody else may enter; remove those that killed ones left."""
     base = os.path.abspath(base or os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir())
     os.makedirs(base, exist_ok=True)
     if len(base.split()) > 1:

@@ -95,7 +95,7 @@ def _write(target: str, content: bytes) -> str:
 
 @cache
 def _content(apart: bool) -> tuple[bytes, bytes]:
-    """The program, and what it lacks.
+    """Return the program, and what it lacks.
 
     :param apart: whether it lacks what few workers need.
     """
@@ -135,7 +135,7 @@ def _packed(members: dict[str, bytes]) -> bytes:
 
 
 def _bytecode(sources: dict[str, bytes]) -> dict[str, bytes]:
-    """The code of modules, as bytes. They depend on what else Python has done: it is one that has done nothing."""
+    """Return the code of modules as bytes, made by a Python that has done nothing else, on which they depend."""
     run = subprocess.run(
         [sys.executable, "-S", "-c", _COMPILE],
         input=marshal.dumps(sources),
@@ -148,14 +148,14 @@ def _bytecode(sources: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _pyc(path: str, source: bytes, code: bytes) -> tuple[str, bytes]:
-    """Where Python looks for a module's bytecode, and that, which says of itself that it need not be checked."""
+    """Return where Python looks for a module's bytecode, and that, which says of itself that it need not be checked."""
     folder, name = os.path.split(path)
     place = f"{folder}/__pycache__/{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
     return place, MAGIC_NUMBER + _UNCHECKED + source_hash(source) + code
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:
-    """The modules of an installed package, by their place beside it; its data is for other machines than workers."""
+    """Yield the modules of an installed package, by their place beside it; workers do not need its data."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is imported already"
     root = os.path.dirname(spec.origin)

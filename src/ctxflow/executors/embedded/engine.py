@@ -45,7 +45,7 @@ _END_SECONDS = 5.0  # How long workers may take to end by themselves.
 
 
 def default_workers(devices: int) -> int:
-    """How many workers a machine gets if nobody says: one a GPU, else one for every two cores (2 to 8)."""
+    """Return how many workers a machine gets if nobody says: one a GPU, else one for every two cores (2 to 8)."""
     return devices or max(2, min(8, (os.cpu_count() or 2) // 2))
 
 
@@ -103,7 +103,7 @@ class EmbeddedEngine:
         return cls(site.workers, options.gpus_per_worker, site.slots, site.scratch, slowdowns=options.slowdowns)
 
     def tiers(self) -> list[ev.TierSpec]:
-        """What this machine offers."""
+        """Return what this machine offers."""
         most = len(self._local.shares.devices)
         return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker, machine_gpus=most)]
 
@@ -194,7 +194,7 @@ class EmbeddedEngine:
     # --- events
 
     def poll(self, timeout: float) -> list[ev.Event]:
-        """What happened."""
+        """Return what happened."""
         if self._stopped:
             return []
         if self._local.failure is not None:
@@ -271,7 +271,7 @@ class EmbeddedEngine:
             self._gone(worker)
 
     def _translate(self, worker: LocalWorker, report: FromHost) -> Iterable[ev.Event]:
-        """The events that a host's report stands for, and what else follows from it."""
+        """Return the events that a host's report stands for, and what else follows from it."""
         if isinstance(report, HostStarted):
             self._local.joined(worker)
             return [ev.WorkerJoined(self._run.clock(), self._spec(worker))]
@@ -308,7 +308,7 @@ class EmbeddedEngine:
 
     @staticmethod
     def _now_ready(line: LibraryLine) -> Iterable[ev.Event]:
-        """The host's report that a context is built, once its line is there to take calls."""
+        """Return the host's report that a context is built, once its line is there to take calls."""
         if line.ready is not None:
             yield line.ready
             line.ready = None
@@ -363,7 +363,7 @@ class EmbeddedEngine:
         worker.end()
 
     def worker_pids(self) -> dict[str, int]:
-        """The process of each worker's host, by the worker's name."""
+        """Return the process of each worker's host, by the worker's name."""
         with self._lock:
             return {worker.name: worker.process.pid for worker in self._local.there.values() if worker.joined}
 
@@ -427,7 +427,7 @@ class EmbeddedEngine:
         self._folder.close()
 
     def job_of(self, worker: str) -> tuple[None, str]:
-        """A worker of this machine is no job; what it and its processes write is in a folder."""
+        """Return no job, and the folder of what a worker and its processes write."""
         return None, os.path.join(self._run.directory, "workers", worker)
 
     def __repr__(self) -> str:

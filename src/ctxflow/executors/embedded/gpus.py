@@ -42,7 +42,7 @@ class GpuShares:
         self._asked: dict[int, Sequence[str]] = {}
 
     def take(self) -> Share:
-        """A share for a worker; one without GPUs if all are taken."""
+        """Return a share for a worker; one without GPUs if all are taken."""
         return self._free.pop(0) if self._free else []
 
     def give_back(self, shares: Sequence[Share]) -> None:
@@ -58,7 +58,7 @@ class GpuShares:
         self._asked.pop(pin, None)
 
     def granted(self) -> Iterator[tuple[int, Share, list[Share]]]:
-        """What was asked for and can be had: the number, the GPUs in the order that was asked for, their shares."""
+        """Yield what was asked for and can be had: the number, the GPUs in the order asked for, their shares."""
         for pin, names in list(self._asked.items()):
             by_id = {device.id: device for device in self.devices if device.id in names}
             shares = [share for share in self._free if any(device.id in by_id for device in share)]
@@ -68,7 +68,7 @@ class GpuShares:
                 yield pin, [by_id[name] for name in names if name in by_id], shares
 
     def machine(self, users: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-        """The machine's topology as data, with the GPUs that are dealt out; None if there are none.
+        """Return the machine's topology as data, with the GPUs that are dealt out; None if there are none.
 
         :param users: who uses them, by the GPU's id.
         """

@@ -113,12 +113,12 @@ class LocalHosts:
         self._watch(worker)
 
     def _cache_of(self, worker: LocalWorker, context: ContextPayload) -> str:
-        """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
+        """Return where a context's files go: to the cache of all workers, unless nothing of it is to be kept."""
         return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
 
     @staticmethod
     def _states_of(worker: LocalWorker) -> str:
-        """The folder of a worker's cache where frozen states of sessions are."""
+        """Return the folder of a worker's cache where frozen states of sessions are."""
         return os.path.join(worker.scratch, "sessions")
 
     def _carry(self, worker: LocalWorker, command: cmd.Carry) -> None:
@@ -157,7 +157,7 @@ class LocalHosts:
         self._send(worker, load)
 
     def _here(self) -> str:
-        """The driver's current directory, from which it imports in a notebook; it may have been removed."""
+        """Return the driver's current directory, from which it imports in a notebook; it may have been removed."""
         try:
             return os.getcwd()
         except OSError:

@@ -83,18 +83,18 @@ class LocalWorker:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def remains(self) -> list[int]:
-        """Its processes that have not ended though they were killed: they may hold its GPUs."""
+        """Return its processes that have not ended though they were killed: they may hold its GPUs."""
         self.process.poll()
         return session_members(self.process.pid)
 
     def last_words(self) -> str:
-        """How it ended: the last line of its output, or its exit status."""
+        """Return how it ended: the last line of its output, or its exit status."""
         status = f"a worker ended with status {self.process.returncode}"
         return (tail(self._log).splitlines() or [status])[-1].strip()
 
 
 def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
-    """The environment that keeps a worker to its share of the machine.
+    """Return the environment that keeps a worker to its share of the machine.
 
     :param devices: its GPUs.
     :param dealt: whether the machine has GPUs at all.
@@ -140,7 +140,7 @@ class LibraryLine:
             self._first_since = time.monotonic()
 
     def overdue(self, now: float, grace: float) -> tuple[int, float] | None:
-        """The call that runs, and its timeout, if it has taken so many seconds longer than that."""
+        """Return the call that runs, and its timeout, if it has taken so many seconds longer than that."""
         call, timeout = next(iter(self.calls.items()), (0, float("inf")))
         return (call, timeout) if now >= self._first_since + timeout + grace else None
 
@@ -176,7 +176,7 @@ class LibraryLines:
         self.acceptor = Acceptor(selector, listen(address), self._accepted, logger.warning)
 
     def expect(self, worker: LocalWorker, context: str) -> LibraryLine:
-        """The line to a library process that is about to start, in place of an earlier one."""
+        """Make the line to a library process that is about to start, in place of an earlier one."""
         self.drop(worker, context)
         line = LibraryLine(worker, context)
         worker.lines[context] = self._expected[line.key] = line

@@ -79,12 +79,12 @@ class LocalWorkers:
         self._spawn_pinned()
 
     def forgo(self, pin: int) -> list[LocalWorker]:
-        """That one is not wanted any more; gives those that are there, to be released."""
+        """Give up a request, and return its workers that are there, to be released."""
         self.shares.forgo(pin)
         return [worker for worker in self.there.values() if worker.pin == pin]
 
     def machine(self) -> dict[str, Any] | None:
-        """The machine's topology as data, with who has which GPU; None if it has none."""
+        """Return the machine's topology as data, with who has which GPU; None if it has none."""
         held = [(device, worker) for worker in self.there.values() for each in worker.shares for device in each]
         return self.shares.machine({device.id: worker.name for device, worker in held})
 

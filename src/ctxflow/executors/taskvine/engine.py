@@ -90,7 +90,7 @@ class TaskVineEngine:
         return cls(site)
 
     def tiers(self) -> list[ev.TierSpec]:
-        """What the site offers."""
+        """Return what the site offers."""
         return tiers_of(self._site)
 
     def start(self, run: RunServices) -> None:
@@ -205,7 +205,7 @@ class TaskVineEngine:
     # --- events
 
     def poll(self, timeout: float) -> list[ev.Event]:
-        """What happened."""
+        """Return what happened."""
         if self._stopped:
             return []
         if self._failed is not None:
@@ -498,12 +498,12 @@ class TaskVineEngine:
             last.callback(self._link.end, _END_SECONDS)
 
     def worker_jobs(self) -> dict[str, tuple[str, str]]:
-        """The tier and the job of each worker that has one, by the worker's name."""
+        """Return the tier and the job of each worker that has one, by the worker's name."""
         with self._lock:
             return {w.name: (w.tier, w.job) for w in self._workers.values() if w.joined and w.job is not None}
 
     def provider(self, tier: str) -> Provider:
-        """Who lends a tier's workers."""
+        """Return who lends a tier's workers."""
         return self._acquirer.provider(tier)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -511,7 +511,7 @@ class TaskVineEngine:
         return self._acquirer.counts()
 
     def job_of(self, worker: str) -> tuple[str | None, str]:
-        """The job of a worker, and where what it writes is kept."""
+        """Return the job of a worker, and where what it writes is kept."""
         known = self._workers.get(worker) or self._lost_last.get(worker)
         if known is None or known.job is None:
             return None, ""
@@ -526,7 +526,7 @@ class TaskVineEngine:
         return {} if self._stopped else self._acquirer.maxima()
 
     def limits(self) -> list[dict[str, Any]]:
-        """What is used of the run's limits, and of those beyond it that a factory counts."""
+        """Return what is used of the run's limits, and of those beyond it that a factory counts."""
         limits = limits_of(self._site, "run")
         own = standing("run", self._acquirer.spent(), limits) if limits else []
         return own + self._acquirer.limits_beyond()

@@ -40,7 +40,7 @@ _KEPT_OPTIONS = (
 
 
 def sockets() -> Iterator[tuple[int, socket.socket]]:
-    """The sockets of this process: descriptors, and each as a socket for the moment."""
+    """Return the sockets of this process: descriptors, and each as a socket for the moment."""
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
@@ -133,7 +133,7 @@ class Entrance:
                 self._may = may
 
     def origin(self, address: str) -> str:
-        """Where a worker's connection comes from."""
+        """Return where a worker's connection comes from."""
         host, _, port = address.rpartition(":")
         return self._origins.get(int(port), host)
 
@@ -224,7 +224,7 @@ class Roster:
         self._next_look = 0.0
 
     def due(self, moved: object, now: float) -> bool:
-        """Whether to look.
+        """Return whether to look.
 
         :param moved: TaskVine's counts of connections made and ended, or what else differs when they do.
         """
@@ -232,7 +232,7 @@ class Roster:
         return changed or (bool(self._nameless) and now >= self._next_look)
 
     def look(self, rows: Sequence[Mapping[str, Any]], now: float) -> list[Joined | Lost | Stranger]:
-        """What has happened since the last look.
+        """Return what has happened since the last look.
 
         :param rows: TaskVine's list of workers.
         """

@@ -45,7 +45,7 @@ Talk = Generator[bytes, bytes, bool]
 
 
 def as_manager(password: bytes) -> Talk:
-    """What TaskVine says to a worker, but for the order: no challenge of who has proven nothing is answered.
+    """Return what TaskVine says to a worker, but for the order: no challenge of who has proven nothing is answered.
 
     >>> worker, gate = as_worker(b"secret"), as_manager(b"secret")
     >>> asks, says = next(gate).splitlines(), next(worker).splitlines()
@@ -66,7 +66,7 @@ def as_manager(password: bytes) -> Talk:
 
 
 def as_worker(password: bytes) -> Talk:
-    """What a worker says to TaskVine."""
+    """Return what a worker says to TaskVine."""
     yield _IDENT + b"\n" + secrets.token_hex(32).encode() + b"\n"
     theirs = yield b""
     yield _proof(password, theirs) + b"\n"
@@ -273,7 +273,7 @@ class Gate:
 
 
 def _connected(connection: socket.socket) -> bool:
-    """Whether the other end has not said that it leaves, whatever it has said before."""
+    """Return whether the other end has not said that it leaves, whatever it has said before."""
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
 
 

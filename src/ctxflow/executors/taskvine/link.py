@@ -78,7 +78,7 @@ class ManagerLink:
         self.send(self._settings)
 
     def started(self, seconds: float) -> int:
-        """The port that it listens at, which it says first.
+        """Return the port that it listens at, which it says first.
 
         :raises EngineFailed: if it does not in time.
         """
@@ -116,7 +116,7 @@ class ManagerLink:
         self.channel.send_frame(pack(message))
 
     def received(self) -> list[FromManager]:
-        """What it has said."""
+        """Return what it has said."""
         said = [FROM_MANAGER.open(head, body) for head, body in self.channel.receive()]
         if said:
             self._heard_at = time.monotonic()
@@ -129,7 +129,7 @@ class ManagerLink:
         return time.monotonic() < self._heard_at + _MISSED_SECONDS
 
     def idle(self) -> float:
-        """For how long it has said nothing and done nothing, as far as this process looked: once a second, or so."""
+        """Return for how long it has said and done nothing, as far as this process looked: once a second, or so."""
         now = time.monotonic()
         seconds, self._looked_at = min(now - self._looked_at, _MISSED_SECONDS), now
         if self.hearing:
@@ -145,7 +145,7 @@ class ManagerLink:
         self._bell.ring()
 
     def last_words(self) -> str:
-        """The last line of its output."""
+        """Return the last line of its output."""
         return (tail(self._log).splitlines() or ["it wrote nothing"])[-1].strip()
 
     def end(self, seconds: float) -> None:

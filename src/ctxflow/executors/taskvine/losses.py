@@ -65,13 +65,13 @@ class Losses:
             del self._told[next(iter(self._told))]
 
     def due(self) -> float:
-        """Seconds until the next is told without an explanation."""
+        """Return seconds until the next is told without an explanation."""
         if self._explained:
             return 0.0
         return max(0.0, self._waiting[0][0] - self._clock()) if self._waiting else float("inf")
 
     def explained(self) -> list[tuple[VineWorker, bool]]:
-        """Those that can be told now, each with whether it was an eviction."""
+        """Return those that can be told now, each with whether it was an eviction."""
         now = self._clock()
         while self._waiting and self._waiting[0][0] <= now:
             worker = self._waiting.pop(0)[1]
@@ -84,7 +84,7 @@ class Losses:
 
 
 def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = None) -> list[ev.Event]:
-    """The events that a change of a worker's job stands for; none if it only waits, or has ended.
+    """Return the events that a change of a worker's job stands for; none if it only waits, or has ended.
 
     :param pin: the number of the `AcquireAt` that it was submitted for, None for others.
 

@@ -11,7 +11,7 @@ from ctxflow.host.wire import Direction, Message
 # --- to the manager
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StartManager(Message):
     """Say what the manager is to be: the first message to its process. Answered by `ManagerStarted`.
 
@@ -36,7 +36,7 @@ class StartManager(Message):
     doorbell: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SubmitCall(Message):
     """Have a worker called. Answered by `CallAnswered` or `CallUnanswered`, unless the worker is lost.
 
@@ -54,7 +54,7 @@ class SubmitCall(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DeclareFile(Message):
     """Make a file on this machine known; `cache`: whether workers keep it for later calls. Not answered."""
 
@@ -63,28 +63,28 @@ class DeclareFile(Message):
     cache: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DeclareTemp(Message):
     """Make a file known that a call will make, and that stays on workers. Not answered."""
 
     key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Undeclare(Message):
     """Forget a file. Not answered."""
 
     key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CancelCall(Message):
     """Take a call back, which is not answered then. Not answered."""
 
     number: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StopManager(Message):
     """End all workers, and the process. Its end answers it."""
 
@@ -95,19 +95,19 @@ ToManager: TypeAlias = StartManager | SubmitCall | DeclareFile | DeclareTemp | U
 # --- from the manager
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ManagerStarted(Message):
     """Say that the manager listens, and at which port: its first message."""
 
     port: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ManagerBeat(Message):
     """Say, about once a second, that the process gets on."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CallAnswered(Message):
     """Bring the answer to a call: `body`, sealed, or what is no answer."""
 
@@ -116,7 +116,7 @@ class CallAnswered(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CallUnanswered(Message):
     """Say that TaskVine could not make a call."""
 
@@ -125,7 +125,7 @@ class CallUnanswered(Message):
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WorkerConnected(Message):
     """Say that a worker has connected, from the address `ip`; `address` is the name by which TaskVine knows it."""
 
@@ -135,14 +135,14 @@ class WorkerConnected(Message):
     ip: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WorkerGone(Message):
     """Say that a worker's connection has ended; its calls are not answered any more."""
 
     worker: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StrangerConnected(Message):
     """Say that somebody has connected who is no worker of this run, and gets nothing."""
 
@@ -150,7 +150,7 @@ class StrangerConnected(Message):
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class GateTrouble(Message):
     """Tell a person what keeps workers from connecting."""
 

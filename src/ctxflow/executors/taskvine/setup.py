@@ -75,7 +75,7 @@ class Setup:
         self.note({"is": "origin", "unix": time.time() - run.clock()})
 
     def path(self, name: str) -> str:
-        """The path of a file of the run's own."""
+        """Return the path of a file of the run's own."""
         return os.path.join(self.directory, name)
 
     def note(self, line: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Setup:
         return path
 
     def manager_settings(self) -> StartManager:
-        """What the manager's process is told first."""
+        """Return what the manager's process is told first."""
         options = self.site.taskvine
         return StartManager(
             directory=self.directory,
@@ -107,7 +107,7 @@ class Setup:
         )
 
     def lead(self, port: int) -> Lead:
-        """What workers must know to join."""
+        """Return what workers must know to join."""
         python = python_of(None if self.packed else self.site.python_environment)
         return Lead(self.address, port, self.program, self.password_file, python, self.site.taskvine.ssl)
 
@@ -141,7 +141,7 @@ class Setup:
 
 
 def tiers_of(site: Site) -> list[ev.TierSpec]:
-    """What a site offers."""
+    """Return what a site offers."""
     first, *others = site.tiers
     most = first.workers if site.workers is None else site.workers
     own = site.acquire == "run"  # A factory is told of numbers only.
@@ -162,7 +162,7 @@ def tiers_of(site: Site) -> list[ev.TierSpec]:
 
 
 def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]) -> Acquirer | FactoryClient:
-    """What holds a site's workers."""
+    """Return what holds a site's workers."""
     lead, run = setup.lead(port), setup.run.id
     if site.acquire == "factory":
         return FactoryClient(run, site.name, changed, site.tiers)
@@ -173,7 +173,7 @@ def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]
 
 
 def _packed(environment: str | None) -> PackedEnvironment | None:
-    """The packed environment that a site names, if it does."""
+    """Return the packed environment that a site names, if it does."""
     if environment is None or os.path.isdir(environment):
         return None
     if not os.path.isfile(environment):

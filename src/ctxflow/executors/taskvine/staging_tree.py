@@ -171,11 +171,11 @@ class Tree:
         return self._serve_all(file)
 
     def has(self, worker: str, digest: str) -> bool:
-        """Whether the file is in the worker's own cache."""
+        """Return whether the file is in the worker's own cache."""
         return worker in self._siblings(worker, digest).holders
 
     def idle(self, digest: str) -> bool:
-        """Whether nobody holds, gets or awaits the file, so that its temp file may be taken back and retired."""
+        """Return whether nobody holds, gets or awaits the file, so that its temp file may be taken back and retired."""
         hosts = self._files[digest].hosts if digest in self._files else {}
         return all(siblings == _Siblings() for siblings in hosts.values())
 
@@ -195,12 +195,12 @@ class Tree:
                     assert file.replicas or not isinstance(order, Fetch), "a fetch that can never end"
 
     def _siblings(self, worker: str, digest: str) -> _Siblings:
-        """Those of this worker's host; an empty one of no effect where there are none."""
+        """Return the entry of this worker's host; an empty one of no effect where there is none."""
         hosts = self._files[digest].hosts if digest in self._files else {}
         return hosts.get(self._host_of.get(worker), _Siblings())
 
     def _choose(self, file: _File, siblings: _Siblings, worker: str) -> Task | None:
-        """The order that gets this worker the file now (a seed is noted at once), None if it should wait."""
+        """Return the order that gets this worker the file now (a seed is noted at once), None if it should wait."""
         unlinkable = self._unlinkable.get(worker, ())
         source = next((holder for holder in siblings.holders if holder not in unlinkable), None)
         if source is not None:
@@ -237,7 +237,7 @@ class Tree:
         return orders
 
     def _serve_all(self, file: _File) -> list[Order]:
-        """The same on every host, where a seed does the most good first; fetches that cannot end are taken back."""
+        """Return orders for every host, seeds first where they do the most good; take back fetches that cannot end."""
         orders: list[Order] = []
         for siblings in file.hosts.values() if not file.replicas else ():
             for fetch in [order for order in siblings.outstanding.values() if isinstance(order, Fetch)]:

@@ -102,11 +102,11 @@ class Stagings:
         self._bring(worker, files, context.name, done)
 
     def places(self, worker: VineWorker, context: ContextPayload) -> Mapping[str, tuple[str, str]]:
-        """How a `load` names a context's files: parameter -> digest and path on this machine."""
+        """Return how a `load` names a context's files: parameter -> digest and path on this machine."""
         return {name: (self._name(worker, context, digest), path) for name, (path, digest) in context.files.items()}
 
     def forget(self, worker: VineWorker, context: ContextPayload) -> list[ForgetFile]:
-        """The instructions that remove a context's files from a worker."""
+        """Return the instructions that remove a context's files from a worker."""
         names = {self._name(worker, context, digest) for _, digest in context.files.values()}
         worker.forgotten[context.id] = worker.forgotten.get(context.id, 0) + 1
         return [ForgetFile(name) for name in names]
@@ -372,7 +372,7 @@ class Stagings:
 
 
 def _input(file: _File) -> str:
-    """What a file is called in the sandbox of a call that takes it: TaskVine's log tells, and so the report."""
+    """Return what a file is called in the sandbox of a call that takes it: TaskVine's log tells, and so the report."""
     return f"ctxflow-in-{file.digest}"
 
 
@@ -382,7 +382,7 @@ def _output(file: _File) -> str:
 
 
 def _failure(worker: VineWorker, reports: Reports) -> ev.Failure | None:
-    """What went wrong in a worker, if it did."""
+    """Return what went wrong in a worker, if it did."""
     for report in reports:
         if isinstance(report, FileFailed):
             return failure_of(report.trouble, worker.name, worker.host)

@@ -255,7 +255,7 @@ class Attachments:
         return key
 
     def answered(self, worker: str, attached: Attached, reports: Reports) -> Reports:
-        """A call has ended: put its outputs in their places.
+        """Put the outputs of a call that has ended in their places.
 
         :returns: its reports; of a failure where an output cannot be put there.
         """
@@ -332,7 +332,7 @@ class Rests:
 
 
 def _identity(source: str) -> tuple[str, int, int] | None:
-    """What tells an input from others, and from itself after a change; None if it is in the web."""
+    """Return what tells an input from others, and from itself after a change; None if it is in the web."""
     if "://" in source:
         return None
     try:

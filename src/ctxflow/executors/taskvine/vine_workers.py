@@ -83,7 +83,7 @@ class VineWorker:
         self.place = f"{facts.host}:{facts.device}"
 
     def spec(self, facts: WorkerFacts, site: Site) -> ev.WorkerSpec:
-        """What the scheduler hears of it."""
+        """Return what the scheduler hears of it."""
         tier = next(each for each in site.tiers if each.name == self.tier)
         memory = facts.memory if facts.pin is not None else min(tier.memory, facts.memory)
         return ev.WorkerSpec(
@@ -105,7 +105,7 @@ class VineWorker:
 
 
 def refusal(facts: WorkerFacts, python: str | None) -> str | None:
-    """Why a worker cannot be used, in a sentence; None if it can.
+    """Return why a worker cannot be used, in a sentence; None if it can.
 
     :param python: the version that library processes have, where it is not the host's own.
 
@@ -150,11 +150,11 @@ class VineCalls:
         self._open: dict[int, tuple[VineWorker, Then, bytes]] = {}  # The last is the call's seal.
 
     def number(self) -> int:
-        """A number that was never used before."""
+        """Return a number that was never used before."""
         return next(self._numbers)
 
     def key(self) -> str:
-        """A key that was never used before."""
+        """Return a key that was never used before."""
         return str(self.number())
 
     def make(
@@ -193,7 +193,7 @@ class VineCalls:
             then(worker, [FROM_WORKER.open(head, body) for head, body in unframe(reports)])
 
     def is_open(self, number: int) -> bool:
-        """Whether a call is not answered yet."""
+        """Return whether a call is not answered yet."""
         return number in self._open
 
     def cancel(self, number: int) -> None:
@@ -251,7 +251,7 @@ class Watch:
         self._beats.forget(worker.name)
 
     def look(self, now: float, hearing: bool) -> list[tuple[VineWorker, str]]:
-        """The workers that are lost, each with the reason.
+        """Return the workers that are lost, each with the reason.
 
         :param hearing: whether answers can come: the manager may be busy with a large file.
         """
@@ -262,7 +262,7 @@ class Watch:
         return [*self._silent(now, hearing), *self._still_there(now)]
 
     def _has_overdue(self, worker: VineWorker, now: float) -> bool:
-        """Whether a call has taken longer than its timeout: once its host has answered, that sees to it."""
+        """Return whether a call has taken longer than its timeout: once its host has answered, that sees to it."""
         for call in [call for call in worker.due if not self._calls.is_open(call)]:
             del worker.due[call]
         overdue = [call for call, due in worker.due.items() if due + self._patience.overdue <= now]
