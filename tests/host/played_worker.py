@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from heads import frame
+from message_heads import frame
 from vine_player import Player
 
 from ctxflow.host.worker import HOST

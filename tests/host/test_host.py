@@ -12,7 +12,7 @@ import time
 
 import cloudpickle
 import pytest
-from heads import instruction, report
+from message_heads import instruction, report
 
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_process import LibraryProcess

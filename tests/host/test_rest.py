@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from heads import frame
+from message_heads import frame
 from vine_player import Player
 
 from ctxflow.contents import digest_path

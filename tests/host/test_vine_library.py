@@ -14,7 +14,7 @@ import time
 
 import cloudpickle
 import pytest
-from heads import frame
+from message_heads import frame
 from vine_player import Player
 
 from ctxflow.version import __version__

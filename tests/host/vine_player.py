@@ -10,8 +10,8 @@ import sys
 import time
 
 import cloudpickle
-from heads import frame
-from heads import reports as opened
+from message_heads import frame
+from message_heads import reports as opened
 
 from ctxflow.host.own_modules import python_path
 from ctxflow.host.seal import SIZE, key_of, open_answer, seal_call
