@@ -261,7 +261,8 @@ class LiveRun(RunLoop):
         """Submit one call, or one item of a batch app; return the future of its answer."""
         future = CallFuture(self._cancel_one, self.callbacks)
         with self._lock:
-            self._check_running()
+            if self._failed is not None or self._ended.is_set():
+                self._check_running()
             now = self._use(app)
             item = future.item = self._waiting.add_one(inputs, future)
             deliveries = self._handle(ev.ItemsSubmitted(now, app.id, (item,)))
