@@ -53,7 +53,7 @@ class Table:
 TABLES: Mapping[str, tuple[Table, ...]] = {
     "dispatch": (
         Table("dispatch-embedded", (
-            Row("calls/s, one in flight a worker", ("calls_per_s",), "", (
+            Row("calls/s, one in flight per worker", ("calls_per_s",), "", (
                 Beside("`ProcessPoolExecutor`", "calls_per_s_processpool", "calls_vs_processpool"),
                 Beside("Parsl's HTEX", "calls_per_s_htex", "calls_vs_htex"),
             )),
@@ -64,7 +64,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
                 Beside("`ProcessPoolExecutor`, fed chunks of the same size",
                        "map_items_per_s_processpool_chunked", "map_vs_processpool_chunked"),
                 Beside("HTEX, fed chunks of the same size", "map_items_per_s_htex_chunked", "map_vs_htex_chunked"),
-                Beside("HTEX, one task an item", "map_items_per_s_htex", "map_vs_htex"),
+                Beside("HTEX, one task per item", "map_items_per_s_htex", "map_vs_htex"),
             )),
             Row("first result from a cold start", ("first_result_s",), " s", (
                 Beside("HTEX", "first_result_s_htex"),
@@ -74,20 +74,21 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
     ),
     "cluster": (
         Table("dispatch-taskvine", (
-            Row("calls/s, one in flight a worker, 2 workers", ("calls_per_s",), "", (
-                Beside("a plain ndcctools loop, its quickest mode", "calls_per_s_ndcctools", "calls_vs_ndcctools"),
+            Row("calls/s, one in flight per worker, 2 workers", ("calls_per_s",), "", (
+                Beside("a plain ndcctools loop, its fastest mode", "calls_per_s_ndcctools", "calls_vs_ndcctools"),
                 Beside("Parsl's TaskVineExecutor (serverless)", "calls_per_s_parsl_taskvine",
                        "calls_vs_parsl_taskvine"),
             )),
-            Row("a call, p50, p99.9 and the longest of 20,000", ("call_p50", "call_p999", "call_max"), " ms"),
-            Row("calls/s with twelve slow strangers at the port, in times of those without", ("strangers_vs_alone",)),
+            Row("latency of a call, p50, p99.9 and maximum of 20,000", ("call_p50", "call_p999", "call_max"), " ms"),
+            Row("calls/s with twelve slow unauthenticated connections at the port, relative to none",
+                ("strangers_vs_alone",)),
         )),
         Table("staging", (
             Row("100 MB to 8 workers on 4 hosts of 200 Mbit/s", ("time_s",), " s", (
                 Beside("the manager alone", "manager_only_time_s", "speedup_vs_manager_only"),
             )),
-            Row("copies that the manager sent, that a host got", ("manager_copies", "copies_per_host"), "", (
-                Beside("the manager alone sent", "manager_only_copies"),
+            Row("copies sent by the manager, received by each host", ("manager_copies", "copies_per_host"), "", (
+                Beside("the manager alone sends", "manager_only_copies"),
             )),
         )),
         Table("levels-testbed", (
@@ -99,23 +100,23 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
     ),
     "endurance": (
         Table("soak", (
-            Row("half an hour of bursts, ten times a second `kill -9` of a quarter of all processes: items, kills",
+            Row("half an hour of bursts, with `kill -9` of a quarter of all processes ten times a second: items, kills",
                 ("items", "kills")),
-            Row("wrong results, contexts called broken, items given up", ("wrong", "broken", "blamed")),
-            Row("the driver's memory at the end, in times of that after a tenth", ("memory_growth",)),
+            Row("wrong results, contexts declared broken, items given up", ("wrong", "broken", "blamed")),
+            Row("the driver's memory at the end, relative to that after a tenth", ("memory_growth",)),
         )),
         Table("long_life", (
-            Row("an hour of 100,000 new declarations: the driver's memory and its workers', likewise",
+            Row("an hour with 100,000 new declarations: the driver's memory and its workers', likewise",
                 ("driver_growth", "workers_growth")),
         )),
         Table("bad-hosts-testbed", tuple(
             Row(words, (f"{name}_makespan_vs_absent", f"{name}_dead", f"{name}_named_s"))
             for words, name in (
-                ("one of four hosts fails in every call: makespan beside that host absent, rows lost, named after s",
+                ("one of four hosts fails every call: makespan relative to no such host, rows lost, seconds to name it",
                  "black_hole"),
-                ("from the middle of the run on", "black_hole_midway"),
-                ("it is ten times slower", "slow"),
-                ("contexts cannot be built there", "contexts"),
+                ("the same, from the middle of the run on", "black_hole_midway"),
+                ("the host is ten times slower", "slow"),
+                ("contexts cannot be built on it", "contexts"),
             )
         )),
     ),
@@ -178,7 +179,7 @@ def render(tables: Sequence[Table], found: Results) -> str:
     :raises KeyError: for a figure that RESULTS.md lacks.
     """
     peers = any(row.beside for table in tables for row in table.rows)
-    lines = ["| | ctxflow | beside | ratio |", "|---|---:|---:|---:|"] if peers else ["| | |", "|---|---:|"]
+    lines = ["| | ctxflow | peer | ratio |", "|---|---:|---:|---:|"] if peers else ["| | |", "|---|---:|"]
     for table in tables:
         figures = found[table.section]
         for row in table.rows:
