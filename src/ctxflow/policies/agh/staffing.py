@@ -196,7 +196,9 @@ class StaffingProblem:
         for i, task in enumerate(tasks):
             for k, block in enumerate(all_blocks):
                 if block.tier in task.work:
-                    delay[i, i, k], work[i, i, k] = task.delay(block.tier), task.item_seconds(block.tier) * rates[i]
+                    delay[i, i, k] = task.delay(block.tier)
+                    # Rounded as it was when it was items in thousands: replays of earlier logs make the same plans.
+                    work[i, i, k] = 1e3 * task.item_seconds(block.tier) * (rates[i] / 1e3)
         one, every = np.ones(1, dtype=np.int64), np.ones(count)
         rent = sum(offer.price * offer.workers for offer in self.offers)
         return Constants(
