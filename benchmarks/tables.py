@@ -112,7 +112,8 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
         Table("bad-hosts-testbed", tuple(
             Row(words, (f"{name}_makespan_vs_absent", f"{name}_dead", f"{name}_named_s"))
             for words, name in (
-                ("one of four hosts fails every call: makespan relative to no such host, rows lost, seconds to name it",
+                ("one of four hosts fails every call: makespan relative to a run without it, rows lost, seconds until "
+                 "it is named",
                  "black_hole"),
                 ("the same, from the middle of the run on", "black_hole_midway"),
                 ("the host is ten times slower", "slow"),

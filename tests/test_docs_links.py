@@ -71,3 +71,9 @@ def test_an_index_lists_every_page_of_its_folder(index):
     page = ROOT / index
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", page.read_text()))
     assert {each.name for each in page.parent.glob("*.md")} - {"README.md"} - listed == set()
+
+
+def test_decisions_are_listed_by_their_titles():
+    folder = ROOT / "docs" / "decisions"
+    for title, name in re.findall(r"^- \[(.*)\]\((.*)\)$", (folder / "README.md").read_text(), re.MULTILINE):
+        assert (folder / name).read_text().startswith(f"# {title}\n")
