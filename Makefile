@@ -63,12 +63,13 @@ lock: ## Write anew what is installed on each Python (after a change of setup.cf
 demo: $(STAMP)example ## Run the main example on this machine, with evictions
 	@$(BIN)/ctxflow demo
 
-lint: $(STAMP)quick ## Check style, types and the direction of imports
+lint: $(STAMP)quick ## Check style, types, the direction of imports, and names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config papers/pyproject.toml
+	$(BIN)/python lint/house.py
 
 # Lint and the tests that need the testbed, which mostly wait, run beside the others; these are nice, so that the tests
 # that wait for clusters need not wait for a core too. What they print follows, and what failed of all. A pipe forgets

@@ -10,6 +10,7 @@ at the top, in a function, or for annotations alone.
 import argparse
 import ast
 import collections
+import dataclasses
 import json
 import subprocess
 import sys
@@ -107,8 +108,41 @@ def implements(path: Path, required: set[str]) -> bool:
     return any(required <= names for names in methods(path))
 
 
-def survey(root: Path) -> dict[str, object]:
-    """Return all counts of the tree below `root`, and what breaks the rules."""
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What the tree has.
+
+    :ivar repeated_modules, repeated_classes: name -> the modules that have it, where the rule forbids it.
+    :ivar shared_modules: name -> the modules that share it as implementations of one protocol.
+    :ivar circles: groups of modules that import each other.
+    :ivar long_modules: those of more than 400 lines; `short_modules`, how many have fewer than 60.
+    """
+
+    modules: int
+    lines: int
+    repeated_modules: dict[str, list[str]]
+    repeated_classes: dict[str, list[str]]
+    shared_modules: dict[str, list[str]]
+    circles: list[list[str]]
+    long_modules: list[str]
+    short_modules: int
+
+    def figures(self) -> dict[str, int]:
+        """Return the counts alone."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value if isinstance(value, int) else len(value) for name, value in values}
+
+    def complaints(self) -> Iterator[str]:
+        """Yield a sentence for each rule that is broken."""
+        for what, repeated in (("module", self.repeated_modules), ("public class", self.repeated_classes)):
+            for name, where in repeated.items():
+                yield f"{len(where)} {what}s are called {name}: {', '.join(where)}: rename all but one"
+        for group in self.circles:
+            yield f"these modules import each other in a circle: {', '.join(group)}"
+
+
+def count(root: Path) -> Counts:
+    """Return all counts of the tree below `root`."""
     found = modules(root)
     stems = collections.defaultdict(list)
     classes = collections.defaultdict(list)
@@ -118,62 +152,53 @@ def survey(root: Path) -> dict[str, object]:
         for node in public_classes(path):
             classes[node.name].append(name)
     repeated = {stem: names for stem, names in sorted(stems.items()) if len(names) > 1}
-    shared = {}
-    for stem, names in list(repeated.items()):
-        protocol, required = PROTOCOLS.get(stem, ("", set()))
-        if protocol and all(implements(found[name], required) for name in names):
-            shared[stem] = {"protocol": protocol, "modules": repeated.pop(stem)}
+    shared = {
+        stem: repeated.pop(stem)
+        for stem, (_, required) in PROTOCOLS.items()
+        if stem in repeated and all(implements(found[name], required) for name in repeated[stem])
+    }
     known = set(found)
     lines = {name: len(path.read_text().splitlines()) for name, path in found.items()}
-    return {
-        "modules": len(found),
-        "lines": sum(lines.values()),
-        "module_homonyms": repeated,
-        "class_homonyms": {name: where for name, where in sorted(classes.items()) if len(where) > 1},
-        "implementations_of_one_protocol": shared,
-        "circles": circles({name: imports(name, path, known) for name, path in found.items()}),
-        "over_400_lines": sorted(name for name, count in lines.items() if count > 400),
-        "under_60_lines": sum(count < 60 for count in lines.values()),
-    }
+    return Counts(
+        modules=len(found),
+        lines=sum(lines.values()),
+        repeated_modules=repeated,
+        repeated_classes={name: where for name, where in sorted(classes.items()) if len(where) > 1},
+        shared_modules=shared,
+        circles=circles({name: imports(name, path, known) for name, path in found.items()}),
+        long_modules=sorted(name for name, length in lines.items() if length > 400),
+        short_modules=sum(length < 60 for length in lines.values()),
+    )
 
 
-def survey_at(revision: str) -> dict[str, object]:
+def count_at(revision: str) -> Counts:
     """Return the counts of another revision."""
     packed = subprocess.run(["git", "archive", revision, "src"], cwd=ROOT, capture_output=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=BytesIO(packed)) as archive:
             archive.extractall(folder)
-        return survey(Path(folder))
-
-
-def figures(counts: dict[str, object]) -> dict[str, int]:
-    """Return the counts alone."""
-    return {name: len(value) if isinstance(value, list | dict) else int(str(value)) for name, value in counts.items()}
+        return count(Path(folder))
 
 
 def main() -> int:
-    """Print the counts; return 1 where a rule is broken."""
+    """Print the counts; return 1 if a rule is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument("--at", metavar="REV", help="count this revision too")
     arguments = parser.parse_args()
-    now = survey(ROOT)
-    before = survey_at(arguments.at) if arguments.at else None
+    now = count(ROOT)
+    before = count_at(arguments.at) if arguments.at else None
     if arguments.json:
-        print(json.dumps({"now": now, **({"before": before} if before else {})}, indent=1))
+        both = {"now": now, "before": before} if before else {"now": now}
+        print(json.dumps({name: dataclasses.asdict(counts) for name, counts in both.items()}, indent=1))
     else:
-        then = figures(before) if before else {}
-        for name, value in figures(now).items():
-            print(f"{name:34}{value:8}" + (f"  (before: {then[name]})" if then else ""))
-    broken = False
-    for rule in ("module_homonyms", "class_homonyms"):
-        for name, where in now[rule].items():  # type: ignore[attr-defined]
-            broken = True
-            print(f"{rule[:-9]} name {name} stands for {len(where)}: {', '.join(where)}", file=sys.stderr)
-    for group in now["circles"]:  # type: ignore[attr-defined]
-        broken = True
-        print(f"these import each other in a circle: {', '.join(group)}", file=sys.stderr)
-    return int(broken)
+        then = before.figures() if before else {}
+        for name, value in now.figures().items():
+            print(f"{name:18}{value:8,}" + (f"   {then[name]:8,} at {arguments.at}" if then else ""))
+    complaints = list(now.complaints())
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return int(bool(complaints))
 
 
 if __name__ == "__main__":
