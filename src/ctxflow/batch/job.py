@@ -46,16 +46,16 @@ def error_limit(text: str) -> tuple[int | None, float | None]:
 
 
 WHAT, ROWS, PARAMETERS, WHERE, RUN = (
-    "What is done", "Rows in and out", "Generation parameters", "Where it runs", "Going on",
+    "Task", "Input and output", "Generation parameters", "Execution", "Run control",
 )  # fmt: skip
 """The panels of `ctxflow batch --help`, and the sections of the reference."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the command line and the reference say of a key of a job, beside its name, its type and its checks.
+    """The help and flags of a key of a job, in addition to its name, its type and its checks.
 
-    :ivar flags: where it is not the key's name with dashes alone.
+    :ivar flags: if they are not just the key's name with dashes.
     :ivar free: whether another run of the same job may change it, since no result depends on it.
     """
 
@@ -90,7 +90,7 @@ class Job(pydantic.BaseModel):
     model: Annotated[str | None, Option("A folder, package:NAME, or a hub id.", WHAT, ("-m", "--model"))] = None
     task: Annotated[
         Literal["generate", "chat", "embed", "classify"] | None,
-        Option("By default generate; for OpenAI's requests what they ask for.", WHAT, ("-t", "--task")),
+        Option("By default generate; for OpenAI's requests, their own task.", WHAT, ("-t", "--task")),
     ] = None
     function: Annotated[
         str | None,
@@ -100,18 +100,16 @@ class Job(pydantic.BaseModel):
         dict[str, Any],
         Option("A constant of that function; may be given again.", WHAT, ("--set",), metavar="NAME=VALUE"),
     ] = {}
-    label: Annotated[tuple[str, ...], Option("To classify: a label; give one for each.", WHAT)] = ()
+    label: Annotated[tuple[str, ...], Option("For classify: a label; may be given again.", WHAT)] = ()
     template: Annotated[
         str | None,
-        Option("Make the prompt of the row's columns: a Jinja2 template, or @FILE.", WHAT, metavar="TEXT"),
+        Option("The prompt, made from the row's columns: a Jinja2 template, or @FILE.", WHAT, metavar="TEXT"),
     ] = None
-    system: Annotated[str | None, Option("To chat: the system message, a template likewise.", WHAT, metavar="TEXT")] = (
-        None
-    )
+    system: Annotated[str | None, Option("For chat: the system message, also a template.", WHAT, metavar="TEXT")] = None
     output: Annotated[
         Path,
         Option(
-            "Results: .jsonl, .csv, .tsv or .parquet; JSON Lines where there is no ending.",
+            "Results: .jsonl, .csv, .tsv or .parquet; JSON Lines without an extension.",
             ROWS, ("-o", "--output"), free=True,
         ),
     ]  # fmt: skip
@@ -123,38 +121,44 @@ class Job(pydantic.BaseModel):
             ROWS,
         ),
     ] = ()
-    id_column: Annotated[
-        str | None, Option("The column that names rows; without, they are known by their numbers.", ROWS)
-    ] = None
+    id_column: Annotated[str | None, Option("The column that identifies rows; by default their numbers do.", ROWS)] = (
+        None
+    )
     keep: Annotated[tuple[str, ...], Option("A column to copy to the results; may be given again.", ROWS)] = ()
-    split: Annotated[str | None, Option("Which part of a dataset.", ROWS)] = None
+    split: Annotated[str | None, Option("The split of a dataset.", ROWS)] = None
     delimiter: Annotated[
-        str | None, Option("What separates the values of CSV: ';', tab; by default a comma.", ROWS, metavar="CHARACTER")
+        str | None, Option("The delimiter of CSV values: ';', tab; by default a comma.", ROWS, metavar="CHARACTER")
     ] = None
     encoding: Annotated[
         str | None,
-        Option("Of text, such as cp1252; by default UTF-8, or as a byte order mark tells.", ROWS, metavar="NAME"),
+        Option(
+            "The encoding of text, such as cp1252; by default UTF-8, or that of a byte order mark.",
+            ROWS,
+            metavar="NAME",
+        ),
     ] = None
     limit: Annotated[
         int | None,
-        Option("The first rows alone; a larger limit goes on from there.", ROWS, metavar="N", free=True),
+        Option("Only the first rows; a larger limit continues from there.", ROWS, metavar="N", free=True),
         pydantic.Field(ge=1),
     ] = None
     input_format: Annotated[
         Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None,
-        Option("By default as the name and the beginning tell.", ROWS),
+        Option("By default recognised by name and content.", ROWS),
     ] = None
     output_format: Annotated[
-        Literal["openai", "jsonl", "csv", "parquet"] | None, Option("By default as the output's name ends.", ROWS)
+        Literal["openai", "jsonl", "csv", "parquet"] | None, Option("By default that of the output's extension.", ROWS)
     ] = None
     order: Annotated[
         Literal["completed", "input"],
         Option("Write results as they are completed (the default), or in the order of the input.", ROWS, free=True),
     ] = "completed"
-    max_new_tokens: Annotated[int | None, Option("At most so many; 256 by default.", PARAMETERS)] = None
-    temperature: Annotated[float | None, Option("0, the default, takes the likeliest token.", PARAMETERS)] = None
-    top_p: Annotated[float | None, Option("Sample among the likeliest with this share.", PARAMETERS)] = None
-    top_k: Annotated[int | None, Option("Sample among so many.", PARAMETERS)] = None
+    max_new_tokens: Annotated[int | None, Option("The maximum; 256 by default.", PARAMETERS)] = None
+    temperature: Annotated[float | None, Option("0, the default, is greedy decoding.", PARAMETERS)] = None
+    top_p: Annotated[
+        float | None, Option("Sample among the likeliest tokens with this total probability.", PARAMETERS)
+    ] = None
+    top_k: Annotated[int | None, Option("Sample among this many of the likeliest tokens.", PARAMETERS)] = None
     seed: Annotated[int | None, Option("The same seed and prompt give the same text.", PARAMETERS)] = None
     stop: Annotated[tuple[str, ...], Option("End at this text; may be given again.", PARAMETERS)] = ()
     row_parameter: Annotated[
@@ -163,22 +167,24 @@ class Job(pydantic.BaseModel):
     ] = ()
     site: Annotated[str, Option("A site file; by default this machine.", WHERE, ("-s", "--site"), free=True)] = "local"
     workers: Annotated[
-        int | None, Option("How many, if not as the site says.", WHERE, free=True), pydantic.Field(ge=1)
+        int | None, Option("Number of workers, if not the site's.", WHERE, free=True), pydantic.Field(ge=1)
     ] = None
     gpus: Annotated[int | None, Option("GPUs that the model needs.", WHERE, free=True), pydantic.Field(ge=0)] = None
     backend: Annotated[Literal["transformers", "vllm"], Option("The library for language models.", WHERE)] = (
         "transformers"
     )
-    dtype: Annotated[str | None, Option("Of the weights, such as float32 or bfloat16.", WHERE)] = None
-    device: Annotated[str | None, Option("Such as cpu or cuda; by default what is there.", WHERE, free=True)] = None
+    dtype: Annotated[str | None, Option("The weights' type, such as float32 or bfloat16.", WHERE)] = None
+    device: Annotated[str | None, Option("Such as cpu or cuda; by default the best available.", WHERE, free=True)] = (
+        None
+    )
     max_input_tokens: Annotated[
-        int | None, Option("Longer inputs are too long, if not as the model says.", WHERE), pydantic.Field(ge=1)
+        int | None, Option("The maximum length of inputs, if below the model's.", WHERE), pydantic.Field(ge=1)
     ] = None
     too_long: Annotated[
         Literal["error", "cut-start", "cut-end"],
         Option(
-            "What becomes of inputs that are too long: a dead letter (error, the default), or a cut at their start or "
-            "end, which their results tell.",
+            "Inputs that are too long become dead letters (error, the default), or are truncated at their start or "
+            "end, which their results record.",
             WHERE,
         ),
     ] = "error"
@@ -186,15 +192,15 @@ class Job(pydantic.BaseModel):
         int | None, Option("Rows that a worker gets at a time.", WHERE, free=True), pydantic.Field(ge=1)
     ] = None
     timeout: Annotated[
-        float | None, Option("Seconds that such a batch may take.", WHERE, free=True), pydantic.Field(gt=0)
+        float | None, Option("The maximum of seconds for such a batch.", WHERE, free=True), pydantic.Field(gt=0)
     ] = None
     retries: Annotated[
-        int, Option("How often a row that raises is tried again.", WHERE, free=True), pydantic.Field(ge=0)
+        int, Option("How often a row that raises is retried.", WHERE, free=True), pydantic.Field(ge=0)
     ] = 0
     max_errors: Annotated[
         str | None,
         Option(
-            "End the job when more rows than that fail, or a larger share, in this run alone; by default when each of "
+            "End the job when more than this number or share of rows fails in this run; by default when each of "
             "the first 100 does.",
             RUN, metavar="N|P%", free=True,
         ),

@@ -26,24 +26,25 @@ def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
 @with_job_options
 def batch(
     job: Annotated[
-        Path | None, _option("A TOML file with any of these options; flags come first.", WHAT, "--job", metavar="FILE")
+        Path | None, _option("A TOML file with any of these options; flags override it.", WHAT, "--job", metavar="FILE")
     ] = None,
-    retry_errors: Annotated[bool, _option("Try rows again that failed.", RUN, "--retry-errors")] = False,
-    fresh: Annotated[bool, _option("Begin anew, and overwrite what is there.", RUN, "--fresh")] = False,
+    retry_errors: Annotated[bool, _option("Retry the rows that failed.", RUN, "--retry-errors")] = False,
+    fresh: Annotated[bool, _option("Start over, and overwrite existing results.", RUN, "--fresh")] = False,
     dry_run: Annotated[
-        bool, _option("Check all, show the first prompts and what would be done, and start nothing.", RUN, "--dry-run")
+        bool,
+        _option("Check everything, show the first prompts and the planned work, and start nothing.", RUN, "--dry-run"),
     ] = False,
-    quiet: Annotated[bool, _option("Print errors alone.", RUN, "-q", "--quiet")] = False,
+    quiet: Annotated[bool, _option("Print only errors.", RUN, "-q", "--quiet")] = False,
     metrics: Annotated[
         str | None,
         _option(
-            "Serve metrics for Prometheus there, at 127.0.0.1 if no address is given.",
+            "Serve Prometheus metrics at this address; 127.0.0.1 by default.",
             RUN,
             "--metrics",
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
-    as_json: Annotated[bool, _option("Print the end's figures as JSON.", RUN, "--json")] = False,
+    as_json: Annotated[bool, _option("Print the final figures as JSON.", RUN, "--json")] = False,
     detach: Annotated[
         bool, _option("Submit the driver itself to HTCondor, and return: see ctxflow jobs.", RUN, "--detach")
     ] = False,
@@ -60,10 +61,10 @@ def batch(
     ctxflow batch --job night.toml --site campus.toml
     zcat claims.jsonl.gz | ctxflow batch - -o results.jsonl -m MODEL
 
-    Stop it with Ctrl-C, or kill it, and give the same command again: it does
+    Stop it with Ctrl-C, or kill it, and run the same command again: it computes
     what is missing. Rows that fail go to OUTPUT.errors.jsonl, with the place,
-    the reason and the worker's traceback, and the others go on;
-    --retry-errors tries those rows again. OUTPUT.progress keeps what is done.
+    the reason and the worker's traceback, and the others continue;
+    --retry-errors retries those rows. OUTPUT.progress records what is done.
 
     \b
     Exit status
@@ -71,7 +72,7 @@ def batch(
       3    some rows failed                 or another driver writes there
       4    a limit of GPU-hours or cost of the site is reached: what was done is kept
       130  interrupted; what was       2    refused before anything was started:
-           done is kept                     another command line mends it
+           done is kept                     another command line fixes it
     """
     from ctxflow.batch.display import make_display
     from ctxflow.batch.driver import run_job

@@ -113,8 +113,8 @@ def constants(given: Sequence[str]) -> dict[str, Any]:
 
 _HEAD = """# Options of `ctxflow batch`, and keys of a job file
 
-This page is made of the options themselves (`python -m ctxflow.cli.batch_options`). A job file, TOML or JSON, holds any
-of the keys, and a flag comes before the file's key; [batch.md](batch.md) shows them at work. The flags that are no part
+This page is generated from the options (`python -m ctxflow.cli.batch_options`). A job file, TOML or JSON, holds any
+of the keys, and a flag overrides the file's key; [batch.md](batch.md) explains them. The flags that are not part
 of a job (`--job`, `--dry-run`, `--fresh`, ...) are in `ctxflow batch --help`.
 """
 
@@ -131,7 +131,7 @@ def reference() -> str:
         )
     parts = [_HEAD, "*Free* keys may change from one run of a job to the next: no result depends on them.\n"]
     for title, lines in sections.items():
-        parts += [f"## {title}\n", "| flag | key | value | free | what it says |", "| --- | --- | --- | --- | --- |"]
+        parts += [f"## {title}\n", "| flag | key | value | free | meaning |", "| --- | --- | --- | --- | --- |"]
         parts += [*lines, ""]
     return "\n".join(parts)
 
