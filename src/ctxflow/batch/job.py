@@ -322,7 +322,7 @@ def options() -> dict[str, Option]:
     """Return what is said of each key of a job, in the order of the help.
 
     >>> options()["id_column"].panel
-    'Rows in and out'
+    'Input and output'
     """
     return {
         name: next(each for each in field.metadata if isinstance(each, Option))

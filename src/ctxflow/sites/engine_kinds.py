@@ -53,7 +53,7 @@ class EmbeddedOptions(EngineOptions):
     """The table `[embedded]`."""
 
     gpus_per_worker: int | None = pydantic.Field(
-        None, ge=0, description="GPUs that each worker gets; by default all are dealt out evenly."
+        None, ge=0, description="GPUs of each worker; by default all are distributed evenly."
     )
     slowdowns: tuple[float, ...] = pydantic.Field(
         (), description="Factors by which the first, second, ... worker is slower, to try policies on uneven workers."
@@ -64,20 +64,21 @@ class TaskVineOptions(EngineOptions):
     """The table `[taskvine]`."""
 
     address: str | None = pydantic.Field(
-        None, description="Where workers reach this machine; by default the address that it uses outwards."
+        None,
+        description="The address at which workers reach this machine; by default that of its outgoing connections.",
     )
     port: int | tuple[int, int] = pydantic.Field(
-        0, description="The port that workers connect to, or the lowest and highest that will do; 0 for any."
+        0, description="The port that workers connect to, or the lowest and highest of a range; 0 for any."
     )
     ssl: bool = pydantic.Field(
-        False, description="Encrypt what goes between this machine and the workers (see docs/security.md)."
+        False, description="Encrypt the traffic between this machine and the workers (see docs/security.md)."
     )
-    fan_out: int = pydantic.Field(1, ge=1, description="How many workers one worker sends a file to at a time.")
+    fan_out: int = pydantic.Field(1, ge=1, description="Number of workers to which one worker sends a file at a time.")
     keepalive_interval: int = pydantic.Field(
-        5, ge=1, description="Seconds of silence after which a worker is asked whether it is there."
+        5, ge=1, description="Seconds of silence after which a keepalive is sent to a worker."
     )
     keepalive_timeout: int = pydantic.Field(
-        15, ge=4, description="Seconds after which a worker that does not answer is lost."
+        15, ge=4, description="Seconds after which a worker that does not answer counts as lost."
     )
 
     @property

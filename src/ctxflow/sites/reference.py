@@ -21,7 +21,7 @@ _HEAD = """\
 <!-- Made by `python -m ctxflow.sites.reference`: change the models, not this page. -->
 # Site files
 
-A site file says where work runs; a program does not change when its site does: `ContextExecutor(site="my.toml")`.
+A site file describes where work runs; a program does not change when its site does: `ContextExecutor(site="my.toml")`.
 It is [TOML](https://toml.io): a key and its value on a line, text in quotes, and a header `[[tiers]]` before the keys
 of each tier.
 
@@ -33,43 +33,43 @@ scaling = "queue-proportional"           # workers follow the load
 
 [[tiers]]                                # one kind of worker
 name = "a10"
-provider = "condor"                      # who lends it
+provider = "condor"                      # the batch system
 workers = 20
 require_gpus = 'DeviceName == "NVIDIA A10"'
 
-[[tiers]]                                # another, from another batch system: one run draws on both
+[[tiers]]                                # another, from another batch system: one run uses both
 name = "static"
 provider = "slurm"
 workers = 4
 options = {partition = "gpu", walltime = "04:00:00"}
 ```
 
-Begin with the file of [site-configs](../site-configs) that is closest to what you have: `local`, `gpu-server`,
+Start from the file in [site-configs](../site-configs) that is closest to your site: `local`, `gpu-server`,
 `condor-campus`, `ospool`, `slurm-campus`, `pbs`, `grid-engine`, `kubernetes`, `testbed`, `testbed-tiers`. Then:
 
 ```console
-$ ctxflow site check my-site.toml           # is it right? what is wrong has its line, the key, and what to write
-$ ctxflow site check my-site.toml --live    # asks the batch systems: which machines and GPUs, may I submit
-$ ctxflow site show my-site.toml            # every key, and which of them you gave
+$ ctxflow site check my-site.toml           # reports problems with the line, the key, and what to write
+$ ctxflow site check my-site.toml --live    # queries the batch systems: machines, GPUs, and permission to submit
+$ ctxflow site show my-site.toml            # every key, and which of them you set
 ```
 
-Things that are easy to get wrong:
+Common mistakes:
 
-- **Keys of the site come first.** What stands below a header `[[tiers]]` belongs to that tier.
-- **Expressions have double quotes inside**, so put them in single ones: `requirements = 'Arch == "X86_64"'`.
-- **`requirements` is asked of a machine, `require_gpus` of each of its GPUs**, where attributes have no prefix:
+- **Keys of the site come first.** Keys below a header `[[tiers]]` belong to that tier.
+- **Expressions contain double quotes**, so enclose them in single ones: `requirements = 'Arch == "X86_64"'`.
+- **`requirements` applies to a machine, `require_gpus` to each of its GPUs**, whose attributes have no prefix:
   `DeviceName`, `Capability`, `GlobalMemoryMb`. A machine may hold GPUs of several models.
-- **Ask for little.** A worker is a job of its own; the smaller, the more machines will do, and the less is lost.
+- **Request little.** Each worker is a separate job; the smaller it is, the more machines match, and the less is lost.
 """
 _SITE = """
 ## Keys of the site
 
-Keys whose meaning begins with "Cluster" are for engines whose workers are elsewhere, such as `engine = "taskvine"`.
+Keys whose meaning begins with "Cluster" are for engines with remote workers, such as `engine = "taskvine"`.
 """
 _ENGINE = """
 ## Keys of an engine
 
-Each engine has a table of the keys that only it has, under a header with its name, below the keys of the site:
+Each engine has a table for its specific keys, under a header with its name, below the keys of the site:
 
 ```toml
 engine = "taskvine"
@@ -79,20 +79,20 @@ port = [9000, 9100]
 ssl = true
 ```
 
-In earlier versions they stood among the keys of the site, where they still work.
+In earlier versions they were keys of the site; they still work there.
 """
 _TIER = """
 ## Keys of a tier
 
-Under a header `[[tiers]]`. Keys whose meaning begins with the name of a batch system are for tiers that it lends.
-What `options` takes is what Parsl's provider takes; `ctxflow site check` knows the names.
+Under a header `[[tiers]]`. Keys whose meaning begins with the name of a batch system are for its tiers.
+`options` takes the arguments of Parsl's provider; `ctxflow site check` checks their names.
 """
 _REGION = """
 ## Keys of a region
 
-A site whose workers are in several places (pools, racks, campuses, with slow links between them) says which, under a
-header `[[regions]]` for each. `routing = "torta"` and `scaling = "activation"` decide with them
-([routing](routing.md)); other policies take no notice.
+A site whose workers are in several places (pools, racks, campuses, with slow links between them) has a
+header `[[regions]]` for each. `routing = "torta"` and `scaling = "activation"` use them
+([routing](routing.md)); other policies ignore them.
 
 ```toml
 region = "campus"                        # of this machine: above the first header
@@ -110,9 +110,9 @@ bandwidth_mbit = {campus = 200}
 power_price = 0.09
 ```
 
-Machines that an attribute tells apart are a tier each: `requirements = 'Rack == "north"'`. A worker may tell its region
-itself, in the variable `CTXFLOW_REGION` of its environment, which machines or a tier (`env`) can set. That goes
-before patterns of names, and these before tiers; what no region claims is in this machine's.
+Machines distinguished by an attribute are a tier each: `requirements = 'Rack == "north"'`. A worker may report its
+region in the environment variable `CTXFLOW_REGION`, which machines or a tier (`env`) can set. It takes precedence over
+patterns of names, and these over tiers; workers in no region are in this machine's.
 """
 _POLICIES = f"""
 ## Policies
@@ -128,7 +128,7 @@ policy = "fixed"
 size = 50
 ```
 
-A name that there is not is answered with those that there are. In a program, `Site(routing=...)` takes an object.
+An unknown name is refused with a list of the known ones. In a program, `Site(routing=...)` takes an object.
 """
 
 

@@ -33,7 +33,7 @@ _CONDOR_DISK_GB = 70.0
 
 
 class Tier(pydantic.BaseModel):
-    """One kind of worker, and who lends it. The defaults are the pervasive-context paper's worker.
+    """One kind of worker, and the batch system that provides it. The defaults are the pervasive-context paper's worker.
 
     >>> Tier(name="a10").memory
     10000000000
@@ -41,63 +41,61 @@ class Tier(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: str = pydantic.Field("gpu", pattern=r"^[A-Za-z0-9-]+$", description="What the tier is called.")
+    name: str = pydantic.Field("gpu", pattern=r"^[A-Za-z0-9-]+$", description="The name of the tier.")
     provider: str = pydantic.Field(
         "condor",
-        description='Who lends the workers: "condor", "slurm", "pbs", "grid-engine", "kubernetes", "local" (this '
-        'machine), or "MODULE:NAME", a Parsl provider of your own or a function that makes one.',
+        description='The source of workers: "condor", "slurm", "pbs", "grid-engine", "kubernetes", "local" (this '
+        'machine), or "MODULE:NAME", a Parsl provider of your own or a function that returns one.',
     )
-    workers: int = pydantic.Field(1, ge=0, description="How many workers to hold at most.")
-    minimum: int = pydantic.Field(0, ge=0, description="How many workers to hold at least, whatever the load.")
+    workers: int = pydantic.Field(1, ge=0, description="The maximum number of workers.")
+    minimum: int = pydantic.Field(0, ge=0, description="The minimum number of workers, whatever the load.")
     waiting: int = pydantic.Field(
-        20, ge=1, description="How many jobs may wait in the queue at first; more, when they do not wait long."
+        20, ge=1, description="Number of jobs that may be pending at first; more if they start soon."
     )
     cores: int = pydantic.Field(2, ge=1, description="Cores of a worker.")
     memory_gb: float = pydantic.Field(10, gt=0, description="Memory of a worker in GB.")
     disk_gb: float | None = pydantic.Field(
         None,
         gt=0,
-        description="Disk of a worker in GB: HTCondor is asked for 70 if it is not said, and workers elsewhere use "
-        "what their machine has free. One that finds less than is said does not start.",
+        description="Disk of a worker in GB: the default is 70 on HTCondor; elsewhere workers use their machine's free "
+        "space. A worker with less than the given size does not start.",
     )
     gpus: int = pydantic.Field(1, ge=0, description="GPUs of a worker.")
     machine_gpus: int = pydantic.Field(
         0,
         ge=0,
-        description="HTCondor: the most GPUs of one of the machines, where a run may ask for workers on GPUs of its "
-        "choice: contexts with up to as many get a worker of their own, for which the `preemption` policy makes room.",
+        description="HTCondor: the largest number of GPUs of one machine, if a run may request specific GPUs: "
+        "contexts with up to that many get a separate worker, for which the `preemption` policy makes room.",
     )
     gpu_memory_gb: float | None = pydantic.Field(
-        None, gt=0, description="Memory of each GPU in GB, for plans that are made before a worker has joined."
+        None, gt=0, description="Memory of each GPU in GB, for plans made before a worker has joined."
     )
     machines: str | None = pydantic.Field(
         None,
-        description="What several tiers have in common that are the same machines, cut into workers with more or fewer "
+        description="A name shared by tiers that are the same machines, partitioned into workers with more or fewer "
         "GPUs: a plan holds no more GPUs of all of them than of the largest one alone.",
     )
     price: float | None = pydantic.Field(
-        None, ge=0, description="What an hour of a worker costs, in dollars or GPU-hours: cheap tiers are used first."
+        None, ge=0, description="The price of an hour of a worker, in dollars or GPU-hours: cheap tiers are used first."
     )
     boot_seconds: float | None = pydantic.Field(
-        None, ge=0, description="How long it takes from asking for a worker to its joining, for simulations and plans."
+        None, ge=0, description="Seconds from the request for a worker to its joining, for simulations and plans."
     )
     requirements: str | None = pydantic.Field(
-        None, description="HTCondor: which machines will do, as a ClassAd expression."
+        None, description="HTCondor: the acceptable machines, as a ClassAd expression."
     )
     require_gpus: str | None = pydantic.Field(
-        None, description="HTCondor: which of a machine's GPUs will do, as a ClassAd expression."
+        None, description="HTCondor: the acceptable GPUs of a machine, as a ClassAd expression."
     )
-    priority: int | None = pydantic.Field(None, description="HTCondor: which of your own jobs go first; higher first.")
+    priority: int | None = pydantic.Field(None, description="HTCondor: the order of your own jobs; higher first.")
     schedd: str | None = pydantic.Field(None, description="HTCondor: the schedd's name; by default this machine's.")
     pool: str | None = pydantic.Field(
-        None, description="HTCondor: the central manager's host, where the schedd is in another pool."
+        None, description="HTCondor: the central manager's host, if the schedd is in another pool."
     )
-    image: str | None = pydantic.Field(
-        None, description="HTCondor, Kubernetes: the container image that the worker runs in."
-    )
-    submit: dict[str, Any] = pydantic.Field({}, description="HTCondor: more lines for the submit description.")
+    image: str | None = pydantic.Field(None, description="HTCondor, Kubernetes: the container image of the worker.")
+    submit: dict[str, Any] = pydantic.Field({}, description="HTCondor: additional lines for the submit description.")
     options: dict[str, Any] = pydantic.Field(
-        {}, description="Slurm, PBS, Grid Engine, Kubernetes: what Parsl's provider takes, such as partition."
+        {}, description="Slurm, PBS, Grid Engine, Kubernetes: arguments of Parsl's provider, such as partition."
     )
     env: dict[str, str] = pydantic.Field({}, description="Environment variables for the worker; secrets belong here.")
 
@@ -131,7 +129,7 @@ class Tier(pydantic.BaseModel):
 
 
 class Region(pydantic.BaseModel):
-    """A group of workers close to each other: a pool, a rack, a campus; with what is known of its place.
+    """A group of workers close to each other (a pool, a rack, a campus), with its distances and power price.
 
     >>> Region(name="north", hosts=["n*.example.org"]).has_host("n12.example.org")
     True
@@ -139,20 +137,21 @@ class Region(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: str = pydantic.Field("region", pattern=r"^[A-Za-z0-9-]+$", description="What the region is called.")
+    name: str = pydantic.Field("region", pattern=r"^[A-Za-z0-9-]+$", description="The name of the region.")
     tiers: tuple[str, ...] = pydantic.Field(
         (), description="The tiers whose workers are in it: one for each schedd, pool, or set of machines."
     )
     hosts: tuple[str, ...] = pydantic.Field(
-        (), description="Patterns of the names of its machines, such as `gpu*.example.org`; they go before tiers."
+        (),
+        description="Patterns of the names of its machines, such as `gpu*.example.org`; they precede tiers.",
     )
     latency_ms: dict[str, float] = pydantic.Field(
-        {}, description="Milliseconds to other regions, by name; both ways, where the other does not say otherwise."
+        {}, description="Milliseconds to other regions, by name; both ways, unless the other region sets another value."
     )
     bandwidth_mbit: dict[str, float] = pydantic.Field(
-        {}, description="Mbit/s to other regions, by name; both ways, where the other does not say otherwise."
+        {}, description="Mbit/s to other regions, by name; both ways, unless the other region sets another value."
     )
-    power_price: float | None = pydantic.Field(None, ge=0, description="What power costs there, in dollars a kWh.")
+    power_price: float | None = pydantic.Field(None, ge=0, description="The price of power there, in dollars per kWh.")
 
     def has_host(self, host: str) -> bool:
         """Return whether one of its patterns is a machine's name."""
@@ -178,7 +177,7 @@ def region_of(regions: Sequence[Region], home: str, tier: str, host: str = "", t
 
 
 def region_specs(regions: Sequence[Region], home: str) -> list[RegionSpec]:
-    """Return what the scheduler hears of a site's regions, in seconds and bytes.
+    """Return a site's regions as the scheduler needs them, in seconds and bytes.
 
     >>> regions = [Region(name="north", latency_ms={"south": 40.0}), Region(name="south", bandwidth_mbit={"north": 80})]
     >>> [(spec.name, spec.home, spec.latency, spec.bandwidth) for spec in region_specs(regions, "north")]
@@ -200,13 +199,13 @@ def region_specs(regions: Sequence[Region], home: str) -> list[RegionSpec]:
 
 
 def _both_ways(name: str, given: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return what a region says of others, and what others say of it."""
+    """Return the values that a region gives for others, and others for it."""
     told = {other: values[name] for other, values in given.items() if name in values and other != name}
     return {**told, **{other: value for other, value in given[name].items() if other != name}}
 
 
 class Site(pydantic.BaseModel):
-    """Where work runs, and the policies that decide there. Every key has a default.
+    """The place where work runs, and its policies. Every key has a default.
 
     An engine's own keys are in a field of its name: those of ctxflow's own engines are always there, that of another
     package's engine where the site selects it.
@@ -219,35 +218,35 @@ class Site(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    name: str = pydantic.Field("local", description="What people call the site.")
+    name: str = pydantic.Field("local", description="The name of the site.")
     engine: str = pydantic.Field(
         "embedded",
-        description='What runs the workers: "embedded", which is this machine, "taskvine", a cluster through TaskVine, '
-        "or an engine that another package offers (see docs/extending.md).",
+        description='The engine that runs the workers: "embedded" (this machine), "taskvine" (a cluster), '
+        "or an engine of another package (see docs/extending.md).",
     )
     workers: int | None = pydantic.Field(
         None,
         ge=1,
-        description="How many workers. Embedded: by default one a GPU, else one for every two cores. Cluster: at "
-        "most so many of the first tier, in place of what that says.",
+        description="Number of workers. Embedded: by default one per GPU, else one for every two cores. Cluster: the "
+        "maximum of the first tier, in place of the tier's key.",
     )
     slots: int = pydantic.Field(
-        1, ge=1, description="Calls that a worker runs at a time; those on one context take turns."
+        1, ge=1, description="Calls that a worker runs at a time; calls on one context take turns."
     )
     scratch: str | None = pydantic.Field(
-        None, description="Where workers keep files while they live; by default the temporary directory."
+        None, description="The directory for workers' files while they live; by default the temporary directory."
     )
     level: Literal["none", "partial", "pervasive"] = pydantic.Field(
-        "pervasive", description="What workers keep of a context from call to call; less than all is for measuring."
+        "pervasive", description="How much of a context workers keep between calls; less than all is for measurements."
     )
-    tiers: tuple[Tier, ...] = pydantic.Field((), description="Cluster: the kinds of workers there are.")
+    tiers: tuple[Tier, ...] = pydantic.Field((), description="Cluster: the kinds of workers.")
     regions: tuple[Region, ...] = pydantic.Field(
-        (), description="Cluster: groups of workers close to each other, where there are several."
+        (), description="Cluster: groups of workers close to each other, if there are several."
     )
     region: str | None = pydantic.Field(
         None,
-        description="Cluster: the region of this machine, from which items and files come, and of workers that no "
-        "region claims; by default the first.",
+        description="Cluster: the region of this machine, the source of items and files, and of workers in no other "
+        "region; by default the first.",
     )
     python_environment: str | None = pydantic.Field(
         None,
@@ -255,10 +254,11 @@ class Site(pydantic.BaseModel):
         "prefix), or an archive made by `ctxflow env pack`; by default the python3 on their PATH (or in their image).",
     )
     acquire: Literal["run", "factory"] = pydantic.Field(
-        "run", description="Cluster: who acquires workers: each run, or a `ctxflow factory` for all runs of its user."
+        "run",
+        description="Cluster: what acquires workers: each run, or a `ctxflow factory` for all runs of its user.",
     )
     start_when: float = pydantic.Field(
-        0.0, ge=0, le=1, description="The share of the workers asked for that must have joined before the first call."
+        0.0, ge=0, le=1, description="The share of the requested workers that must have joined before the first call."
     )
     join_timeout: float = pydantic.Field(
         300.0, gt=0, description="Cluster: seconds that a worker's job may run before the worker has joined."
@@ -266,42 +266,40 @@ class Site(pydantic.BaseModel):
     gpu_hours_per_run: float | None = pydantic.Field(
         None,
         gt=0,
-        description="Cluster: the most GPU-hours that the workers of a run may use, from their jobs' start to their "
-        "end; a worker without GPUs counts as one with one. Then no more are asked for, and those that are there end "
-        "what they run and leave.",
+        description="Cluster: the maximum of GPU-hours of the workers of a run, from their jobs' start to their "
+        "end; a worker without GPUs counts as one with one. When it is reached, no more workers are requested, and "
+        "running ones are drained.",
     )
     cost_per_run: float | None = pydantic.Field(
-        None, gt=0, description="Cluster: the same of what workers cost, by their tiers' `price`."
+        None, gt=0, description="Cluster: the same for the workers' cost, by their tiers' `price`."
     )
     gpu_hours_per_factory: float | None = pydantic.Field(
         None, gt=0, description="Cluster: the same over all runs that a `ctxflow factory` serves, since it started."
     )
-    cost_per_factory: float | None = pydantic.Field(None, gt=0, description="Cluster: likewise, of cost.")
+    cost_per_factory: float | None = pydantic.Field(None, gt=0, description="Cluster: likewise, for cost.")
     gpu_hours_per_user: float | None = pydantic.Field(
         None,
         gt=0,
-        description="Cluster: the same over all runs of this user that any factory of the site served, by the record "
-        "that factories keep.",
+        description="Cluster: the same over all runs of this user that any factory of the site served, by the "
+        "factories' record.",
     )
-    cost_per_user: float | None = pydantic.Field(None, gt=0, description="Cluster: likewise, of cost.")
+    cost_per_user: float | None = pydantic.Field(None, gt=0, description="Cluster: likewise, for cost.")
     embedded: EmbeddedOptions = pydantic.Field(
         EmbeddedOptions.model_validate({}), description="Keys of the embedded engine."
     )
     taskvine: TaskVineOptions = pydantic.Field(
         TaskVineOptions.model_validate({}), description="Keys of the TaskVine engine."
     )
-    routing: Any = pydantic.Field(DEFAULTS["routing"], description="Which work goes to which worker.")
-    batching: Any = pydantic.Field(DEFAULTS["batching"], description="How many items a batch takes.")
-    placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
+    routing: Any = pydantic.Field(DEFAULTS["routing"], description="The choice of a worker for each call.")
+    batching: Any = pydantic.Field(DEFAULTS["batching"], description="The size of a batch.")
+    placement: Any = pydantic.Field(DEFAULTS["placement"], description="The choice of tiers for each context.")
     preemption: Any = pydantic.Field(
         DEFAULTS["preemption"],
-        description="Who gives way when a context needs a worker of its own, with several GPUs close together.",
+        description="The choice of victims when a context needs a separate worker with several GPUs close together.",
     )
-    scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
-    health: Any = pydantic.Field(
-        DEFAULTS["health"], description="Which hosts, workers and GPUs are bad, and get no work for a while."
-    )
-    sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")
+    scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="The number of workers of each tier.")
+    health: Any = pydantic.Field(DEFAULTS["health"], description="The quarantine of bad hosts, workers and GPUs.")
+    sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="The choice of a worker for each session.")
 
     @property
     def environment(self) -> str | None:
