@@ -1,4 +1,4 @@
-"""ctxflow: throughput-oriented LLM inference on GPUs that nobody promised you.
+"""ctxflow: throughput-oriented LLM inference on opportunistic GPUs.
 
 The public names, and nothing else; most are imported when first used, since a worker needs almost none.
 """

@@ -1,7 +1,7 @@
 """Problems to measure on: the paper's, draws from its ranges, and one from the Azure LLM inference trace.
 
 The ranges are those of section 4.1; where the paper names none, the values of this project, each named below.
-docs/placement.md tells what was chosen and why.
+docs/placement.md describes what was chosen and why.
 """
 
 from __future__ import annotations

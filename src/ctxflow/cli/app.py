@@ -36,7 +36,7 @@ VERBS = {
     "worker-command": "Print the line that starts a worker for a run by hand.",
     "topo": "Draw a machine's topology: this machine's, or that of a file.",
     "preempt": "Decide who gives way to a preemptor, in a cluster given as data (docs/preemption.md has the form).",
-    "simulate": "Say what would come of a run, before burning a night of GPUs.",
+    "simulate": "Predict a run in virtual time, before GPU time is spent on it.",
     "profile-scaling": 'Find the levels of `scaling = "closed-loop"`, in simulation.',
     "reproduce": "Run a paper's experiments and print its figures beside ours.",
     "train": "Train a policy's networks on the simulation, and write them. "
@@ -93,7 +93,7 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     name="ctxflow",
     cls=_Verbs,
-    help="Throughput-oriented LLM inference on GPUs that nobody promised you.",
+    help="Throughput-oriented LLM inference on opportunistic GPUs.",
     epilog="New here? Run `ctxflow doctor`, then `ctxflow demo`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -35,13 +35,13 @@ def plan(
     ] = None,
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="JOB", help="A job file (docs/placement.md tells its keys).", show_default=False),
+        typer.Argument(metavar="JOB", help="A job file (docs/placement.md lists its keys).", show_default=False),
     ] = None,
     problem: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The problem's JSON file (docs/placement.md tells its fields), "
+            help="The problem's JSON file (docs/placement.md lists its fields), "
             "or one of ctxflow's own instances: paper, azure.",
             show_default=False,
         ),

@@ -52,15 +52,15 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for event logs and pictures.", show_default=False)] = None,
 ) -> None:
-    """Say what would come of a run, before burning a night of GPUs.
+    """Predict a run in virtual time, before GPU time is spent on it.
 
-    The very scheduler and policies of live runs, in virtual time: makespan,
-    items/s, how close to the fluid bound that nobody beats (workers never
-    idle; nothing is staged, loaded or lost), what evictions cost, context
+    The scheduler and policies of live runs, in virtual time: makespan,
+    items/s, how close to the fluid bound of any schedule (workers never
+    idle; nothing is staged, loaded or lost), the cost of evictions, context
     loads, bytes moved.
 
     \b
-    Given a site and a workload (docs/simulator.md tells its keys; this does):
+    Given a site and a workload (docs/workloads.md lists its keys; this is one):
       [\\[apps]]
       items = 150_000
       item_seconds = 0.3          # or {a10 = 0.27, titan-x = 0.38}
@@ -68,9 +68,9 @@ def simulate(
       load_seconds = 15
 
     \b
-    Given a run's directory, what the run showed is measured from its event
-    log (seconds of items, calls, loads; when workers came and went), and it
-    is simulated as it was and with the changes, beside what was recorded.
+    Given a run's directory, its parameters are measured from its event
+    log (seconds of items, calls, loads; when workers joined and left), and it
+    is simulated as it was and with the changes, and compared with the record.
 
     \b
     Keys of the site, and after "workload." those of the workload; a list's

@@ -110,7 +110,7 @@ def _fluid(accounts: Accounts) -> dict[str, float | None]:
 
 
 def summarise(history: History) -> dict[str, Any]:
-    """Return the summary of a run as data for JSON; docs/report.md tells what each figure is.
+    """Return the summary of a run as data for JSON; docs/report.md describes each figure.
 
     Hours are of GPUs if every worker had one, else of workers. Those of the parts add up to those connected.
     """

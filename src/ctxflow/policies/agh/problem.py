@@ -1,7 +1,7 @@
 """The placement problem as data: query types, models, tiers, and what each does on each; JSON in and out.
 
-GH/AGH's problem P_DM (section 2.1), with the units in the names, and its checks. docs/placement.md tells every field of
-the file. Two instances come with ctxflow.
+GH/AGH's problem P_DM (section 2.1), with the units in the names, and its checks. docs/placement.md describes the file's
+fields. Two instances come with ctxflow.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Solution:
         return max(0.0, (self.costs.total - self.bound) / self.costs.total) if self.costs.total else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """Return all of it for JSON; docs/placement.md tells each field."""
+        """Return all of it for JSON; docs/placement.md describes each field."""
         costs = None if self.costs is None else {**dataclasses.asdict(self.costs), "total": self.costs.total}
         nothing: dict[str, Any] = {"deployments": [], "routes": [], "unserved": {}}
         return {
