@@ -125,6 +125,7 @@ class TaskVineEngine:
             self._losses = Losses(self._acquirer, run.clock)
             self._acquirer.start()
         except BaseException:
+            self._stopped = True
             self._clean_up()
             raise
 
