@@ -80,7 +80,7 @@ def test_context_is_the_decorator_whatever_is_imported_first(first):
 @pytest.mark.parametrize(
     ("program", "unneeded"),
     [
-        ("__main__", {"ctxflow.context", "dataclasses", "tarfile", "urllib.request"}),
+        ("__main__", {"ctxflow.context", "tarfile", "urllib.request"}),
         ("library", {"tarfile", "urllib.request"}),
         ("vine_library", {"ctxflow.context", "tarfile", "urllib.request"}),
         ("worker", {"ctxflow.context", "urllib.request"}),

@@ -26,8 +26,9 @@ _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 RENAMED: dict[str, str] = {
     "ctxflow.alternatives": "ctxflow.app_options",
-    "ctxflow.executors.executor": "ctxflow.executors.executor",
-    "ctxflow.executors.simulated:SimulatedMachine": "ctxflow.executors.simulated.machine_models:SimulatedMachine",
+    "ctxflow.batch.status_file": "ctxflow.batch.job_status",
+    "ctxflow.executors.files": "ctxflow.executors.executor",
+    "ctxflow.executors.simulated:Machine": "ctxflow.executors.simulated.machine_models:SimulatedMachine",
     "ctxflow.mapped": "ctxflow.map_results",
     "ctxflow.mapped:Mapped": "ctxflow.map_results:MapResult",
     "ctxflow.models.parallel": "ctxflow.models.vllm",

@@ -373,7 +373,7 @@ class Arrivals:
     >>> for time in (0, 10, 20):
     ...     arrivals.note(time, [app])
     ...     app.arrived += 50
-    >>> arrivals.forecast()
+    >>> dict(arrivals.forecast())
     {'a': 5.0}
     """
 
