@@ -119,13 +119,14 @@ class FolderEach:
         except OSError:
             clean = False
         if not clean:
-            import shutil
-
             # The call may have removed even the directory above.
             with contextlib.suppress(OSError):
                 os.makedirs(self._scratch, exist_ok=True)
                 os.chdir(self._scratch)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # An import needs a descriptor, which the call may have taken.
+                import shutil
+
+                shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = ""
 
 
