@@ -37,7 +37,8 @@ def test_contract(testbed: Testbed) -> None:
 @pytest.mark.timeout(500)
 def test_parsl_suite(testbed: Testbed) -> None:
     config = INSIDE.parent / "parsl_suite" / "taskvine.py"
-    chosen = "not cleannet and not test_timeout_after_exception and not (test_resource_spec and test_resource)"  # As in tests/test_parsl_suite.py.
+    # As in tests/test_parsl_suite.py.
+    chosen = "not cleannet and not test_timeout_after_exception and not (test_resource_spec and test_resource)"
     out = shell(testbed, f"{PYTEST} {PARSL} -k '{chosen}' --config {config} --timeout 60", 400)
     passed = re.search(r"(\d+) passed", out)
     assert passed and int(passed[1]) > 100, out[-500:]
