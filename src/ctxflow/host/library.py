@@ -59,13 +59,14 @@ from ctxflow.host.library_messages import (
 )
 from ctxflow.host.machine_errors import looks_like_the_machine
 from ctxflow.host.own_modules import restore_python_path
-from ctxflow.host.processes import die_with_parent, resident_bytes
+from ctxflow.host.processes import die_with_parent, resident_bytes, tree_bytes
 from ctxflow.host.session_states import States, StepEntry
 from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
 from ctxflow.on_worker import set_loaded
 from ctxflow.recipe import Context
 from ctxflow.wording import name_of
 
+_HOST_LOOKS_WITHIN = 2.0  # Seconds within which a busy host has looked at the memory of its processes, too.
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.
 _MOST_NAMES = 20  # Of files that a call left.
 _OBJECTS_OF_BUILD = 100_000  # Made before garbage is looked for while a context is built.
@@ -166,6 +167,7 @@ class _Library:
         self._place: InPlace | FolderEach = FolderEach(scratch)
         self._functions: dict[str, Any] = {}  # Also constants; as bytes until they are needed.
         self._value: Any = None
+        self._memory: int | None = None
         self._around = around_calls(os.environ)
         self._notice = select.poll()
         self._notice.register(notice, select.POLLIN)
@@ -202,6 +204,7 @@ class _Library:
                     recipe = Context(load.name, function, args, kwargs, files=dict(load.files))
                     self._value = recipe.build()
                 set_loaded(self._value)
+            self._memory = load.memory
         except BaseException as error:
             self._end_fork()
             kind = "memory" if _is_out_of_memory(error) else "exception"
@@ -214,6 +217,15 @@ class _Library:
         seconds = time.monotonic() - started
         built = ContextBuilt(load.context, load.key, seconds, resident_bytes(os.getpid()), _gpu_bytes())
         self._send(self.host, built)
+
+    def _wait_if_too_big(self) -> None:
+        """Leave a step unanswered that took more memory than the context asks for, until the host ends the process.
+
+        States of many sessions are in it: the host would else find it too big during the step of another one.
+        """
+        pid = os.getpid()
+        if self._memory is not None and resident_bytes(pid) > self._memory < tree_bytes(pid, self._memory):
+            time.sleep(_HOST_LOOKS_WITHIN)
 
     @staticmethod
     def _send(channel: BlockingChannel, message: FromLibrary) -> None:
@@ -310,6 +322,7 @@ class _Library:
             entries = [StepEntry(*entry) for entry in pickle.loads(call.body)]
             value = [] if call.context == "" else [self._value]
             outcomes, made = self._states.step(self._function(call), value, entries, self._frozen_states)
+            self._wait_if_too_big()
             return {"outcomes": outcomes}, made
         if call.function:
             args, kwargs = pickle.loads(call.body)
