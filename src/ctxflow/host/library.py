@@ -223,8 +223,9 @@ class _Library:
 
         States of many sessions are in it: the host would else find it too big during the step of another one.
         """
-        pid = os.getpid()
-        if self._memory is not None and resident_bytes(pid) > self._memory < tree_bytes(pid, self._memory):
+        pid, limit = os.getpid(), self._memory
+        # Its own memory is quick to read; what counts is what the host looks at, with what its children have.
+        if limit is not None and resident_bytes(pid) > limit and tree_bytes(pid, limit) > limit:
             time.sleep(_HOST_LOOKS_WITHIN)
 
     @staticmethod

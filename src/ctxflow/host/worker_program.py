@@ -39,7 +39,7 @@ _COMPILED = (
     "cloudpickle/",
     "ctxflow/__init__.py",
     "ctxflow/contents.py",
-    "ctxflow/context",
+    "ctxflow/context.py",
     "ctxflow/environments/__init__.py",
     "ctxflow/environments/opening.py",
     "ctxflow/errors.py",
@@ -57,7 +57,7 @@ _COMPILED = (
 
 
 # And what users' functions import there.
-_NEEDED = (*_COMPILED, "ctxflow/models/", "ctxflow/pickling.py")
+_NEEDED = (*_COMPILED, "ctxflow/models/")
 _ELSEWHERE = ("ctxflow/host/__main__.py", "ctxflow/host/probe.py")  # What TaskVine workers do not run.
 _DIGEST_BYTES = 16  # As contents.py has it.
 
