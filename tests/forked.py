@@ -229,7 +229,7 @@ PRELOADED = (
     "ctxflow.cli.run_commands",
     "ctxflow.decorators",
     "ctxflow.executors.executor",
-    "ctxflow.map_results",
+    "ctxflow.mapping",
     "ctxflow.policies.agh.placement",
     "ctxflow.policies.flextopo.preemption",
     "ctxflow.policies.turboserve.scaling",

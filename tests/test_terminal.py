@@ -19,7 +19,7 @@ from ctxflow.batch.phrases import one_line
 from ctxflow.cli.app import main
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.ending import tell
+from ctxflow.executors.bare import tell
 from ctxflow.observe.progress import VERSION, Progress
 from ctxflow.terminal import guard_log, guarded_streams, visible
 

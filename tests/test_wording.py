@@ -8,8 +8,8 @@ from ctxflow import batch_app
 from ctxflow.batch.phrases import Outcome, describe, summary
 from ctxflow.batch.pump import Tolerance
 from ctxflow.cli.factory_commands import _report
+from ctxflow.executors.bare import cancelled_text
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.ending import cancelled_text
 from ctxflow.factory.leftovers import Leftovers
 from ctxflow.host.session_states import _pairs
 from ctxflow.models.reading import check_texts

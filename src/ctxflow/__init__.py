@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from ctxflow.executors import ContextExecutor
-    from ctxflow.map_results import MapResult
+    from ctxflow.mapping import MapResult
     from ctxflow.on_worker import idle, last, load_variable_from_context, load_variable_in_serverless
     from ctxflow.recipe import Context
     from ctxflow.sessions import Session, SessionApp, session_app
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "SessionApp": "sessions",
     "Session": "sessions",
-    "MapResult": "map_results",
+    "MapResult": "mapping",
     "ContextApp": "apps",
     "BatchApp": "apps",
     "Alternative": "app_options",

@@ -25,7 +25,7 @@ from ctxflow.recipe import Context, Params
 from ctxflow.wording import counted, header
 
 if TYPE_CHECKING:
-    from ctxflow.map_results import MapResult
+    from ctxflow.mapping import MapResult
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _Kind = TypeVar("_Kind", bound="_App")
@@ -347,7 +347,7 @@ class BatchApp(_App, Generic[Params, Result]):
         [0, 2, 4, 6, 8]
         """
         from ctxflow.map_inputs import inputs_of, unknown_option
-        from ctxflow.map_results import MapResult
+        from ctxflow.mapping import MapResult
 
         if unknown := sorted(set(constants) - self.constants):
             raise unknown_option(self, unknown[0])

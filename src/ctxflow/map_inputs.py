@@ -18,11 +18,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol
 
 from ctxflow.app_calls import ItemApp
 from ctxflow.app_options import Options
+from ctxflow.errors import DependencyFailed
 from ctxflow.executors.run.futures import Failed
 from ctxflow.option_values import refuse
 from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
@@ -348,3 +349,93 @@ class Ahead:
                 self._resume.get()
             self._paused = False
         return self._asked >= 0
+
+
+Item = tuple[Any, ...]
+
+
+def may_hold_futures(items: Sequence[Item | Failed]) -> bool | None:
+    """Return whether there may be a future among the values of some items, told quickly.
+
+    :returns: None for as much as False, if there are rows that failed among the items.
+
+    >>> may_hold_futures([("a", 1), ("b", 2)]), may_hold_futures([(Future(),)])
+    (False, True)
+    """
+    try:
+        kinds = set(map(type, itertools.chain.from_iterable(items)))  # type: ignore[arg-type]
+    except TypeError:  # A row that failed has no values.
+        return may_hold_futures([item for item in items if type(item) is not Failed]) or None
+    return any(kind is tuple or issubclass(kind, Future) for kind in kinds)
+
+
+class Aside:
+    """Items that wait for futures among their values, or in tuples among these; found by their index.
+
+    :param wake: called when one may be ready, by whichever thread.
+    :ivar waiting: those that wait, by index.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self.waiting: dict[int, Item] = {}
+        self._done: collections.deque[int] = collections.deque()  # Of these a future is done.
+
+    def put(self, index: int, item: Item) -> Item | Failed | None:
+        """Return an item with its futures' results, a `Failed` if one failed; None, and wait, if some are not done."""
+        waited = [future for future in _futures(item) if not future.done()]
+        if not waited:
+            return _resolved(item)
+        self.waiting[index] = item
+
+        def done(future: Future[Any]) -> None:
+            self._done.append(index)
+            self._wake()
+
+        for future in waited:
+            future.add_done_callback(done)
+        return None
+
+    def ready(self) -> Iterator[tuple[int, Item | Failed]]:
+        """Yield items that wait no more, as `put` gives them."""
+        while self._done:
+            index = self._done.popleft()
+            item = self.waiting.get(index)
+            if item is not None and all(future.done() for future in _futures(item)):
+                del self.waiting[index]
+                yield index, _resolved(item)
+
+
+def _futures(item: Item) -> list[Future[Any]]:
+    found = []
+    for value in item:
+        if isinstance(value, Future):
+            found.append(value)
+        elif type(value) is tuple:
+            found += [part for part in value if isinstance(part, Future)]
+    return found
+
+
+def _resolved(item: Item) -> Item | Failed:
+    """Return an item whose futures are all done, with their results."""
+    for future in _futures(item):
+        try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        if error is not None:
+            reason = (
+                "was cancelled" if isinstance(error, CancelledError) else f"failed: {type(error).__name__}: {error}"
+            )
+            failure = DependencyFailed(f"a future among the values of this item {reason}")
+            failure.__cause__ = error
+            return Failed(failure, item)
+    return tuple([_value(value) for value in item])
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Future):
+        return value.result()
+    if type(value) is tuple:
+        return tuple([part.result() if isinstance(part, Future) else part for part in value])
+    return value

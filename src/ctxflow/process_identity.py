@@ -1,4 +1,4 @@
-"""Which process this is, and whether the one that wrote a file still runs.
+"""Which process this is, when Ctrl-C may interrupt it, and whether the one that wrote a file still runs.
 
 After a fork the child has copies of what belongs to its parent alone: they are told so before the child's code runs.
 A child owns nothing: it may not end what its parent runs, write the parent's files, or wait for threads that it does
@@ -10,10 +10,19 @@ own id: steps of the machine's clock, and the clock of whoever keeps the file, c
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # `signal.signal` takes five times as long: it makes enumerations.
+import functools
 import os
 import threading
+import time
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from signal import SIGINT
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_INTERRUPT_SECONDS = 2.0  # How long after the first an interrupt is raised at once.
 
 
 class Owned(Protocol):
@@ -67,6 +76,37 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a short function finish before an interrupt is raised.
+
+    Should it not be short, an interrupt that comes seconds after the first is raised at once.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        if threading.get_ident() != Process.main_thread:
+            return function(*args, **kwargs)  # Interrupts come to the main thread.
+        caught: list[float] = []
+
+        def note(number: int, frame: Any) -> None:
+            caught.append(time.monotonic())
+            if caught[-1] - caught[0] > _INTERRUPT_SECONDS and callable(handler):
+                handler(number, frame)
+
+        handler = _signal.signal(SIGINT, note)
+        if not callable(handler):
+            _signal.signal(SIGINT, handler if handler is not None else _signal.SIG_DFL)
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _signal.signal(SIGINT, handler)
+            if caught:
+                handler(SIGINT, None)
+
+    return guarded
 
 
 def birth_of(pid: int) -> str | None:

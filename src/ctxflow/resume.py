@@ -25,9 +25,9 @@ from ctxflow.app_calls import ItemApp
 from ctxflow.append_file import AppendFile
 from ctxflow.digest import digest
 from ctxflow.executors.run.futures import Failed
-from ctxflow.executors.run.threads import uninterrupted
 from ctxflow.identity import Identity, changes
 from ctxflow.pickling import dumps
+from ctxflow.process_identity import uninterrupted
 
 _LOG = logging.getLogger("ctxflow")
 _NOTHING = (1 << 64) - 1

@@ -19,7 +19,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.errors import CallTimeout
-from ctxflow.executors.heartbeats import Patience
+from ctxflow.executors.protocol import Patience
 from ctxflow.factory.run_files import live_runs
 from ctxflow.host.processes import process_state
 from ctxflow.sites import Site

@@ -9,7 +9,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context, last, session_app
 from ctxflow.executors.embedded import engine as embedded
-from ctxflow.executors.embedded import gpus
+from ctxflow.executors.embedded import local_workers
 from ctxflow.host.facts import Device
 from ctxflow.scheduler.log import replay
 from ctxflow.topology import Gpu, NumaNode, Topology, used_by
@@ -72,7 +72,7 @@ def pretended(monkeypatch):
     """Eight GPUs on two sockets."""
     nodes = tuple(NumaNode(number, number % 2) for number in range(DEVICES))
     machine = Topology("here", (0, 1), nodes, gpus=tuple(Gpu(n, f"GPU-{n}", numa=n) for n in range(DEVICES)))
-    monkeypatch.setattr(gpus, "read_machine", lambda: machine)
+    monkeypatch.setattr(local_workers, "read_machine", lambda: machine)
     monkeypatch.setattr(embedded, "cuda_devices", lambda: [Device(f"GPU-{n}", "pretended") for n in range(DEVICES)])
 
 
@@ -121,11 +121,11 @@ def test_where_nobody_makes_room_it_is_refused(pretended, tmp_path):
 
 
 def test_devices_that_no_driver_knows_are_a_topology_too():
-    found = gpus.topology_of([Device("0"), Device("GPU-x")])
+    found = local_workers.topology_of([Device("0"), Device("GPU-x")])
     assert [(gpu.index, gpu.uuid, gpu.numa) for gpu in found.gpus] == [(0, None, None), (1, "GPU-x", None)]
     used = used_by(found, {"GPU-x": "local-1"})
     assert [gpu.used_by for gpu in used.gpus] == [None, "local-1"]
-    assert gpus.topology_of([]).gpus == ()
+    assert local_workers.topology_of([]).gpus == ()
 
 
 def test_an_app_may_be_more_urgent_than_its_context():

@@ -17,7 +17,7 @@ from ctxflow import batch_app
 from ctxflow.errors import CallTimeout
 from ctxflow.executors.embedded import engine as embedded
 from ctxflow.executors.embedded.local_hosts import LocalWatch
-from ctxflow.executors.heartbeats import Heartbeats, Patience
+from ctxflow.executors.protocol import Heartbeats, Patience
 from ctxflow.host.facts import Device
 from ctxflow.host.processes import descendants
 from unkillable import stopped, unkillable

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.batch.phrases import duration
-from ctxflow.executors.run.threads import uninterrupted
 from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
+from ctxflow.process_identity import uninterrupted
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -38,7 +38,7 @@ from ctxflow.batch.journal import (
     rows_body,
     valid_prefix,
 )
-from ctxflow.executors.run.threads import uninterrupted
+from ctxflow.process_identity import uninterrupted
 
 
 class Ledger:

@@ -17,9 +17,9 @@ from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.run.futures import Failed, Stream
-from ctxflow.executors.run.threads import uninterrupted
 from ctxflow.models.results import InputTooLong
 from ctxflow.observe.causes import Causes
+from ctxflow.process_identity import uninterrupted
 from ctxflow.wording import counted
 
 FIRST = 100

@@ -1,35 +1,35 @@
 """An executor by itself, as a context manager; what makes it one of Parsl's is in executor.py.
 
-Parsl takes a second and 40 MB to import: commands that have no use for it, such as `ctxflow batch`, run on this. What
-does not live here: the run (run/), engines, and how a call is pickled (submission.py).
+Parsl takes a second and 40 MB to import: commands that have no use for it, such as `ctxflow batch`, run on this.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.call_files import current_directory
 from ctxflow.executors.contract import SiteEngine
-from ctxflow.executors.ending import OpenMap, await_answers, cancelled_text, cause_of, tell
-from ctxflow.executors.pool import Pool
 from ctxflow.executors.run.figures import Status
 from ctxflow.executors.run.live_run import LiveRun
-from ctxflow.executors.submission import Calls
+from ctxflow.executors.submission import Calls, Pool
 from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.site_model import region_specs
+from ctxflow.terminal import timed, visible
+from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.policies.protocols import (
@@ -316,3 +316,96 @@ def items_of(name: str, value: Any, wanted: str) -> Iterable[Any]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refuse(name, value, wanted, TypeError)
     return value
+
+
+_FIRST_SECONDS = 2.0  # A wait that is over by then needs no explanation.
+_LONGEST_SECONDS = 60.0
+
+
+class OpenMap(Protocol):
+    """A map that goes on, as its executor sees it.
+
+    :ivar finished: done when it is over.
+    """
+
+    finished: Future[int]
+
+    def read_elsewhere(self, here: int) -> bool:
+        """Return whether a thread other than this one, by its identifier, reads it."""
+
+    def release(self) -> None:
+        """Tell who waits for the map as a whole, as Parsl does, not to wait any longer."""
+
+    def cut(self) -> None:
+        """Cancel what nobody has read; to read further raises `RunEnded`."""
+
+
+def tell(text: str) -> None:
+    """Write a line for the person at the terminal, wherever logging goes."""
+    with contextlib.suppress(OSError, ValueError):  # It may be closed.
+        print(timed(f"ctxflow: {visible(text)}"), file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
+
+
+def waiting_text(calls: int, maps: int, status: Status) -> str:
+    """Return the line that says for what a program waits before it ends its workers."""
+    what = [counted(calls, "call")] if calls else []
+    what += [f"{counted(maps, 'map')} that another thread reads"] if maps else []
+    workers = counted(status.workers, "worker") if status.workers else "no worker yet"
+    return f"waiting for {' and '.join(what)} ({workers}); Ctrl-C cancels what is left"
+
+
+def cancelled_text(calls: int, cause: str) -> str:
+    """Return the line that says how many calls came to nothing, and why."""
+    return f"{counted(calls, 'call')} cancelled before an answer came: {cause}"
+
+
+def cause_of(error: BaseException | None) -> str:
+    """Return why calls are cancelled, in words.
+
+    >>> cause_of(KeyboardInterrupt())
+    'the block ended with KeyboardInterrupt'
+    """
+    return "the executor was shut down" if error is None else f"the block ended with {type(error).__name__}"
+
+
+class Teller:
+    """Says for what is waited: after two seconds, and then ever more seldom, where it has changed."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + _FIRST_SECONDS
+        self._pause = 4 * _FIRST_SECONDS
+        self._said = ""
+
+    @property
+    def seconds(self) -> float:
+        """Return how long there is nothing to say."""
+        return max(0.0, self._due - time.monotonic())
+
+    def say(self, text: str) -> None:
+        """Say it, if it is time and if it is new."""
+        if self.seconds:
+            return
+        self._due = time.monotonic() + self._pause
+        self._pause = min(_LONGEST_SECONDS, 2 * self._pause)
+        if text != self._said:
+            self._said = text
+            tell(text)
+
+
+def await_answers(
+    calls: Callable[[], Sequence[Future[Any]]], maps: Callable[[], Sequence[Future[Any]]], status: Callable[[], Status]
+) -> None:
+    """Wait until no call is open and no map is read by another thread; callbacks may make new calls meanwhile.
+
+    :param calls: gives the calls that are not answered.
+    :param maps: gives, for each map that another thread reads, what is done when it is over.
+    """
+    teller = Teller()
+    while awaited := calls() or maps():
+        for future in awaited:  # One after the other: to wait for all would cost a visit to each every time.
+            if not future.done():
+                wait([future], timeout=max(0.05, min(teller.seconds, 1.0)))
+            if not teller.seconds:
+                teller.say(waiting_text(len(calls()), len(maps()), status()))
+            if not future.done():
+                break

@@ -27,9 +27,8 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
-from ctxflow.executors.bare import BareExecutor, items_of, parsl_kernel
+from ctxflow.executors.bare import BareExecutor, Teller, items_of, parsl_kernel, waiting_text
 from ctxflow.executors.call_files import TAKEN, current_directory, locate
-from ctxflow.executors.ending import Teller, waiting_text
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import Memoized
 from ctxflow.option_values import refuse

@@ -1,7 +1,4 @@
-"""What a worker tells about itself when it joins, its GPUs and where they are among it, without loading a framework.
-
-What does not live here: what follows from it (executors/), and who gets which GPU (executors/embedded/gpus.py).
-"""
+"""What a worker tells about itself when it joins, its GPUs and where they are among it, without loading a framework."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who is asked, who is given up and when, with calls that nobody answers by itself."""
 
-from ctxflow.executors.heartbeats import Patience
+from ctxflow.executors.protocol import Patience
 from ctxflow.executors.taskvine import vine_workers
 from ctxflow.executors.taskvine.vine_workers import VineWorker, Watch
 from ctxflow.host.messages import Ping

@@ -26,8 +26,7 @@ from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.embedded.local_hosts import LocalHosts, LocalWatch
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
 from ctxflow.executors.embedded.local_workers import LocalWorkers
-from ctxflow.executors.heartbeats import Patience
-from ctxflow.executors.protocol import events_of
+from ctxflow.executors.protocol import Patience, events_of
 from ctxflow.host.facts import cuda_devices
 from ctxflow.host.library_messages import Answer, BuildFailed, CallRaised, ContextBuilt
 from ctxflow.host.messages import FROM_HOST, FromHost, HostStarted, LibraryDied, NoticeGiven, WorkerStuck

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
-from ctxflow.executors.heartbeats import Heartbeats, Patience
-from ctxflow.executors.protocol import call_message, plain_message
+from ctxflow.executors.protocol import Heartbeats, Patience, call_message, plain_message
 from ctxflow.host.file_cache import cached
 from ctxflow.host.library_messages import BuildContext, ForgetParts, GivePart
 from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, Ping, StageFiles, ToHost

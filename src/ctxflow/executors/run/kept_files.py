@@ -2,17 +2,18 @@
 
 The event log takes every event at once, and writes many lines at a time; `status.json` says how the run as a whole
 stands, `workers.json` what each worker did and where its log is (`ctxflow workers`). All are written on a thread of
-their own, where a disk may stall. What does not live here: what a line of the log is, and its replay
-(scheduler/log.py), and a batch's own status, which says more (batch/).
+their own, so that a disk that stalls stops no submission and no answer.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any
 
 from ctxflow.executors.contract import Engine, KnowsJobs
 from ctxflow.executors.run.figures import Status, awaiting_text, figures_of
-from ctxflow.executors.run.threads import DiskThread
 from ctxflow.host.machine_errors import advice
 from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, write_status
 from ctxflow.process_identity import belongs_here, lead_nowhere
@@ -33,6 +33,7 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Worker
 
 logger = logging.getLogger("ctxflow")
+_DISK_SECONDS = 30.0  # How long the disk has at the end of a run.
 _LINES = 200
 _BUFFER = 1 << 18
 _MOST_BEHIND = 1 << 28  # Characters that wait for a disk which stalls.
@@ -326,3 +327,62 @@ def read_workers(directory: str) -> list[Mapping[str, Any]]:
         if isinstance(found, dict) and found.get("version") == 1:
             return list(found["workers"])
     return []
+
+
+class DiskThread:
+    """Does what it is given in order; begins with the first of it, and ends with `close`.
+
+    What is given waits in memory as long as the disk stalls.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+        self._there = threading.Semaphore(0)
+        self._beginning = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        belongs_here(self)
+
+    def forked(self) -> None:
+        """Do nothing in a child: what waits is its parent's to do."""
+        self._waiting.clear()
+        self._thread, self._closed, self._beginning = None, True, threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._waiting)
+
+    def give(self, action: Callable[[], None]) -> None:
+        """Have something done soon; what it raises is logged."""
+        if self._closed:
+            return
+        if self._thread is None:
+            with self._beginning:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="ctxflow-disk", daemon=True)
+                    self._thread.start()
+        self._waiting.append(action)
+        self._there.release()
+
+    def _work(self) -> None:
+        while True:
+            self._there.acquire()
+            if not self._waiting:
+                return
+            try:
+                self._waiting[0]()
+            except Exception:
+                logger.exception("a run's file cannot be written")
+            self._waiting.popleft()
+
+    def close(self, seconds: float = _DISK_SECONDS) -> bool:
+        """Wait until all is done, but not for ever; says whether it is. What is given from now on is not done."""
+        if self._thread is None:
+            self._closed = True
+            return True
+        if not self._closed:  # Else somebody has waited for long enough.
+            self._closed = True
+            self._there.release()
+            self._thread.join(seconds)
+        return not self._thread.is_alive()

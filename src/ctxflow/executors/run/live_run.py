@@ -34,12 +34,11 @@ from ctxflow.executors.run.declarations import (
 )
 from ctxflow.executors.run.figures import SessionStatus, Status, status_of
 from ctxflow.executors.run.futures import CallFuture, Delivery, Sink
-from ctxflow.executors.run.kept_files import AwaitingReminder, EventLog, RunStatusFile, WorkerTable
+from ctxflow.executors.run.kept_files import AwaitingReminder, DiskThread, EventLog, RunStatusFile, WorkerTable
 from ctxflow.executors.run.run_loop import TICK_SECONDS, RunLoop
 from ctxflow.executors.run.session_store import News
-from ctxflow.executors.run.threads import DiskThread, uninterrupted
 from ctxflow.host.machine_errors import advice, none_left
-from ctxflow.process_identity import belongs_here, foreign_text
+from ctxflow.process_identity import belongs_here, foreign_text, uninterrupted
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import events as ev

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable
 
 from ctxflow.executors.contract import ContextPayload, Engine, EngineFailed
 from ctxflow.executors.run.declarations import Declared
-from ctxflow.executors.run.futures import Delivery, opened
+from ctxflow.executors.run.futures import Callbacks, Delivery, opened
 from ctxflow.executors.run.kept_files import NOTED, EventLog, WorkerTable
 from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
 from ctxflow.executors.run.session_store import News, SessionStore
-from ctxflow.executors.run.threads import Callbacks, uninterrupted
 from ctxflow.executors.run.worker_bounds import WorkerBounds
 from ctxflow.host.machine_errors import advice
+from ctxflow.process_identity import uninterrupted
 from ctxflow.scheduler import Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -16,8 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ctxflow.executors.contract import NO_PAYLOADS, EngineFailed, Payloads, RunServices
-from ctxflow.executors.heartbeats import Patience
-from ctxflow.executors.protocol import events_of
+from ctxflow.executors.protocol import Patience, events_of
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses, events_of_job
 from ctxflow.executors.taskvine.manager_messages import (

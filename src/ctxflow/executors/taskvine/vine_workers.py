@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ctxflow.executors.heartbeats import Heartbeats, Patience
+from ctxflow.executors.protocol import Heartbeats, Patience
 from ctxflow.executors.taskvine.link import ManagerLink
 from ctxflow.executors.taskvine.manager_messages import CancelCall, SubmitCall
 from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
