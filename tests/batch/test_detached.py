@@ -17,7 +17,7 @@ from ctxflow.batch.detached import Standing, found_jobs, job_named, last_complai
 from ctxflow.batch.detaching import carried, detach, self_contained, site_for_detaching
 from ctxflow.batch.driver import begin_job, run_job
 from ctxflow.errors import CtxflowError
-from ctxflow.factory import condor_driver
+from ctxflow.factory import condor_provider
 from ctxflow.sites import load_site
 
 SITE = """
@@ -50,10 +50,10 @@ def schedd(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def there(tags: list[str]) -> dict[str, dict[str, int]]:
         return {tag: {} if known["gone"] else {f"{tag.partition('-')[0]}.0": 2} for tag in tags}
 
-    monkeypatch.setattr(condor_driver, "why_no_driver", lambda: None)
-    monkeypatch.setattr(condor_driver, "submit_driver", submit)
-    monkeypatch.setattr(condor_driver, "driver_events", lambda log: known["events"])
-    monkeypatch.setattr(condor_driver, "jobs_there", there)
+    monkeypatch.setattr(condor_provider, "why_no_driver", lambda: None)
+    monkeypatch.setattr(condor_provider, "submit_driver", submit)
+    monkeypatch.setattr(condor_provider, "driver_events", lambda log: known["events"])
+    monkeypatch.setattr(condor_provider, "jobs_there", there)
     return known
 
 
@@ -130,7 +130,7 @@ def test_a_refused_job_leaves_nothing(work: Path, schedd: dict[str, Any], monkey
     def refuse(description: dict[str, str]) -> str:
         raise CtxflowError("HTCondor did not take the driver")
 
-    monkeypatch.setattr(condor_driver, "submit_driver", refuse)
+    monkeypatch.setattr(condor_provider, "submit_driver", refuse)
     with pytest.raises(CtxflowError, match="did not take"):
         detach(job(), load_site("condor.toml"))
     assert found_jobs() == [] and os.listdir(work / "state/ctxflow/jobs") == []
@@ -146,7 +146,7 @@ def test_sites_from_which_no_driver_can_be_submitted(
     detach(job(), site_for_detaching(job()))
     with pytest.raises(CtxflowError, match=r"job 1 writes out.jsonl and is queued: .* `ctxflow cancel 1`"):
         site_for_detaching(job())
-    monkeypatch.setattr(condor_driver, "why_no_driver", lambda: "this machine has no schedd")
+    monkeypatch.setattr(condor_provider, "why_no_driver", lambda: "this machine has no schedd")
     with pytest.raises(CtxflowError, match="cannot be detached: this machine has no schedd"):
         site_for_detaching(job(output="other.jsonl"))
 

@@ -12,8 +12,8 @@ import pytest
 from in_process import ctxflow
 
 from ctxflow.cli import factory_commands as command_module
-from ctxflow.factory import ProviderError, leftovers
-from ctxflow.factory.factory_client import FactoryClient
+from ctxflow.factory import ProviderError, tier_providers
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import FoundJob
 from ctxflow.factory.run_files import Connection, PublishedRun, write_private
 from ctxflow.sites import Site, load_site
@@ -145,9 +145,9 @@ def test_what_is_young_by_its_own_clock_stays(campus, runtime, clock_steps):
     """A run that is just beginning has no connection file yet; its file server's clock may be behind by anything."""
     (runtime / "young.wanted").write_text("")
     with clock_steps(3600):
-        assert leftovers.find_leftovers(load_site(campus)).files == []
+        assert tier_providers.find_leftovers(load_site(campus)).files == []
     os.utime(runtime / "young.wanted", times=(time.time() - 3600,) * 2)
-    assert leftovers.find_leftovers(load_site(campus)).files == [str(runtime / "young.wanted")]
+    assert tier_providers.find_leftovers(load_site(campus)).files == [str(runtime / "young.wanted")]
     assert os.listdir(runtime) == ["young.wanted"]
 
 
@@ -179,7 +179,7 @@ def queues(monkeypatch, tmp_path):
     one = Queue(*(FoundJob(f"1.{number}", run, "queued") for number, run in enumerate(names)))
     two = Queue(FoundJob("1.0", "dead", "running", "n1"))
     found = {"one": one, "two": two}
-    monkeypatch.setattr(leftovers, "provider_of", lambda tier, run: found[tier.schedd])
+    monkeypatch.setattr(tier_providers, "provider_of", lambda tier, run: found[tier.schedd])
     return found
 
 
@@ -188,7 +188,7 @@ TIERS = tuple(Tier(name=name, schedd=schedd) for name, schedd in (("a10", "one")
 
 def test_jobs_of_dead_runs_are_found_once_and_removed(queues, capsys):
     site = Site(engine="taskvine", tiers=TIERS)
-    found = leftovers.find_leftovers(site)
+    found = tier_providers.find_leftovers(site)
     assert {(tier.name, job.job) for tier, job in found.jobs} == {("a10", "1.1"), ("h100", "1.0")}
     assert (found.elsewhere, found.troubles) == (1, [])
     assert command_module._clean(site, as_json=False, yes=True) == 0

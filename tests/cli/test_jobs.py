@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ctxflow.batch.detached import Detached, DetachedView, Standing
 from ctxflow.cli import detached_commands as verbs
-from ctxflow.factory import condor_driver
+from ctxflow.factory import condor_provider
 
 NOW = 1_790_000_000.0
 
@@ -71,9 +71,9 @@ def schedd(home, monkeypatch):
         known["there"]["1-af"] = dict.fromkeys(list(jobs)[1:], 3) if len(known["ended"]) == 1 else {}
         known["events"] = [{"EventTypeNumber": 9, "Cluster": 10, "Proc": 0, "time": NOW, "Reason": "ctxflow cancel"}]
 
-    monkeypatch.setattr(condor_driver, "jobs_there", lambda tags: {tag: known["there"].get(tag, {}) for tag in tags})
-    monkeypatch.setattr(condor_driver, "end_jobs", end)
-    monkeypatch.setattr(condor_driver, "driver_events", lambda log: known["events"])
+    monkeypatch.setattr(condor_provider, "jobs_there", lambda tags: {tag: known["there"].get(tag, {}) for tag in tags})
+    monkeypatch.setattr(condor_provider, "end_jobs", end)
+    monkeypatch.setattr(condor_provider, "driver_events", lambda log: known["events"])
     monkeypatch.setattr(verbs, "_AGAIN_SECONDS", 0.0)
     return known
 
@@ -89,7 +89,7 @@ def test_cancel_ends_the_driver_and_its_workers_and_asks_again(schedd, capsys):
 
 def test_cancel_says_what_does_not_leave(schedd, capsys, monkeypatch):
     remember(made(1))
-    monkeypatch.setattr(condor_driver, "end_jobs", lambda jobs: None)
+    monkeypatch.setattr(condor_provider, "end_jobs", lambda jobs: None)
     monkeypatch.setattr(verbs, "_CANCEL_SECONDS", 0.6)
     with pytest.raises(typer.Exit) as ended:
         verbs.cancel("1")

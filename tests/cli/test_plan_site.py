@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
 from ctxflow.executors.simulated import SimulatedEngine
-from ctxflow.factory import site_check
+from ctxflow.factory import tier_providers
 from ctxflow.factory.provider import PoolSurvey
-from ctxflow.factory.site_check import TierAnswer
+from ctxflow.factory.tier_providers import TierAnswer
 from ctxflow.policies.agh.problem import Problem
 from ctxflow.scheduler import Policies, log
 from ctxflow.scheduler import events as ev
@@ -121,7 +121,7 @@ def test_live_counts_the_machines_that_there_are(files, monkeypatch):
         yield TierAnswer(first, PoolSurvey(machines=2, free=0, workers=2))
         yield TierAnswer(second, None, ("the collector does not answer",))
 
-    monkeypatch.setattr(site_check, "ask_tiers", ask)
+    monkeypatch.setattr(tier_providers, "ask_tiers", ask)
     found = data(files, "--live")
     assert "tier a10: machines are there for 2 of its 20 workers now" in found["notes"]
     assert any("tier titan could not be asked" in note for note in found["notes"])

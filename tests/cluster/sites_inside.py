@@ -14,7 +14,8 @@ import pytest
 
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
 from ctxflow.factory.provider import PoolSurvey, Provider
-from ctxflow.factory.tier_providers import Lead, provider_of, worker_job
+from ctxflow.factory.run_files import Lead, worker_job
+from ctxflow.factory.tier_providers import provider_of
 from ctxflow.sites.site_model import Tier
 
 SITES = Path(__file__).resolve().parents[2] / "site-configs"

@@ -14,7 +14,7 @@ from ctxflow.cli import main
 from ctxflow.executors.contract import LimitReached
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.run.worker_bounds import TierBounds
-from ctxflow.factory.spending import Spent, standing
+from ctxflow.factory.limits import Spent, standing
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev

@@ -11,18 +11,9 @@ import pytest
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.taskvine.setup import acquirer_of
-from ctxflow.factory import JobChange, factory_client
-from ctxflow.factory.factory_client import FactoryClient
-from ctxflow.factory.run_files import (
-    RunFiles,
-    Wishes,
-    factory_file,
-    factory_mark,
-    factory_pid,
-    news_file,
-    only_factory,
-    wanted_file,
-)
+from ctxflow.factory import JobChange, exchange
+from ctxflow.factory.exchange import FactoryClient, RunFiles, Wishes, news_file, wanted_file
+from ctxflow.factory.run_files import factory_file, factory_mark, factory_pid, only_factory
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
@@ -118,7 +109,7 @@ def test_half_a_line_is_not_news(client):
         file.write('{"tier": "a10", "job": "1.0", "sta')
         file.flush()
         RunFiles("abc").read()
-        time.sleep(2 * factory_client._LOOK_SECONDS)
+        time.sleep(2 * exchange._LOOK_SECONDS)
         assert client.take() == []
         file.write('te": "running", "something": "of a later version"}\n')
     assert eventually(client.take) == [("a10", JobChange("1.0", "running"))]
@@ -202,7 +193,7 @@ def test_a_place_that_cannot_be_written_is_said_so(runtime):
 
 def test_a_run_without_a_factory_says_so_once(client, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING, "ctxflow"):
-        monkeypatch.setattr(factory_client, "_ALONE_SECONDS", 0.0)
+        monkeypatch.setattr(exchange, "_ALONE_SECONDS", 0.0)
         eventually(lambda: "none serves the site" in caplog.text)
         client.look()
         until(RunFiles("abc"), lambda wishes: wishes.looks)
@@ -281,7 +272,7 @@ def test_a_run_hears_why_it_has_fewer_workers_than_it_wants(client):
 
 
 def test_a_run_that_nobody_serves_says_so_as_its_reason(client, monkeypatch):
-    monkeypatch.setattr(factory_client, "_ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(exchange, "_ALONE_SECONDS", 0.0)
     client.hold("a10", 2)
     eventually(lambda: client.reasons()["a10"] == 'no factory serves the site "lab" here, as far as is known')
     RunFiles("abc").explain("a10", "1 job waits for a machine")

@@ -13,7 +13,7 @@ from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_jobs import describe, variables_text
 from ctxflow.factory.condor_machines import PRIORITY, pinned
-from ctxflow.factory.tier_providers import Lead, worker_job
+from ctxflow.factory.run_files import Lead, worker_job
 from ctxflow.sites.site_model import Tier
 from ctxflow.topology import Gpu, Topology
 

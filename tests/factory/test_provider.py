@@ -15,7 +15,7 @@ from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
 from ctxflow.factory.local import LocalProvider
 from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.provider import arguments, check_job, tail
-from ctxflow.factory.sharing import GrantedProvider
+from ctxflow.factory.served_run import GrantedProvider
 
 
 def test_a_provider_error_is_one_of_ours() -> None:

@@ -23,17 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import forked
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.factory_client import FactoryClient
-from ctxflow.factory.run_files import (
-    Connection,
-    PublishedRun,
-    RunFiles,
-    live_runs,
-    news_file,
-    only_factory,
-    wanted_file,
-    write_private,
-)
+from ctxflow.factory.exchange import FactoryClient, RunFiles, news_file, wanted_file
+from ctxflow.factory.run_files import Connection, PublishedRun, live_runs, only_factory, write_private
 from ctxflow.factory.served_run import ServedRun
 from ctxflow.factory.service import check_site
 from ctxflow.process_identity import birth_of

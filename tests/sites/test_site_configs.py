@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.factory.tier_providers import Lead, worker_command
+from ctxflow.factory.run_files import Lead, worker_command
 from ctxflow.sites import load_site
 from ctxflow.sites.site_model import Tier
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ctxflow.batch.job_status import read_status
 from ctxflow.errors import CtxflowError
-from ctxflow.factory import condor_driver
+from ctxflow.factory import condor_provider
 from ctxflow.factory.condor_jobs import change_of
 from ctxflow.safe_files import own_folder, read_own
 
@@ -209,7 +209,7 @@ def views(jobs: Sequence[Detached]) -> list[DetachedView]:
     found = [view_of(job) for job in jobs]
     here = [view for view in found if view.standing.state not in ENDED and view.job.host == gethostname()]
     try:
-        there = condor_driver.jobs_there([view.job.tag for view in here])
+        there = condor_provider.jobs_there([view.job.tag for view in here])
     except CtxflowError:  # Then what was written is the best that is known.
         return found
     missing = {view.job.id for view in here if view.job.cluster not in there[view.job.tag]}
@@ -218,7 +218,7 @@ def views(jobs: Sequence[Detached]) -> list[DetachedView]:
 
 def view_of(job: Detached) -> DetachedView:
     """Return how a job stands, by what is in its folder."""
-    standing = standing_of(condor_driver.driver_events(str(job.folder / "events.log")), job.submitted)
+    standing = standing_of(condor_provider.driver_events(str(job.folder / "events.log")), job.submitted)
     if standing.state == "failed":
         standing = dataclasses.replace(standing, reason=last_complaint(job) or standing.reason)
     status = read_status(Path(job.output))

@@ -21,8 +21,8 @@ from ctxflow.batch.detached import ENDED, Detached, found_jobs, jobs_directory, 
 from ctxflow.batch.job import Job
 from ctxflow.batch.templates import template_text
 from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.factory import condor_driver
-from ctxflow.factory.condor_jobs import BATCH_VARIABLE
+from ctxflow.factory import condor_provider
+from ctxflow.factory.condor_jobs import BATCH_VARIABLE, describe_driver
 from ctxflow.safe_files import make_own_folder, write_private
 from ctxflow.sites import Site, load_site
 
@@ -52,7 +52,7 @@ def site_for_detaching(job: Job) -> Site:
             f"--detach submits the driver to HTCondor, and the tier {others[0].name} of {job.site} is "
             f"{others[0].provider}'s: leave --detach out, and run the command in tmux or with nohup"
         )
-    if (why := condor_driver.why_no_driver()) is not None:
+    if (why := condor_provider.why_no_driver()) is not None:
         raise CtxflowError(f"the job cannot be detached: {why}")
     for other in views([each for each in found_jobs() if each.output == os.path.abspath(job.output)]):
         if other.standing.state not in ENDED:
@@ -87,14 +87,14 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
         environment = carried(os.environ, keep_runtime=site.acquire == "factory")
         write_private(str(folder / "driver.sh"), driver_script(about, folder, environment, flags))
         write_private(str(folder / "events.log"), "")
-        description = condor_driver.describe_driver(
+        description = describe_driver(
             str(folder / "driver.sh"), about.directory, str(folder / "events.log"), str(folder / "shell.log"), about.tag
         )
-        about = dataclasses.replace(about, cluster=condor_driver.submit_driver(description))
+        about = dataclasses.replace(about, cluster=condor_provider.submit_driver(description))
         write_private(str(folder / "about.json"), json.dumps(dataclasses.asdict(about), indent=1) + "\n")
     except BaseException:
         if about.cluster:
-            condor_driver.end_jobs({about.cluster: 0})
+            condor_provider.end_jobs({about.cluster: 0})
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return about

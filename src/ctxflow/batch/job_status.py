@@ -268,7 +268,7 @@ class BatchCollector:
             if its.get("reason"):
                 reasons.add_metric((tier, its["reason"]), (its["asked"] or 0) - its["joined"])
         yield reasons
-        from ctxflow.factory.prometheus import limit_metrics
+        from ctxflow.factory.service import limit_metrics
 
         yield from limit_metrics("ctxflow_batch", now.limits)
 
@@ -284,7 +284,7 @@ def serving(now: Callable[[], Progress], place: tuple[str, int] | None) -> Itera
     if place is None:
         yield None
         return
-    from ctxflow.factory.prometheus import start_server
+    from ctxflow.factory.service import start_server
 
     server = start_server(BatchCollector(now), *place)
     try:

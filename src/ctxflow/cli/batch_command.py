@@ -167,7 +167,7 @@ def _end_as_by_ctrl_c() -> None:
 def _place(metrics: str | None) -> tuple[str, int] | None:
     if metrics is None:
         return None
-    from ctxflow.factory.prometheus import place_of
+    from ctxflow.factory.service import place_of
 
     try:
         return place_of(metrics)

@@ -50,7 +50,7 @@ def clean(
       0    all that was to be removed is      1    something could not be removed
       2    the command line is wrong
     """
-    from ctxflow.factory.leftovers import files_left, remove_files
+    from ctxflow.factory.tier_providers import files_left, remove_files
     from ctxflow.observe.ended_runs import known_runs, removable
 
     age = seconds_of(older_than)

@@ -235,7 +235,7 @@ def cancel(job: _Job) -> None:
     nor workers are left (also when the job had ended before), 1 if some are, with the command that removes them.
     """
     from ctxflow.batch.detached import ENDED, views
-    from ctxflow.factory.condor_driver import end_jobs, jobs_there
+    from ctxflow.factory.condor_provider import end_jobs, jobs_there
 
     chosen = _named(job)
     if chosen.host != os.uname().nodename:

@@ -22,9 +22,9 @@ from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
-    from ctxflow.factory.leftovers import Leftovers
     from ctxflow.factory.run_files import PublishedRun
     from ctxflow.factory.service import Service
+    from ctxflow.factory.tier_providers import Leftovers
     from ctxflow.sites import Site
 
 _SUMMARY_SECONDS = 60.0
@@ -110,9 +110,8 @@ class _Warnings(logging.Handler):
 
 def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     """Serve, and give the exit status."""
-    from ctxflow.factory.prometheus import place_of, serve_metrics
     from ctxflow.factory.run_files import only_factory
-    from ctxflow.factory.service import Service
+    from ctxflow.factory.service import Service, place_of, serve_metrics
     from ctxflow.sites import load_site
 
     try:
@@ -156,7 +155,7 @@ def _obey_signals(service: Service) -> list[int]:
 
 def _rehearse(site: Site, as_json: bool) -> None:
     from ctxflow.factory.run_files import live_runs
-    from ctxflow.factory.site_check import rehearse
+    from ctxflow.factory.tier_providers import rehearse
 
     told = rehearse(site, live_runs()[::-1])
     if as_json:
@@ -177,7 +176,7 @@ def _rehearse(site: Site, as_json: bool) -> None:
 
 def _clean(site: Site, as_json: bool, yes: bool) -> int:
     """List and remove what is left; the exit status."""
-    from ctxflow.factory.leftovers import find_leftovers, remove_leftovers
+    from ctxflow.factory.tier_providers import find_leftovers, remove_leftovers
 
     screen = VisibleConsole(stderr=True)
     with screen.status("Asking the batch systems ..."):

@@ -131,7 +131,7 @@ def plan(
 
 def _made(site: str, job: Path, live: bool, measured: Path | None) -> JobProblem:
     """The problem of a site and a job."""
-    from ctxflow.factory.site_check import ask_tiers
+    from ctxflow.factory.tier_providers import ask_tiers
     from ctxflow.planning.job_file import load_job
     from ctxflow.planning.job_problem import make_problem, survey_site
     from ctxflow.simulator.scenario import read_recorded, tiers_of_site

@@ -17,8 +17,8 @@ from ctxflow.consoles import VisibleConsole
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
-    from ctxflow.factory.probing import ProbeAnswer
-    from ctxflow.factory.site_check import EnvironmentAnswer, TierAnswer
+    from ctxflow.factory.site_check import EnvironmentAnswer, ProbeAnswer
+    from ctxflow.factory.tier_providers import TierAnswer
     from ctxflow.sites import Site
 
 site = typer.Typer(name="site", help="Check a site file, and print all that it says.", no_args_is_help=True)
@@ -49,8 +49,7 @@ def check(
     ctxflow site check my-site.toml           the file by itself
     ctxflow site check my-site.toml --live    the file, and what the batch systems say
     """
-    from ctxflow.factory.probing import probe_tiers
-    from ctxflow.factory.site_check import network_advice, network_problems
+    from ctxflow.factory.site_check import network_advice, network_problems, probe_tiers
     from ctxflow.sites import SiteError, load_site
     from ctxflow.sites.hints import hints
 
@@ -108,7 +107,8 @@ def _policy_problems(found: Site) -> Iterator[str]:
 
 
 def _ask(found: Site) -> tuple[EnvironmentAnswer, list[TierAnswer]]:
-    from ctxflow.factory.site_check import ask_environment, ask_tiers
+    from ctxflow.factory.site_check import ask_environment
+    from ctxflow.factory.tier_providers import ask_tiers
 
     answers: list[TierAnswer] = []
     with VisibleConsole(stderr=True).status("Looking for the environment") as status:

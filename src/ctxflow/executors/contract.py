@@ -207,4 +207,4 @@ class Bounded(Protocol):
         """Return for each tier how many workers there may be now, where that is less than the site says."""
 
     def limits(self) -> list[dict[str, Any]]:
-        """Return what is used of each limit (see `ctxflow.factory.spending.standing`)."""
+        """Return what is used of each limit (see `ctxflow.factory.limits.standing`)."""

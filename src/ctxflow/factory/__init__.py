@@ -1,7 +1,6 @@
-"""Acquire and release workers: providers, which start and end worker jobs, one job per worker.
+"""Request workers from batch systems and give them back: providers, which start and end one job per worker.
 
-The names are imported when first used: the process of HTCondor's bindings needs none of them. How many workers to hold
-is decided by scaling policies.
+The names are imported when first used: the process of HTCondor's bindings needs none of them.
 """
 
 from __future__ import annotations

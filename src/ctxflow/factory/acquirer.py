@@ -1,7 +1,4 @@
-"""Hold as many worker jobs of each tier as are wanted, and tell what becomes of them.
-
-Each tier has a thread (tier_acquirer.py), since batch systems take their time, or hang.
-"""
+"""Hold as many worker jobs of each tier as are wanted: `Acquirer`, with a thread for each tier (tier_acquirer.py)."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import (
     JobChange,
     KeepsOutput,
@@ -21,10 +19,9 @@ from ctxflow.factory.provider import (
     ProviderError,
     WorkerJob,
 )
-from ctxflow.factory.spending import SpendingMeter, Spent, total
-from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer
-from ctxflow.factory.tier_jobs import TierJobs, shortfall
+from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer, TierJobs
 from ctxflow.host.machine_errors import advice, none_left
+from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
@@ -300,3 +297,33 @@ class Acquirer:
 
 
 _TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")
+
+
+def shortfall(counts: Mapping[str, int], wanted: int, told: str, held: str = "") -> str:
+    """Return why a tier has fewer workers than are wanted, "" where it has them.
+
+    :param counts: how many jobs are in which state, as a tier's jobs count them.
+    :param told: what went wrong last, or what the batch system has, "" if neither is known.
+    :param held: why somebody put jobs on hold.
+
+    >>> shortfall({"joined": 2}, 2, "the schedd does not answer"), shortfall({"queued": 2}, 2, "")
+    ('', '2 jobs wait for machines')
+    >>> shortfall({"held": 1, "queued": 1}, 2, "", "via condor_hold (by user root)")
+    '1 job is put on hold until it is released: via condor_hold (by user root); 1 job waits for a machine'
+    """
+    if counts.get("joined", 0) >= wanted:
+        return ""
+    parts = []
+    if many := counts.get("held", 0):
+        on_hold = "is put on hold until it is" if many == 1 else "are put on hold until they are"
+        parts.append(f"{counted(many, 'job')} {on_hold} released" + (f": {held}" if held else ""))
+    if told:
+        parts.append(told)
+    elif many := counts.get("queued", 0):
+        parts.append(f"{counted(many, 'job')} " + ("waits for a machine" if many == 1 else "wait for machines"))
+    if many := counts.get("evicted", 0):
+        again = "was evicted, and waits" if many == 1 else "were evicted, and wait"
+        parts.append(f"{counted(many, 'job')} {again} to run again")
+    if many := counts.get("running", 0):
+        parts.append(f"{counted(many, 'worker')} {'starts' if many == 1 else 'start'}")
+    return "; ".join(parts)

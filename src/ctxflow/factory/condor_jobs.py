@@ -1,7 +1,4 @@
-"""Translate worker jobs into submit descriptions of HTCondor, and its job events into changes.
-
-Pure: nothing here needs HTCondor.
-"""
+"""Translate worker and driver jobs into HTCondor's submit descriptions, and its job events into changes. Pure."""
 
 from __future__ import annotations
 
@@ -361,3 +358,54 @@ def id_of(ad: Mapping[str, Any]) -> str:
 def machine_of(remote: str | None) -> str | None:
     """Return the machine of a slot that a RemoteHost attribute names."""
     return remote.rpartition("@")[2] if remote else None
+
+
+DRIVER_ATTRIBUTE = "CtxflowDriver"
+
+
+_KILLED = 10  # So often may a driver be killed, until it is held: something is wrong with it or its machine.
+
+
+_FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothing, or fail again.
+
+
+def describe_driver(script: str, directory: str, log: str, complaints: str, tag: str) -> dict[str, str]:
+    """Return the submit description of a driver.
+
+    It leaves the queue when it ends with one of the statuses of a job that is over. After any other one (130, when it
+    was interrupted), and when it is killed, it starts anew; killed ten times, it is held. Whoever removes it removes
+    all jobs with its tag, which are its workers.
+
+    :param script: a shell's program that becomes the driver.
+    :param directory: where it runs.
+    :param log: where HTCondor writes the job's events; to `complaints` goes what the shell says before the driver runs.
+    :param tag: letters, digits and hyphens.
+
+    >>> text = describe_driver("/jobs/3/driver.sh", "/home/ada", "/jobs/3/log", "/jobs/3/err", "3-af")
+    >>> print(text["arguments"], text["+OtherJobRemoveRequirements"])
+    "/jobs/3/driver.sh" "CtxflowBatch == \\"3-af\\""
+    >>> print(text["on_exit_remove"])
+    ExitBySignal =!= true && (ExitCode == 0 || ExitCode == 1 || ExitCode == 2 || ExitCode == 3)
+    """
+    final = " || ".join(f"ExitCode == {status}" for status in _FINAL)
+    return {
+        "universe": "local",
+        "executable": "/bin/sh",
+        "transfer_executable": "false",
+        "arguments": quoted([script]),
+        "initialdir": literal(directory),
+        "log": literal(log),
+        "output": "/dev/null",  # The script sends what the driver says elsewhere: HTCondor begins files anew.
+        "error": literal(complaints),
+        "notification": "never",
+        "leave_in_queue": "false",
+        "kill_sig": "SIGTERM",
+        "remove_kill_sig": "SIGTERM",
+        "on_exit_remove": f"ExitBySignal =!= true && ({final})",
+        "on_exit_hold": f"ExitBySignal =?= true && NumJobStarts >= {_KILLED}",
+        "on_exit_hold_reason": f'strcat("the driver was killed by signal ", ExitSignal, " at its start number ",'
+        f' NumJobStarts, ": see ctxflow logs {tag.partition("-")[0]}, and let it go on with condor_release")',
+        "batch_name": f"ctxflow job {tag.partition('-')[0]}",
+        f"+{DRIVER_ATTRIBUTE}": f'"{tag}"',
+        "+OtherJobRemoveRequirements": f'"{BATCH_ATTRIBUTE} == \\"{tag}\\""',
+    }

@@ -1,7 +1,4 @@
-"""HTCondor's slot ads as machines with GPUs, what a worker needs of one, and workers pinned to certain GPUs.
-
-The ads are fetched by condor_survey.py; which GPUs to choose is decided by preemption policies.
-"""
+"""HTCondor's slot ads as machines with GPUs, what a worker needs of one, and workers pinned to certain GPUs."""
 
 from __future__ import annotations
 
@@ -10,10 +7,11 @@ import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from ctxflow.factory.provider import Provider, ProviderError, WorkerJob
 from ctxflow.sites.site_model import Tier
-from ctxflow.topology import Topology
+from ctxflow.topology import Topology, to_graph
 from ctxflow.topology.machine_ads import from_ads
 
 _GPU_KEYS = ("DeviceName", "Capability", "GlobalMemoryMb", "DriverVersion")
@@ -308,3 +306,67 @@ def _uuid(gpu: Any) -> str:
     """Return the beginning of a GPU's UUID, as topologies have it; "" if its ad does not tell."""
     told = str(gpu.get("DeviceUuid") or gpu.get("Id") or "")
     return told if not told or told.startswith(("GPU-", "MIG-")) else f"GPU-{told}"
+
+
+@runtime_checkable
+class Surveying(Protocol):
+    """A provider that can list its machines."""
+
+    def machines(self, job: WorkerJob) -> list[Topology]:
+        """Return the machines that a worker may be on, with who uses their GPUs.
+
+        :raises ProviderError: if the batch system cannot be asked.
+        """
+
+
+def located_by(provider: Provider, job: WorkerJob) -> tuple[dict[str, Any], str]:
+    """Return the machines that a worker may be on, their graphs by name, and why there are none."""
+    if not isinstance(provider, Surveying):
+        return {}, "its batch system does not tell which machines it has: leave machine_gpus out"
+    try:
+        found = provider.machines(job)
+    except ProviderError as error:
+        return {}, str(error)
+    return {each.name: to_graph(dataclasses.replace(each, groups=())) for each in found}, ""
+
+
+@dataclasses.dataclass
+class Places:
+    """A tier's jobs that are pinned to machines; the caller holds the lock.
+
+    :ivar wanted: number -> a job that is still to be submitted.
+    :ivar jobs: number -> the job's id.
+    :ivar asked: whether the machines are to be surveyed.
+
+    >>> places = Places()
+    >>> places.submitted(1, ["7.0"]), places.pin_of("7.0"), places.forgo(1), places.pin_of("7.0")
+    ([], 1, ['7.0'], None)
+    """
+
+    wanted: dict[int, WorkerJob] = dataclasses.field(default_factory=dict)
+    jobs: dict[int, str] = dataclasses.field(default_factory=dict)
+    asked: bool = False
+    _forgone: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do."""
+        return self.asked or bool(self.wanted)
+
+    def submitted(self, pin: int, jobs: list[str]) -> list[str]:
+        """Record the jobs of a pinned worker; return those that are not wanted any more."""
+        if pin in self._forgone:
+            return jobs
+        self.jobs.update((pin, job) for job in jobs)
+        return []
+
+    def forgo(self, pin: int) -> list[str]:
+        """Withdraw a pinned worker; return the jobs to remove."""
+        self._forgone.add(pin)
+        if self.wanted.pop(pin, None) is not None or pin not in self.jobs:
+            return []
+        return [self.jobs.pop(pin)]
+
+    def pin_of(self, job: str) -> int | None:
+        """Return the number of the worker that a job was submitted for, None if it is none of these."""
+        return next((pin for pin, name in self.jobs.items() if name == job), None)

@@ -1,11 +1,9 @@
-"""Run workers as HTCondor jobs, through its Python bindings (htcondor2).
-
-The process that holds the bindings: condor_process.py; submit descriptions and events: condor_jobs.py.
-"""
+"""Run workers, and detached drivers, as HTCondor jobs, through its Python bindings (htcondor2; condor_process.py)."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import secrets
@@ -15,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.factory.condor_jobs import (
+    BATCH_ATTRIBUTE,
     BATCH_VARIABLE,
+    DRIVER_ATTRIBUTE,
     EXCLUDED_ATTRIBUTE,
     RUN_ATTRIBUTE,
     SEEN_ATTRIBUTE,
@@ -33,7 +33,7 @@ from ctxflow.factory.condor_jobs import (
     schedd_time,
     variables_text,
 )
-from ctxflow.factory.condor_process import CondorError, CondorProcess, ScheddNotFound, condor_process, told
+from ctxflow.factory.condor_process import CondorError, CondorProcess, CutOff, ScheddNotFound, condor_process, told
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, PoolSurvey, ProviderError, WorkerJob, tail
 from ctxflow.safe_files import write_private
 from ctxflow.topology import Topology
@@ -387,3 +387,82 @@ class CondorProvider:
         if self._process is None:
             self._process = condor_process(self._place)
         return self._process
+
+
+_REMOVED, _COMPLETED = 3, 4
+_HERE = (None, None)  # This machine's schedd.
+
+
+def why_no_driver() -> str | None:
+    """Return why no driver can be submitted on this machine, None if it can.
+
+    :raises ProviderError: if HTCondor's Python bindings are missing.
+    """
+    with told("HTCondor does not say whether it takes the driver", who="collector or schedd"):
+        found: str | None = _bindings().ask("refusal")
+        return found
+
+
+def submit_driver(description: Mapping[str, str]) -> str:
+    """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC.
+
+    :raises ProviderError: if it is refused, or there is no schedd.
+    """
+    try:
+        with told("HTCondor did not take the driver"):
+            cluster, first = _bindings().ask("submit", _HERE, dict(description), 1, os.getcwd())
+    except ProviderError as error:
+        if not isinstance(error.__context__, CutOff):
+            raise
+        theirs = f"{DRIVER_ATTRIBUTE} == {description[f'+{DRIVER_ATTRIBUTE}']}"
+        raise ProviderError(f"{error}; should it be queued all the same, condor_rm -constraint '{theirs}'") from None
+    return f"{cluster}.{first}"
+
+
+def driver_events(log: str) -> list[dict[str, Any]]:
+    """Return the events of a driver's log, each with "time", in seconds since 1970.
+
+    :raises ProviderError: if it cannot be read.
+    """
+    if not os.path.exists(log):
+        return []
+    with told("HTCondor's job log cannot be read"):
+        events: list[dict[str, Any]] = _bindings().ask("events", os.path.abspath(log), 0)
+        _bindings().ask("forget", os.path.abspath(log))
+    return events
+
+
+def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return what this machine's schedd has of some drivers: tag -> id of its or a worker's job -> HTCondor's state of
+    it.
+
+    :raises ProviderError: if the schedd cannot be reached.
+    """
+    if not tags:
+        return {}
+    wanted = " || ".join(f'{DRIVER_ATTRIBUTE} == "{tag}" || {BATCH_ATTRIBUTE} == "{tag}"' for tag in tags)
+    names = ["ClusterId", "ProcId", "JobStatus", DRIVER_ATTRIBUTE, BATCH_ATTRIBUTE]
+    with told("HTCondor does not say which jobs there are"):
+        ads = _bindings().ask("query", _HERE, wanted, names, -1)
+    found: dict[str, dict[str, int]] = {tag: {} for tag in tags}
+    for ad in ads:
+        tag = str(ad.get(DRIVER_ATTRIBUTE) or ad.get(BATCH_ATTRIBUTE))
+        if ad["JobStatus"] != _COMPLETED:
+            found[tag][f"{ad['ClusterId']}.{ad['ProcId']}"] = int(ad["JobStatus"])
+    return found
+
+
+def end_jobs(jobs: Mapping[str, int]) -> None:
+    """Remove jobs that `jobs_there` found; those that are being removed already are left alone.
+
+    :raises ProviderError: if the schedd cannot be reached.
+    """
+    if these := [job for job, state in jobs.items() if state != _REMOVED]:
+        with told("HTCondor did not remove the job"):
+            _bindings().ask("remove", _HERE, these, "ctxflow cancel")
+
+
+@functools.cache
+def _bindings() -> CondorProcess:
+    """Return the process with HTCondor's bindings, until this one ends."""
+    return condor_process(_HERE)

@@ -1,4 +1,4 @@
-"""Ask an HTCondor pool what it has for a worker: which machines and GPUs will do, and why none does.
+"""Query an HTCondor pool for what it has for a worker: which machines and GPUs will do, and why none does.
 
 `survey_of` and `why_none` are pure functions on machine ads; `ask` makes the query that fetches them.
 """

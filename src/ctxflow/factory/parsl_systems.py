@@ -1,7 +1,4 @@
-"""Parsl's execution providers: made for tiers, intercepted for what they leave out, and told of hosts to keep off.
-
-PBS has no way to exclude hosts. Submitting workers is parsl_provider.py's.
-"""
+"""Parsl's execution providers: made for tiers, intercepted for what they leave out, and told which hosts to avoid."""
 
 from __future__ import annotations
 

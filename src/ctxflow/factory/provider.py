@@ -1,7 +1,4 @@
-"""The interface to batch systems: how worker jobs are requested, and how changes of them are reported.
-
-The providers are local.py, condor_provider.py and parsl_provider.py; how many jobs to hold is the acquirer's.
-"""
+"""The interface to batch systems: how worker jobs are requested, and how changes of them are reported."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ctxflow.errors import CtxflowError
+from ctxflow.wording import counted
 
 JobState = Literal["queued", "running", "evicted", "held", "ended"]
 JOB_VARIABLE = "CTXFLOW_JOB"
@@ -295,3 +293,25 @@ def why_gone(words: str) -> str:
     ''
     """
     return explaining_line("\n".join(each for each in words.splitlines() if not _COMINGS.search(each)), "")
+
+
+def survey_reason(survey: PoolSurvey) -> str:
+    """Return what a batch system has, as a reason to wait; "" if that says nothing.
+
+    >>> survey_reason(PoolSurvey(machines=4, free=0)), survey_reason(PoolSurvey(machines=1, free=1))
+    ('all 4 machines that would do are busy', '1 machine would do, and 1 of them is free: its jobs are to start soon')
+    """
+    if not survey.may_submit:
+        return f"no more jobs are taken: {'; '.join(survey.advice)}"
+    if survey.machines is None:
+        return ""
+    if survey.machines == 0:
+        return f"no machine will do: {'; '.join(survey.advice) or 'change the requirements of the tier'}"
+    if survey.free == 0:
+        return (
+            "the one machine that would do is busy"
+            if survey.machines == 1
+            else (f"all {survey.machines:,} machines that would do are busy")
+        )
+    free = f"{survey.free:,} of them {'is' if survey.free == 1 else 'are'} free"
+    return f"{counted(survey.machines, 'machine')} would do, and {free}: its jobs are to start soon"

@@ -1,8 +1,6 @@
-"""The files by which a run is found, and by which it and a factory outside it speak; no network is needed.
+"""The files by which live runs and factories are found, and what a worker must know to join a run.
 
-ID.json is the connection file, which says where the run's manager listens. The run writes what it wants, whole, to
-ID.wanted; the factory appends news of jobs, a line each, to ID.news, which the run made. All are readable by their user
-alone. The run's end of the exchange: factory_client.py; who serves a run: service.py.
+ID.json is a run's connection file, which says where its manager listens.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ import os
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.provider import JobChange
-from ctxflow.factory.tier_providers import Lead
+from ctxflow.factory.provider import WorkerJob
 from ctxflow.process_identity import birth_of, lives
 from ctxflow.safe_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.sites.site_model import Tier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,66 +155,6 @@ class Connection:
 _LOCK_SECONDS = 1.0  # How long a factory that is just ending may still hold its lock.
 
 
-@dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What a run wants of its factory, and tells it; written whole each time.
-
-    :ivar site: the name of the run's site.
-    :ivar wanted: tier -> how many jobs to hold.
-    :ivar joined: tier -> job -> a number that is new whenever another worker of that job has joined.
-    :ivar removed: tier -> jobs to end, until the factory has told of their end.
-    :ivar refused: tier -> job -> why its worker cannot be used.
-    :ivar looks: how often the run asked for news at once.
-    :ivar excluded: tier -> the hosts on which no worker is to be asked for.
-
-    >>> Wishes.read(Wishes("campus", {"a10": 8}).text()).wanted
-    {'a10': 8}
-    """
-
-    site: str
-    wanted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    joined: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    removed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-    refused: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    looks: int = 0
-    excluded: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-
-    def text(self) -> str:
-        """Return it as it is written."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Wishes:
-        """Read what was written.
-
-        :raises ValueError: if it is not whole.
-        """
-        try:
-            found = json.loads(text)
-            wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})
-        except (TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
-        tables = (wishes.wanted, wishes.joined, wishes.removed, wishes.refused, wishes.excluded)
-        if not all(isinstance(each, dict) for each in tables) or not all(
-            type(count) is int for count in wishes.wanted.values()
-        ):
-            raise ValueError("they are not as wishes are written")
-        return wishes
-
-
-_WISHES = {field.name for field in dataclasses.fields(Wishes)}
-
-
-def wanted_file(run: str) -> str:
-    """Return the file in which a run says what it wants."""
-    return os.path.join(runs_directory(), f"{run}.wanted")
-
-
-def news_file(run: str) -> str:
-    """Return the file in which a factory tells a run what happened."""
-    return os.path.join(runs_directory(), f"{run}.news")
-
-
 def factory_file(site: str) -> str:
     """Return the file that a site's factory locks while it serves; homes may be shared with other machines."""
     name = urllib.parse.quote(f"{site}@{socket.gethostname()}", safe="@")
@@ -273,78 +211,69 @@ def only_factory(site: str) -> Iterator[None]:
             file.truncate(0)  # The file stays: whoever waits for it must not lock one that is gone.
 
 
-class RunFiles:
-    """A factory's end of the exchange with one run.
+@dataclass(frozen=True)
+class Lead:
+    """What a worker must know to join a run.
 
-    :param run: the run's id.
+    :param address: where the run's manager listens, with `port`.
+    :param program: the path of the workers' program on this machine; likewise the password's file.
+    :param python: what starts the program on the worker's machine.
     """
 
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._seen: tuple[int, int] | None = None
-        self._untold = b""
+    address: str
+    port: int
+    program: str
+    password_file: str
+    python: str = "python3"
+    ssl: bool = False
 
-    def read(self) -> Wishes | None:
-        """Return what the run wants if that has changed since the last call, else None."""
-        try:
-            found = os.stat(wanted_file(self._run))
-            sign = (found.st_mtime_ns, found.st_ino)
-            if sign != self._seen and own_folder(runs_directory()):
-                wishes = Wishes.read(read_own(wanted_file(self._run)))
-                self._seen = sign
-                return wishes
-        except NotOwnError as error:
-            tell_once(error)
-        except (OSError, ValueError):
-            pass
-        return None
 
-    def tell(self, tier: str, change: JobChange) -> None:
-        """Pass on a change of a job."""
-        self._add({"tier": tier, **dataclasses.asdict(change)})
+def python_of(environment: str | None) -> str:
+    """Return what starts a worker where a site names this environment; an archive is unpacked only later.
 
-    def explain(self, tier: str, reason: str) -> None:
-        """Tell why a tier has fewer workers than the run wants, "" if it has them."""
-        self._add({"tier": tier, "reason_to_wait": reason})
+    >>> python_of("/shared/envs/ctxflow"), python_of(None)
+    ('/shared/envs/ctxflow/bin/python', 'python3')
+    """
+    if environment is None or environment.endswith((".tar.gz", ".tgz")):
+        return "python3"
+    return os.path.join(environment, "bin", "python")
 
-    def bound(self, tier: str, maximum: int) -> None:
-        """Tell how many workers of a tier the run may have, until told otherwise."""
-        self._add({"tier": tier, "maximum": maximum})
 
-    def tell_limits(self, limits: Sequence[Mapping[str, Any]]) -> None:
-        """Tell what is used of limits that other runs count towards, too."""
-        self._add({"limits": limits})
+def worker_command(tier: Tier, lead: Lead) -> list[str]:
+    """Return the command of a worker; program and password have the paths of the lead.
 
-    def fail(self, reason: str) -> None:
-        """Tell that no worker can be had."""
-        self._add({"failure": reason})
+    >>> print(*worker_command(Tier(name="a10", disk_gb=9), Lead("n1", 9123, "ctxflow.pyz", "password")))
+    python3 ctxflow.pyz worker n1:9123 --password password --tier a10 --cores 2 --memory 10000 --disk 9000 --gpus 0
+    """
+    words = [lead.python, lead.program, "worker", f"{lead.address}:{lead.port}", "--password", lead.password_file]
+    words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
+    words += [] if tier.disk is None else ["--disk", str(tier.disk // 10**6)]
+    words += ["--gpus", "0"]  # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
+    return [*words, "--ssl"] if lead.ssl else words
 
-    def _add(self, line: dict[str, Any]) -> None:
-        self._untold += json.dumps(line).encode() + b"\n"
-        self.retry()
 
-    def retry(self) -> None:
-        """Write what could not be written yet, since the disk was full, say."""
-        if not self._untold:
-            return
-        try:
-            news = open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:  # The run is over.
-            self._untold = b""
-            return
-        except NotOwnError as error:
-            tell_once(error)
-            return
-        except OSError:
-            return
-        try:
-            with contextlib.suppress(OSError):
-                self._untold = self._untold[os.write(news, self._untold) :]
-        finally:
-            os.close(news)
+def worker_job(tier: Tier, lead: Lead) -> WorkerJob:
+    """Return the job of one worker; program and password travel with it.
 
-    def discard(self) -> None:
-        """Remove the files of a run that could not do so itself."""
-        for path in (wanted_file(self._run), news_file(self._run)):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+    >>> worker_job(Tier(name="a10"), Lead("10.0.0.1", 9123, "/run/ctxflow.pyz", "/run/password")).command[:2]
+    ['python3', 'ctxflow.pyz']
+    """
+    program, password = os.path.basename(lead.program), os.path.basename(lead.password_file)
+    there = Lead(lead.address, lead.port, program, password, lead.python, lead.ssl)
+    words = [*worker_command(tier, there), "--remove-password"]
+    return job_of(tier, words, [lead.program, lead.password_file])
+
+
+def job_of(tier: Tier, words: Sequence[str], files: Sequence[str]) -> WorkerJob:
+    """Return a job with a tier's size and options that runs a command, with these files beside it."""
+    return WorkerJob(
+        tier.name,
+        words,
+        files=files,
+        environment=tier.env,
+        cores=tier.cores,
+        memory=tier.memory,
+        disk=tier.disk or 0,
+        gpus=tier.gpus,
+        options=tier.wishes,
+    )

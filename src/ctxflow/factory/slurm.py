@@ -1,7 +1,4 @@
-"""Ask Slurm what Parsl does not, and interpret the answers.
-
-Submitting and cancelling is left to Parsl's SlurmProvider (parsl_provider.py).
-"""
+"""Query Slurm for what Parsl does not ask, and interpret the answers."""
 
 from __future__ import annotations
 

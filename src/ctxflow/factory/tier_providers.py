@@ -1,17 +1,27 @@
-"""Turn a tier of a site into its provider and into the job that is one worker of a run.
-
-What the worker does: host/worker.py.
-"""
+"""The batch systems of a site's tiers: their providers, what they have, a dry run, and what ended runs left there."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import json
 import os
-from collections.abc import Sequence
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxflow.factory.condor_provider import CondorProvider
+from ctxflow.factory.exchange import RunFiles
+from ctxflow.factory.limits import maximum_of, shares
 from ctxflow.factory.local import LocalProvider
-from ctxflow.factory.provider import Provider, ProviderError, WorkerJob
+from ctxflow.factory.provider import FoundJob, PoolSurvey, Provider, ProviderError, WorkerJob
+from ctxflow.factory.run_files import Lead, PublishedRun, all_directories, live_runs, python_of, worker_job
+from ctxflow.host.scratch import abandoned, remove_abandoned
+from ctxflow.safe_files import own_folder, read_own, write_private
+from ctxflow.sites import Site
+from ctxflow.sites.hints import is_secret
 from ctxflow.sites.site_model import Tier
 
 
@@ -58,68 +68,225 @@ def provider_of(tier: Tier, run: str) -> Provider:
 
 
 @dataclass(frozen=True)
-class Lead:
-    """What a worker must know to join a run.
+class TierAnswer:
+    """What a tier's batch system answers.
 
-    :param address: where the run's manager listens, with `port`.
-    :param program: the path of the workers' program on this machine; likewise the password's file.
-    :param python: what starts the program on the worker's machine.
+    :param survey: None where it could not be asked; the problems say why then.
+    :param problems: why no worker of the tier would come, a sentence each.
+    :param advice: what to change besides.
     """
 
-    address: str
-    port: int
-    program: str
-    password_file: str
-    python: str = "python3"
-    ssl: bool = False
+    tier: Tier
+    survey: PoolSurvey | None
+    problems: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
-def python_of(environment: str | None) -> str:
-    """Return what starts a worker where a site names this environment; an archive is unpacked only later.
+def ask_tiers(site: Site, provider: Callable[[Tier, str], Provider] = provider_of) -> Iterator[TierAnswer]:
+    """Survey each tier, in order; a batch system that does not answer is asked once.
 
-    >>> python_of("/shared/envs/ctxflow"), python_of(None)
-    ('/shared/envs/ctxflow/bin/python', 'python3')
+    >>> site = Site(engine="taskvine", tiers=(Tier(provider="local", gpus=0, cores=1, memory_gb=0.1, disk_gb=0.1),))
+    >>> next(ask_tiers(site)).problems
+    ()
     """
-    if environment is None or environment.endswith((".tar.gz", ".tgz")):
-        return "python3"
-    return os.path.join(environment, "bin", "python")
+    silent: dict[tuple[object, ...], str] = {}
+    for tier in site.tiers:
+        where = (tier.provider, tier.schedd, tier.pool)
+        if where not in silent:
+            try:
+                address, python = site.taskvine.address or "localhost", python_of(site.python_environment)
+                lead = Lead(address, 9123, "ctxflow.pyz", "password", python)
+                yield _judged(tier, provider(tier, "check").survey(worker_job(tier, lead)))
+                continue
+            except ProviderError as error:
+                silent[where] = str(error)
+        yield TierAnswer(tier, None, (silent[where],))
 
 
-def worker_command(tier: Tier, lead: Lead) -> list[str]:
-    """Return the command of a worker; program and password have the paths of the lead.
+@dataclasses.dataclass(frozen=True)
+class Rehearsed:
+    """What a factory would submit for one tier of one run.
 
-    >>> print(*worker_command(Tier(name="a10", disk_gb=9), Lead("n1", 9123, "ctxflow.pyz", "password")))
-    python3 ctxflow.pyz worker n1:9123 --password password --tier a10 --cores 2 --memory 10000 --disk 9000 --gpus 0
+    :ivar run: its id; "" for one that is made up.
+    :ivar count: how many workers are asked for at first.
+    :ivar description: as the batch system would get it.
     """
-    words = [lead.python, lead.program, "worker", f"{lead.address}:{lead.port}", "--password", lead.password_file]
-    words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
-    words += [] if tier.disk is None else ["--disk", str(tier.disk // 10**6)]
-    words += ["--gpus", "0"]  # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
-    return [*words, "--ssl"] if lead.ssl else words
+
+    run: str
+    tier: str
+    count: int
+    description: str
 
 
-def worker_job(tier: Tier, lead: Lead) -> WorkerJob:
-    """Return the job of one worker; program and password travel with it.
+def rehearse(site: Site, runs: Sequence[PublishedRun]) -> list[Rehearsed]:
+    """Return what the factory of a site would submit.
 
-    >>> worker_job(Tier(name="a10"), Lead("10.0.0.1", 9123, "/run/ctxflow.pyz", "/run/password")).command[:2]
-    ['python3', 'ctxflow.pyz']
+    :param runs: live ones, the oldest first; those that are not the factory's are left out. Where none is left, one is
+        made up that wants all there may be, and whose files are in a folder called RUN.
+    :raises ProviderError: if it cannot be expressed for a batch system.
     """
-    program, password = os.path.basename(lead.program), os.path.basename(lead.password_file)
-    there = Lead(lead.address, lead.port, program, password, lead.python, lead.ssl)
-    words = [*worker_command(tier, there), "--remove-password"]
-    return job_of(tier, words, [lead.program, lead.password_file])
+    wishes = {run.id: RunFiles(run.id).read() for run in runs if run.acquire == "factory"}
+    ours = {name: wish for name, wish in wishes.items() if wish is not None and wish.site == site.name}
+    if not ours:
+        return _made_up(site)
+    found = []
+    for tier in site.tiers:
+        wants = {name: wish.wanted.get(tier.name, 0) for name, wish in ours.items()}
+        share = shares(wants, maximum_of(site, tier))
+        for run in runs:
+            if run.id in ours and tier.name in run.commands:
+                job = worker_job(tier, run.lead)
+                directory = os.path.join(run.directory, "taskvine", "jobs", tier.name)
+                found.append(_rehearsed(run.id, tier, job, share[run.id], directory))
+    return found
 
 
-def job_of(tier: Tier, words: Sequence[str], files: Sequence[str]) -> WorkerJob:
-    """Return a job with a tier's size and options that runs a command, with these files beside it."""
-    return WorkerJob(
-        tier.name,
-        words,
-        files=files,
-        environment=tier.env,
-        cores=tier.cores,
-        memory=tier.memory,
-        disk=tier.disk or 0,
-        gpus=tier.gpus,
-        options=tier.wishes,
-    )
+def _made_up(site: Site) -> list[Rehearsed]:
+    with tempfile.TemporaryDirectory() as folder:
+        program, password = (os.path.join(folder, name) for name in ("ctxflow.pyz", "password"))
+        for path in (program, password):
+            write_private(path, "")
+        options, python = site.taskvine, python_of(site.python_environment)
+        lead = Lead(options.address or "ADDRESS", options.ports[0], program, password, python, options.ssl)
+        return [
+            dataclasses.replace(told, run="", description=told.description.replace(folder, "RUN"))
+            for tier in site.tiers
+            for told in [_rehearsed("RUN", tier, worker_job(tier, lead), maximum_of(site, tier), folder)]
+        ]
+
+
+def _rehearsed(run: str, tier: Tier, job: WorkerJob, count: int, directory: str) -> Rehearsed:
+    count = min(count, tier.waiting)
+    shown = {name: "..." if is_secret(name) else value for name, value in job.environment.items()}
+    job = dataclasses.replace(job, environment=shown)
+    describe = getattr(provider_of(tier, run), "description", None)
+    text = describe(job, count, directory) if describe else json.dumps(dataclasses.asdict(job), indent=2) + "\n"
+    return Rehearsed(run, tier.name, count, text)
+
+
+def _judged(tier: Tier, survey: PoolSurvey) -> TierAnswer:
+    problems: list[str] = []
+    advice = list(survey.advice)
+    if not survey.may_submit:
+        problems, advice = advice or ["the batch system takes no jobs of yours: ask its administrator"], []
+    if survey.machines == 0:
+        problems, advice = [*problems, *(advice or ["no machine will do: ask for less"])], []
+    elif survey.workers is not None and survey.workers < tier.workers:
+        advice.append(
+            f"workers = {tier.workers} is more than the {survey.workers} that those machines hold at most: the rest "
+            f"would wait; write workers = {survey.workers}, or ask for less a worker"
+        )
+    return TierAnswer(tier, survey, tuple(problems), tuple(advice))
+
+
+_SETTLED_SECONDS = 60.0  # A file that is younger may belong to a run that is just beginning, or ending.
+_OF_A_RUN = (".json", ".wanted", ".wanted.new", ".news")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftovers:
+    """What is left of runs that have ended.
+
+    :ivar jobs: with each, the first of the tiers whose batch system has it.
+    :ivar files: paths.
+    :ivar elsewhere: how many jobs were left out since their runs go on, or may, on another machine that shares the
+        user's home.
+    :ivar troubles: which batch systems could not be asked, a sentence each.
+    """
+
+    jobs: list[tuple[Tier, FoundJob]]
+    files: list[str]
+    elsewhere: int
+    troubles: list[str]
+
+
+def find_leftovers(site: Site) -> Leftovers:
+    """Return all jobs of this user that are workers of no live run, and all files of dead ones."""
+    found: list[tuple[Tier, FoundJob]] = []
+    troubles = []
+    for tier in {queue_of(tier): tier for tier in reversed(site.tiers)}.values():
+        try:
+            found += [(tier, job) for job in provider_of(tier, "clean").find()]
+        except ProviderError as error:
+            troubles.append(str(error))
+    # Afterwards, so that no run that begins meanwhile is taken for dead.
+    live, away = {run.id for run in live_runs()}, _away()
+    jobs = [(tier, job) for tier, job in found if job.run not in live | away]
+    elsewhere = sum(job.run in away for _, job in found)
+    return Leftovers(jobs, files_left(), elsewhere, troubles)
+
+
+def files_left() -> list[str]:
+    """Return all files and folders of this machine's dead runs, but those that they keep for good: `runs/`."""
+    return [*sorted(_dead_files({run.id for run in live_runs()}, _away())), *abandoned()]
+
+
+def remove_leftovers(found: Leftovers) -> list[str]:
+    """Remove all of it; return what could not be removed, a sentence each."""
+    troubles = []
+    for source, tier in {queue_of(tier): tier for tier, _ in found.jobs}.items():
+        try:
+            provider_of(tier, "clean").discard([job.job for its, job in found.jobs if queue_of(its) == source])
+        except ProviderError as error:
+            troubles.append(str(error))
+    return troubles + remove_files(found.files)
+
+
+def remove_files(paths: Iterable[str]) -> list[str]:
+    """Remove what `files_left` found; return what could not be removed, a sentence each."""
+    troubles = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                if os.path.isdir(path):
+                    remove_abandoned(path)
+                else:
+                    os.unlink(path)
+            except OSError as error:
+                troubles.append(f"{path} cannot be removed: {error.strerror}")
+    return troubles
+
+
+def _away() -> set[str]:
+    """Return the runs of other machines that share the user's home."""
+    return {name for name, host in _connections().items() if host not in ("", socket.gethostname())}
+
+
+def _connections() -> dict[str, str]:
+    """Return the machine of each run's driver, "" where its file does not say."""
+    hosts = {}
+    for path in _files():
+        name, kind = os.path.splitext(os.path.basename(path))
+        if kind == ".json":
+            hosts[name] = ""
+            with contextlib.suppress(OSError, ValueError):
+                told = json.loads(read_own(path))
+                hosts[name] = str(told.get("host", "")) if isinstance(told, dict) else ""
+    return hosts
+
+
+def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
+    now = functools.cache(_now_in)
+    for path in _files():
+        name = os.path.basename(path)
+        run = next((name.removesuffix(kind) for kind in _OF_A_RUN if name.endswith(kind)), None)
+        if run is None or run in live or run in away:
+            continue
+        with contextlib.suppress(OSError):
+            whole = name.endswith(".json") and _connections().get(run)
+            if whole or now(os.path.dirname(path)) - os.path.getmtime(path) > _SETTLED_SECONDS:
+                yield path
+
+
+def _now_in(directory: str) -> float:
+    """Return the time by the clock that dates a folder's files, which may be a file server's."""
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".now-") as probe:
+        return os.fstat(probe.fileno()).st_mtime
+
+
+def _files() -> list[str]:
+    found = []
+    for directory in filter(own_folder, all_directories()):
+        with contextlib.suppress(OSError):
+            found += [entry.path for entry in os.scandir(directory)]
+    return found

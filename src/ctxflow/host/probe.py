@@ -1,7 +1,7 @@
 """A job that stands for a worker: it connects back, says what a worker would find where it is, and ends.
 
 `python3 probe.py HOST PORT FILE` with a file that holds what proves that it is one of ours. It is one file, for any
-Python 3. What does not live here: starting it and judging what it says (factory/probing.py).
+Python 3. What does not live here: starting it and judging what it says (factory/site_check.py).
 """
 
 import hashlib

@@ -50,7 +50,7 @@ class Status:
     :ivar tiers: name -> its workers; also tiers that the site does not name, of workers started by hand.
     :ivar sessions: how many of those that are open do what, of `SESSION_STATES`; empty where there never was one.
     :ivar chunks: that sessions made and got; `migrations`, how often one went from worker to worker.
-    :ivar limits: what is used of each limit of GPU-hours and cost (see `ctxflow.factory.spending.standing`).
+    :ivar limits: what is used of each limit of GPU-hours and cost (see `ctxflow.factory.limits.standing`).
     """
 
     time: float

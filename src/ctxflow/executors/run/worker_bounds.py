@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ctxflow.executors.contract import Bounded, Engine, LimitReached
-from ctxflow.factory.spending import reached
+from ctxflow.factory.limits import reached
 from ctxflow.safe_files import NotOwnError, read_own, tell_once, write_private
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.run_state import RunState

@@ -35,10 +35,10 @@ from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.vine_hosts import Rests, VineHosts
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker, Watch, refusal
 from ctxflow.factory.condor_machines import pinned
-from ctxflow.factory.factory_client import FactoryClient
+from ctxflow.factory.exchange import FactoryClient
+from ctxflow.factory.limits import limits_of, standing
 from ctxflow.factory.provider import Provider, tail, why_gone
-from ctxflow.factory.spending import limits_of, standing
-from ctxflow.factory.tier_providers import worker_job
+from ctxflow.factory.run_files import worker_job
 from ctxflow.host.library_messages import CallFinished
 from ctxflow.host.machine_errors import advice
 from ctxflow.host.messages import LeaveWorker, NoticeGiven, WorkerStuck

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.factory_client import FactoryClient
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange
 from ctxflow.scheduler import events as ev
 

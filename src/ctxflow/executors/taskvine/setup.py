@@ -22,10 +22,10 @@ from ctxflow.executors.contract import RunServices
 from ctxflow.executors.taskvine.manager_messages import StartManager
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_machines import unpinned
-from ctxflow.factory.factory_client import FactoryClient
-from ctxflow.factory.run_files import Connection, PublishedRun
+from ctxflow.factory.exchange import FactoryClient
+from ctxflow.factory.run_files import Connection, Lead, PublishedRun, python_of, worker_command, worker_job
 from ctxflow.factory.site_check import own_address
-from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_command, worker_job
+from ctxflow.factory.tier_providers import provider_of
 from ctxflow.host import own_modules
 from ctxflow.host.machine_errors import advice
 from ctxflow.host.scratch import Guard, Scratch, sweep

@@ -8,7 +8,7 @@ import pytest
 
 from ctxflow.factory import JobChange, ProviderError, WorkerJob
 from ctxflow.factory.provider import FoundJob, PoolSurvey
-from ctxflow.factory.sharing import GrantedProvider
+from ctxflow.factory.served_run import GrantedProvider
 
 JOB = WorkerJob("a10", ["true"])
 

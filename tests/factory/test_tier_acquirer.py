@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ctxflow.factory.provider import JobChange
-from ctxflow.factory.tier_jobs import TierJobs
+from ctxflow.factory.tier_acquirer import TierJobs
 
 
 class AnyQueue(RuleBasedStateMachine):

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from ctxflow.factory import LocalProvider
-from ctxflow.factory.probing import probe_tiers
 from ctxflow.factory.provider import explaining_line
-from ctxflow.factory.site_check import network_advice, network_problems
+from ctxflow.factory.site_check import network_advice, network_problems, probe_tiers
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 

@@ -1,6 +1,7 @@
-"""A run's end of the exchange with a factory, used as an acquirer of workers is.
+"""The exchange between a run and the factory that acquires its workers, by files; no network is needed.
 
-The files of the exchange, and the factory's end: run_files.py.
+The run (`FactoryClient`) writes what it wants, whole, to ID.wanted; the factory (`RunFiles`) appends news of jobs, a
+line each, to ID.news, which the run made. Both are readable by their user alone.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, Provider
-from ctxflow.factory.run_files import Wishes, factory_pid, news_file, runs_directory, wanted_file
-from ctxflow.factory.spending import SpendingMeter, Spent, total
-from ctxflow.safe_files import make_own_folder, read_own, write_private
+from ctxflow.factory.run_files import factory_pid, runs_directory
+from ctxflow.safe_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
 from ctxflow.sites.site_model import Tier
 
 logger = logging.getLogger("ctxflow")
@@ -285,3 +286,140 @@ class FactoryClient:
                 " `ctxflow factory` and the site file, and the run goes on",
                 self._site,
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What a run wants of its factory, and tells it; written whole each time.
+
+    :ivar site: the name of the run's site.
+    :ivar wanted: tier -> how many jobs to hold.
+    :ivar joined: tier -> job -> a number that is new whenever another worker of that job has joined.
+    :ivar removed: tier -> jobs to end, until the factory has told of their end.
+    :ivar refused: tier -> job -> why its worker cannot be used.
+    :ivar looks: how often the run asked for news at once.
+    :ivar excluded: tier -> the hosts on which no worker is to be asked for.
+
+    >>> Wishes.read(Wishes("campus", {"a10": 8}).text()).wanted
+    {'a10': 8}
+    """
+
+    site: str
+    wanted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    joined: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    removed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    looks: int = 0
+    excluded: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return it as it is written."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Wishes:
+        """Read what was written.
+
+        :raises ValueError: if it is not whole.
+        """
+        try:
+            found = json.loads(text)
+            wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+        tables = (wishes.wanted, wishes.joined, wishes.removed, wishes.refused, wishes.excluded)
+        if not all(isinstance(each, dict) for each in tables) or not all(
+            type(count) is int for count in wishes.wanted.values()
+        ):
+            raise ValueError("they are not as wishes are written")
+        return wishes
+
+
+_WISHES = {field.name for field in dataclasses.fields(Wishes)}
+
+
+def wanted_file(run: str) -> str:
+    """Return the file in which a run says what it wants."""
+    return os.path.join(runs_directory(), f"{run}.wanted")
+
+
+def news_file(run: str) -> str:
+    """Return the file in which a factory tells a run what happened."""
+    return os.path.join(runs_directory(), f"{run}.news")
+
+
+class RunFiles:
+    """A factory's end of the exchange with one run.
+
+    :param run: the run's id.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._seen: tuple[int, int] | None = None
+        self._untold = b""
+
+    def read(self) -> Wishes | None:
+        """Return what the run wants if that has changed since the last call, else None."""
+        try:
+            found = os.stat(wanted_file(self._run))
+            sign = (found.st_mtime_ns, found.st_ino)
+            if sign != self._seen and own_folder(runs_directory()):
+                wishes = Wishes.read(read_own(wanted_file(self._run)))
+                self._seen = sign
+                return wishes
+        except NotOwnError as error:
+            tell_once(error)
+        except (OSError, ValueError):
+            pass
+        return None
+
+    def tell(self, tier: str, change: JobChange) -> None:
+        """Pass on a change of a job."""
+        self._add({"tier": tier, **dataclasses.asdict(change)})
+
+    def explain(self, tier: str, reason: str) -> None:
+        """Tell why a tier has fewer workers than the run wants, "" if it has them."""
+        self._add({"tier": tier, "reason_to_wait": reason})
+
+    def bound(self, tier: str, maximum: int) -> None:
+        """Tell how many workers of a tier the run may have, until told otherwise."""
+        self._add({"tier": tier, "maximum": maximum})
+
+    def tell_limits(self, limits: Sequence[Mapping[str, Any]]) -> None:
+        """Tell what is used of limits that other runs count towards, too."""
+        self._add({"limits": limits})
+
+    def fail(self, reason: str) -> None:
+        """Tell that no worker can be had."""
+        self._add({"failure": reason})
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self._untold += json.dumps(line).encode() + b"\n"
+        self.retry()
+
+    def retry(self) -> None:
+        """Write what could not be written yet, since the disk was full, say."""
+        if not self._untold:
+            return
+        try:
+            news = open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:  # The run is over.
+            self._untold = b""
+            return
+        except NotOwnError as error:
+            tell_once(error)
+            return
+        except OSError:
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self._untold = self._untold[os.write(news, self._untold) :]
+        finally:
+            os.close(news)
+
+    def discard(self) -> None:
+        """Remove the files of a run that could not do so itself."""
+        for path in (wanted_file(self._run), news_file(self._run)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
