@@ -25,7 +25,7 @@ import common
 
 from ctxflow import ContextExecutor, session_app
 from ctxflow.policies.protocols import View
-from ctxflow.policies.simple.placement import LeastLoadedSessions
+from ctxflow.policies.simple import LeastLoadedSessions
 from ctxflow.sessions import SessionApp
 
 SESSIONS = 8

@@ -8,7 +8,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.policies.simple.routing import ContextAffinity
+from ctxflow.policies.simple import ContextAffinity
 
 
 def power(base, exponent):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.policies.health.sequential import SequentialTest
+from ctxflow.policies.health import SequentialTest
 from ctxflow.policies.protocols import Trial
 from ctxflow.policies.registry import make
-from ctxflow.policies.simple.placement import NoQuarantine
+from ctxflow.policies.simple import NoQuarantine
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -7,8 +7,7 @@ import pytest
 
 from ctxflow.policies.protocols import Assignment, Plan
 from ctxflow.policies.registry import make, names
-from ctxflow.policies.simple.batching import Fixed
-from ctxflow.policies.simple.routing import LeastLoaded
+from ctxflow.policies.simple import Fixed, LeastLoaded
 from ctxflow.testing.policies import (
     SEEDS,
     BatchingContract,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.policies.registry import make
-from ctxflow.policies.simple.scaling import QueueProportional
+from ctxflow.policies.simple import QueueProportional
 
 
 @dataclasses.dataclass

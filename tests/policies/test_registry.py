@@ -6,11 +6,10 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.policies.registry import FAMILIES, make, names
-from ctxflow.policies.simple.batching import Fixed
-from ctxflow.policies.simple.routing import ContextAffinity
+from ctxflow.policies.simple import ContextAffinity, Fixed
 
 MODULE = """
-from ctxflow.policies.simple.routing import ContextAffinity
+from ctxflow.policies.simple import ContextAffinity
 
 class Tracing(ContextAffinity):
     asked = 0

@@ -5,10 +5,15 @@ import types
 
 import pytest
 
-from ctxflow.policies.simple.batching import Fixed
-from ctxflow.policies.simple.placement import Everywhere, NoPreemption
-from ctxflow.policies.simple.routing import ContextAffinity, LeastLoaded, RoundRobin
-from ctxflow.policies.simple.scaling import FixedWorkers
+from ctxflow.policies.simple import (
+    ContextAffinity,
+    Everywhere,
+    Fixed,
+    FixedWorkers,
+    LeastLoaded,
+    NoPreemption,
+    RoundRobin,
+)
 
 
 @dataclasses.dataclass

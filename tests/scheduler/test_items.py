@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_bench import Bench, drive, only, run_of
 
-from ctxflow.policies.simple.batching import Fixed
+from ctxflow.policies.simple import Fixed
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -208,7 +208,7 @@ def test_logs_that_do_not_say_how_the_run_decides(recorded):
         replay(old)
     assert replay(old, scheduler()) == len(old)
     own = Policies.chosen({"batching": Policies.chosen({}).batching})
-    with pytest.raises(ValueError, match=r"batching policy was an object of ctxflow.policies.simple.batching:Fixed"):
+    with pytest.raises(ValueError, match=r"batching policy was an object of ctxflow.policies.simple:Fixed"):
         replay([first_line(Scheduler(own)) + "\n"])
     with pytest.raises(ValueError, match="line 1 is no line of an event log"):
         replay(["{}\n"])

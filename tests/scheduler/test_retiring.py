@@ -3,7 +3,7 @@
 import pytest
 from scheduler_bench import Bench, only, run_of
 
-from ctxflow.policies.simple.routing import ContextAffinity
+from ctxflow.policies.simple import ContextAffinity
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import context_moves, shared_tables
 from ctxflow.scheduler import events as ev

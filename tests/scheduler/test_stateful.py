@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pool_of_machines import GPUS, device, graph
 
 from ctxflow.policies.registry import make
-from ctxflow.policies.simple.batching import Fixed
+from ctxflow.policies.simple import Fixed
 from ctxflow.scheduler import Limits, Policies, Scheduler, shared_tables
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

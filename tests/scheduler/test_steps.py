@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_bench import Bench, only
 
-from ctxflow.policies.simple.placement import LeastLoadedSessions
+from ctxflow.policies.simple import LeastLoadedSessions
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ctxflow import ContextExecutor
-from ctxflow.policies.simple.batching import Fixed
+from ctxflow.policies.simple import Fixed
 from ctxflow.sites import Site, load_site
 
 FILE = """

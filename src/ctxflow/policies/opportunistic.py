@@ -30,7 +30,7 @@ import numpy as np
 
 from ctxflow.policies.helpers import forget
 from ctxflow.policies.protocols import View
-from ctxflow.policies.simple.batching import coalesced
+from ctxflow.policies.simple import coalesced
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 
 # --- how likely an eviction is

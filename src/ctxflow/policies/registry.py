@@ -19,40 +19,40 @@ from typing import Any
 GROUP = "ctxflow.policies"
 _OWN = {
     "routing": {
-        "context-affinity": "ctxflow.policies.simple.routing:ContextAffinity",
-        "least-loaded": "ctxflow.policies.simple.routing:LeastLoaded",
-        "round-robin": "ctxflow.policies.simple.routing:RoundRobin",
+        "context-affinity": "ctxflow.policies.simple:ContextAffinity",
+        "least-loaded": "ctxflow.policies.simple:LeastLoaded",
+        "round-robin": "ctxflow.policies.simple:RoundRobin",
         "sdib": "ctxflow.policies.baselines:Sdib",
         "skylb": "ctxflow.policies.baselines:SkyLB",
         "torta": "ctxflow.policies.torta.routing:Torta",
     },
     "batching": {
-        "coalescing": "ctxflow.policies.simple.batching:Coalescing",
-        "fixed": "ctxflow.policies.simple.batching:Fixed",
+        "coalescing": "ctxflow.policies.simple:Coalescing",
+        "fixed": "ctxflow.policies.simple:Fixed",
         "opportunistic": "ctxflow.policies.opportunistic:Opportunistic",
     },
     "placement": {
         "agh": "ctxflow.policies.agh.placement:AdaptivePlacement",
-        "everywhere": "ctxflow.policies.simple.placement:Everywhere",
+        "everywhere": "ctxflow.policies.simple:Everywhere",
     },
     "preemption": {
         "exact": "ctxflow.policies.flextopo.preemption:ExactPreemption",
         "imp": "ctxflow.policies.flextopo.preemption:IncrementalMinimalPreemption",
-        "none": "ctxflow.policies.simple.placement:NoPreemption",
+        "none": "ctxflow.policies.simple:NoPreemption",
         "standard": "ctxflow.policies.flextopo.preemption:StandardPreemption",
     },
     "scaling": {
         "activation": "ctxflow.policies.torta.scaling:Activation",
         "closed-loop": "ctxflow.policies.turboserve.scaling:ClosedLoop",
-        "fixed": "ctxflow.policies.simple.scaling:FixedWorkers",
-        "queue-proportional": "ctxflow.policies.simple.scaling:QueueProportional",
+        "fixed": "ctxflow.policies.simple:FixedWorkers",
+        "queue-proportional": "ctxflow.policies.simple:QueueProportional",
     },
     "health": {
-        "none": "ctxflow.policies.simple.placement:NoQuarantine",
-        "sequential": "ctxflow.policies.health.sequential:SequentialTest",
+        "none": "ctxflow.policies.simple:NoQuarantine",
+        "sequential": "ctxflow.policies.health:SequentialTest",
     },
     "sessions": {
-        "least-loaded": "ctxflow.policies.simple.placement:LeastLoadedSessions",
+        "least-loaded": "ctxflow.policies.simple:LeastLoadedSessions",
         "turboserve": "ctxflow.policies.turboserve.session_placement:TurboServe",
     },
 }
@@ -136,7 +136,7 @@ def described(family: str, choice: Any) -> dict[str, Any]:
     >>> described("batching", {"policy": "fixed", "size": 10})
     {'policy': 'fixed', 'size': 10, 'linger': 0.0, 'share': True}
     >>> described("batching", make("batching", "fixed"))
-    {'object': 'ctxflow.policies.simple.batching:Fixed'}
+    {'object': 'ctxflow.policies.simple:Fixed'}
     """
     if isinstance(choice, str):
         choice = {"policy": choice}

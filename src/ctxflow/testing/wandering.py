@@ -21,7 +21,7 @@ from typing import Any
 
 from ctxflow.context import context
 from ctxflow.policies.protocols import View
-from ctxflow.policies.simple.placement import LeastLoadedSessions
+from ctxflow.policies.simple import LeastLoadedSessions
 from ctxflow.sessions import Session, SessionApp, session_app
 
 PATIENCE = 60.0

@@ -3,7 +3,7 @@
 import pytest
 
 from ctxflow.policies.registry import make
-from ctxflow.policies.simple.batching import measured
+from ctxflow.policies.simple import measured
 from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd

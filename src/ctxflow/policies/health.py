@@ -2,19 +2,21 @@
 
 A unit is a host, or a worker of it with its GPUs. It is named when the evidence of a sequential test passes what a
 false alarm of the wanted probability takes, and still does two seconds later, by what its peers had meanwhile: so an
-outage that hits all incriminates nobody, and neither do items that fail wherever they are. The test
-itself and what is counted are in `trials`.
+outage that hits all incriminates nobody, and neither do items that fail wherever they are. The test itself, and what
+is counted, are in trials.py; docs/health.md explains both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ctxflow.option_values import number
-from ctxflow.policies.health.trials import EPOCH, SHARES, Cusum, Field, Unit, null_share
 from ctxflow.policies.protocols import Trial, Verdict, View
+from ctxflow.policies.trials import EPOCH, SHARES, Cusum, Field, Unit, null_share
 from ctxflow.policies.views import AppView, WorkerView
+from ctxflow.renamed import names_of
 from ctxflow.wording import counted
 
 WAIT = 2.0  # Seconds after which evidence is looked at again, by what the peers had meanwhile.
@@ -385,3 +387,7 @@ def gains(view: View, app_id: str, host: str, worker_id: str = "") -> bool:
     if all_speed <= slow_speed:
         return False
     return left / (all_speed - slow_speed) <= TOLERANCE * max(left / all_speed, next_batch)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = names_of(__name__)

@@ -1,0 +1,363 @@
+"""The policies of each family that need no tuning: routing, placement, sessions, batching and scaling, and `none`.
+
+How the scaling policy `queue-proportional` counts, and where that is simpler than the truth:
+
+- *Calls.* An app's queue is divided by the size of the batch that the worker connected longest would get now; its
+  running batches are a call each. What a short queue is shared out into therefore counts as calls.
+- *Speed.* All workers count alike, whatever their GPU: `calls_per_worker` is the only knob.
+- *Who may run what.* Calls of apps that the same tiers may run are counted together (`helpers.divided`).
+- *Prices* order the tiers, and are not weighed against waiting: a tier without a price comes after those with one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ctxflow.policies.helpers import (
+    SESSIONS,
+    Peak,
+    active,
+    divided,
+    loads,
+    outstanding,
+    seekers,
+    sessions_of_worker,
+    tiers_for,
+    urgency,
+)
+from ctxflow.policies.protocols import Assignment, PlaceRequest, Plan, Trial, Verdict, View
+from ctxflow.policies.views import AppView, SessionView, WorkerView
+
+# --- routing
+
+
+class ContextAffinity:
+    """Work goes where its context is; what is left over spreads over the other workers.
+
+    A free worker that holds the context of a waiting app takes that app's work. Workers left over are shared
+    among the apps with work left, most items per holding worker first; each takes the worker that holds
+    least, so that the fewest contexts are built and unloaded.
+    """
+
+    def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
+        """Choose by priority, then by affinity."""
+        slots = {name: worker.free_slots for name, worker in view.free.items()}
+        total = sum(slots.values())
+        left = {app.id: app.backlog for app in ready}
+        chosen: list[Assignment] = []
+        for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
+            if not total:
+                return chosen
+            for name, worker in view.free.items():
+                if left[app.id] <= 0:
+                    break
+                if app.context in worker.contexts and view.can_run(app, worker) and slots[name] > 0:
+                    slots[name] -= 1
+                    total -= 1
+                    chosen.append(Assignment(name, app.id))
+                    left[app.id] -= max(1, view.batch_size(app, worker))
+        if not total:
+            return chosen
+        waiting = {app.id: app for app in ready if left[app.id] > 0 and app.unclaimed > 0}
+        return chosen + list(self._spread(view, waiting, left, slots)) if waiting else chosen
+
+    def _spread(
+        self, view: View, waiting: dict[str, AppView], left: dict[str, int], slots: dict[str, int]
+    ) -> Iterator[Assignment]:
+        for app in waiting.values():
+            left[app.id] = min(left[app.id], app.unclaimed)
+        holders = {app.id: view.holders(app.context) for app in waiting.values()}
+        idle = (worker for name, worker in view.free.items() if slots[name] > 0)
+        for worker in sorted(idle, key=lambda worker: len(worker.contexts)):
+            open_to = [a for a in waiting.values() if left[a.id] > 0 and view.can_run(a, worker)]
+            if not open_to:
+                continue
+            app = min(open_to, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
+            yield Assignment(worker.id, app.id)
+            left[app.id] -= max(1, view.batch_size(app, worker))
+            holders[app.id] += 1
+
+
+class LeastLoaded:
+    """The most urgent work goes to the worker that runs the least, whatever it holds."""
+
+    def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
+        """Choose the worker with the fewest calls, then the longest free."""
+        slots = {name: worker.free_slots for name, worker in view.free.items()}
+        for app in sorted(ready, key=urgency):
+            left = app.backlog
+            while left > 0:
+                able = (w for w in view.free.values() if slots[w.id] > 0 and view.can_run(app, w))
+                worker = min(able, key=lambda w: w.slots - slots[w.id], default=None)
+                if worker is None:
+                    break
+                slots[worker.id] -= 1
+                yield Assignment(worker.id, app.id)
+                left -= max(1, view.batch_size(app, worker))
+
+
+class RoundRobin:
+    """Apps in turn, workers in turn: the baseline that knows nothing."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
+        """Give each free slot the next app in turn."""
+        left = {app.id: app.backlog for app in ready}
+        slots = [(worker, worker.free_slots) for worker in view.free.values()]
+        for worker, free_slots in slots:
+            for _ in range(free_slots):
+                apps = [app for app in ready if left[app.id] > 0 and view.can_run(app, worker)]
+                if not apps:
+                    break
+                app = apps[self._turn % len(apps)]
+                self._turn += 1
+                yield Assignment(worker.id, app.id)
+                left[app.id] -= max(1, view.batch_size(app, worker))
+
+
+# --- what no choice is made in, and where sessions go
+
+
+class Everywhere:
+    """Every context may be loaded on every tier, within the site's bounds."""
+
+    def plan(self, view: View) -> Plan:
+        """Return the plan without limits."""
+        return Plan()
+
+
+class LeastLoadedSessions:
+    """A session goes to the worker with the fewest sessions that have something to do, at equal numbers to one that
+    has its context, and stays there. It moves only where its worker is about to go, or may not carry it any more.
+
+    >>> LeastLoadedSessions().__class__.__name__
+    'LeastLoadedSessions'
+    """
+
+    def place(self, view: View) -> Mapping[int, str | None]:
+        """Return a worker for each session that needs one."""
+        waiting = seekers(view)
+        if not waiting:
+            return {}
+        counts = loads(view)
+        placed: dict[int, str | None] = {}
+        for session in waiting:
+            able = [worker for name in counts if view.can_carry(session, worker := view.workers[name])]
+            if able:
+                best = min(able, key=lambda worker: (counts[worker.id], not _is_built(session, worker)))
+                counts[best.id] += 1
+                placed[session.id] = best.id
+        return placed
+
+
+def _is_built(session: SessionView, worker: WorkerView) -> bool:
+    held = worker.contexts.get(session.context)
+    return held is not None and held.state == "ready"
+
+
+class NoPreemption:
+    """Nobody gives way."""
+
+    reserves = False
+    patience = grace = idle = 0.0
+
+    def victims(self, view: View, request: PlaceRequest) -> None:
+        """Return nobody."""
+        return
+
+
+class NoQuarantine:
+    """Every host is trusted, whatever happens there."""
+
+    probation = 0.0
+
+    def observe(self, view: View, trial: Trial) -> None:
+        """Keep nothing."""
+
+    def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
+        """Return False, always."""
+        return False
+
+    def judge(self, view: View) -> Sequence[Verdict]:
+        """Return nobody."""
+        return ()
+
+
+# --- batches
+
+GROWTH = 2  # A step serves at most so many times as many sessions as a step that met the target did.
+MOST_SESSIONS = 64  # Of a step, where nobody says otherwise.
+
+
+class Fixed:
+    """Batches of `size` items, or of what the app asks for.
+
+    A short queue is shared out evenly, so that no worker idles while another holds a full batch, unless
+    `share` is off. Nothing waits for a batch to fill, unless `linger` says for how long.
+
+    :param size: items a batch where the app does not say.
+    :param linger: seconds that a queue shorter than a batch may wait for more.
+    :param share: whether a short queue is divided by the workers connected.
+    :raises ValueError: for a size below 1 or a negative linger.
+    """
+
+    def __init__(self, size: int = 100, linger: float = 0.0, share: bool = True) -> None:
+        if size < 1:
+            raise ValueError("size is the number of items in a batch: give 1 or more")
+        if linger < 0:
+            raise ValueError("linger is a number of seconds: give 0 or more")
+        self._size = size
+        self.linger = linger
+        self._share = share
+        self._most = MOST_SESSIONS
+
+    def size(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return the fixed size, less where the queue is short."""
+        wish = app.batch_size or self._size
+        since = app.waiting_since
+        if self.linger and app.backlog < wish and since is not None and view.now < since + self.linger:
+            return 0
+        if not self._share:
+            return wish
+        # -(-a // b) is the ceiling of a / b.
+        return min(wish, -(-app.backlog // len(view.workers)))
+
+    def duplicate(self, view: View, worker: WorkerView) -> int | None:
+        """Return None: nothing is run twice."""
+        return None
+
+    def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return K, as steps of the worker were measured to take."""
+        return coalesced(app, worker, self._most)
+
+
+class Coalescing(Fixed):
+    """Steps of as many sessions as the chunk target allows; batches of items as `fixed` makes them.
+
+    K, the most sessions of a step, is measured: the largest number with which steps were seen to meet the target, and
+    up to twice that where the time of a step promises that they will. An app without a chunk target has all its ready
+    sessions in one step, up to `most`.
+
+    Other batching policies coalesce sessions so too, with the defaults.
+
+    :param most: sessions of a step, at most.
+    :raises ValueError: for a number below 1.
+    """
+
+    def __init__(self, most: int = MOST_SESSIONS, size: int = 100, linger: float = 0.0, share: bool = True) -> None:
+        super().__init__(size, linger, share)
+        if most < 1:
+            raise ValueError("most is the number of sessions that a step may serve: give 1 or more")
+        self._most = most
+
+
+def coalesced(app: AppView, worker: WorkerView, most: int = MOST_SESSIONS) -> int:
+    """Return K of an app on a worker: all its ready sessions, up to `most`, where the app has no chunk target."""
+    if app.chunk_target is None:
+        return most
+    return min(most, measured(worker.step_seconds(app.id), app.chunk_target))
+
+
+def measured(seconds: Mapping[int, float], target: float) -> int:
+    """Return K by the measured seconds of steps with so many sessions.
+
+    >>> measured({}, 0.2), measured({1: 0.15}, 0.2), measured({1: 0.05, 2: 0.06}, 0.2)
+    (1, 1, 4)
+    >>> measured({1: 0.05, 4: 0.16, 5: 0.21}, 0.2)
+    4
+    >>> measured({1: 0.3}, 0.2)
+    1
+    """
+    met = [count for count, each in seconds.items() if each <= target]
+    if not met:
+        return 1
+    largest = max(met)
+    missed = [count for count, each in seconds.items() if each > target and count > largest]
+    # A step with twice the sessions takes at most twice as long, or no longer than the line through two says.
+    smaller = [count for count in seconds if count < largest]
+    each = seconds[largest] / largest
+    if smaller:
+        other = max(smaller)
+        each = max(1e-9, (seconds[largest] - seconds[other]) / (largest - other))
+    promised = largest + int((target - seconds[largest]) / each + 1e-9)
+    limit = min([GROWTH * largest, *(count - 1 for count in missed)])
+    return max(largest, min(promised, limit))
+
+
+# --- how many workers
+
+
+class FixedWorkers:
+    """As many workers of every tier, all the time.
+
+    :param workers: workers a tier, within its bounds; None for the most that the site allows.
+    :raises ValueError: for a negative number.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and workers < 0:
+            raise ValueError("workers is how many to hold: give 0 or more")
+        self._workers = workers
+
+    def target(self, view: View) -> Mapping[str, int]:
+        """Return the same number whatever the load."""
+        wish = self._workers
+        return {
+            name: tier.maximum if wish is None else max(tier.minimum, min(tier.maximum, wish))
+            for name, tier in view.tiers.items()
+        }
+
+
+class QueueProportional:
+    """One worker for every so many calls that are queued or running, asked for everywhere at once.
+
+    Sessions that have something to do want a worker for every so many that one was measured to serve.
+
+    An opportunistic tier may never give its workers, so every tier that can run the calls is asked for all that is
+    not connected yet, and takes its place as soon as it gives: what comes first counts, and the other tiers are
+    asked for so many fewer. When less is wanted than is connected, the cheapest tiers are kept. Each tier stays
+    between its minimum and its maximum. A worker that holds work is never given back (the scheduler sees to it).
+
+    Guarantees, for given workers: a longer queue never lowers what any tier is asked for, as far as batches do not
+    shrink with it; without anything outstanding each tier is asked for its minimum once `linger` seconds are over.
+
+    :param calls_per_worker: calls, queued or running, for which one worker is held.
+    :param linger: seconds for which fewer workers must be wanted before any is given back, so that a pause between
+        two bursts does not cost the contexts that the workers hold.
+    :param batch_size: items of a call of an app that states no batch size, while no worker is there for which the
+        batching policy could say.
+    :raises ValueError: for a number that makes no sense.
+    """
+
+    def __init__(self, calls_per_worker: float = 4, linger: float = 60.0, batch_size: int = 100) -> None:
+        if not (math.isfinite(calls_per_worker) and calls_per_worker > 0):
+            raise ValueError("calls_per_worker is how many calls a worker is held for: give more than 0")
+        if not linger >= 0:
+            raise ValueError("linger is a number of seconds: give 0 or more")
+        if batch_size < 1:
+            raise ValueError("batch_size is the number of items in a call: give 1 or more")
+        self._calls_per_worker = calls_per_worker
+        self._linger = linger
+        self._batch_size = batch_size
+        self._peaks: dict[frozenset[str], Peak] = {}
+
+    def target(self, view: View) -> Mapping[str, int]:
+        """Return what each tier is asked for: what is used of its workers, and all that nobody has given yet."""
+        return divided(view, self._lingering(view))
+
+    def _lingering(self, view: View) -> dict[frozenset[str], float]:
+        """Return workers wanted by the tiers that will do, at their most over the last `linger` seconds."""
+        now: dict[frozenset[str], float] = {}
+        sessions = active(view)
+        for app, calls in outstanding(view, self._batch_size).items():
+            group = tiers_for(view, view.apps[app])
+            wanted = calls / self._calls_per_worker
+            if app in sessions:
+                wanted += len(sessions[app]) / sessions_of_worker(view, view.apps[app], SESSIONS)
+            now[group] = now.get(group, 0.0) + wanted
+        # What other tiers may run since there is another plan is counted there.
+        self._peaks = {group: self._peaks.get(group) or Peak() for group in now}
+        return {group: self._peaks[group].over(wanted, view.now, self._linger) for group, wanted in now.items()}
