@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.append_file import AppendFile
+from ctxflow.ownership import AppendFile
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_writes_that_take_part_of_the_data_are_gone_on_with(file, monkeypatch):
 
 def test_a_lock_keeps_others_out_until_its_process_is_gone(file):
     program = (
-        "import sys, pathlib, time; from ctxflow.append_file import AppendFile\n"
+        "import sys, pathlib, time; from ctxflow.ownership import AppendFile\n"
         "file = AppendFile(pathlib.Path(sys.argv[1])); file.lock(file.path); print('locked', flush=True)\n"
         "time.sleep(60)"
     )

@@ -20,8 +20,8 @@ import pydantic
 import pytest
 
 import forked
-from ctxflow.contents import digest_path
 from ctxflow.digest import digest, is_library_module
+from ctxflow.files import digest_path
 
 PROGRAM = """
 import dataclasses

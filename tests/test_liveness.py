@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ctxflow.process_identity import birth_of, lives
+from ctxflow.ownership import birth_of, lives
 
 
 def test_a_process_lives_until_it_ends():

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from ctxflow import Alternative, ContextExecutor, batch_app, context, context_app, session_app
 from ctxflow.app_options import Options
+from ctxflow.errors import closest, short
 from ctxflow.option_values import number, whole
 from ctxflow.scheduler import Limits
 from ctxflow.sessions import SessionOptions
-from ctxflow.wording import closest, short
 
 NAN, INF = float("nan"), float("inf")
 NO_TEXT = [3, True, 2.5, [], {}, b"x", object()]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ctxflow.safe_files import NotOwnError, check_own_folder, make_own_folder, open_own, own_folder, read_own
+from ctxflow.files import NotOwnError, check_own_folder, make_own_folder, open_own, own_folder, read_own
 
 
 def test_ones_own_file_is_read(tmp_path):

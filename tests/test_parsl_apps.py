@@ -9,8 +9,8 @@ from parsl import bash_app, python_app
 from parsl.app.errors import BashExitFailure, RemoteExceptionWrapper, wrap_error
 
 from ctxflow import ContextExecutor
+from ctxflow.errors import name_of
 from ctxflow.pickling import without_parsl
-from ctxflow.wording import name_of
 
 
 @pytest.fixture(scope="module")

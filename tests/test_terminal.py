@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 from rich.live import Live
 
-from ctxflow import consoles
+from ctxflow import terminal as terminals
 from ctxflow.batch.display import JobView, LineDisplay
 from ctxflow.batch.phrases import one_line
 from ctxflow.cli.app import main
-from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.bare import tell
 from ctxflow.observe.progress import VERSION, Progress
-from ctxflow.terminal import guard_log, guarded_streams, visible
+from ctxflow.terminal import guard_log, guarded_streams, visible, visible_console
 
 EVIL = "bad \x1b]0;owned\x07\x1b[2J\x9b5nrow\r\b\u202e"
 SEEN = "bad ]0;owned[2J5nrow"
@@ -75,7 +74,7 @@ def test_what_is_printed_to_a_terminal_is_visible_and_what_is_piped_is_as_it_is(
 
 def test_what_rich_draws_of_foreign_text_is_visible_and_still_has_colours(terminal):
     with terminal, guarded_streams():
-        console = VisibleConsole(stderr=True)
+        console = visible_console(stderr=True)
         console.print(EVIL, markup=False, style="red")
         tier = {"joined": 1, "asked": 2, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None}
         tiers = {EVIL: tier, "[bold]a[/x]": tier}  # As a forged status file may have them.
@@ -131,12 +130,12 @@ def test_programs_of_others_are_told_visible_text(terminal, caplog):
 
 def test_there_is_one_log_which_is_guarded():
     """A filter of a logger says nothing of the loggers below it, whose lines its handlers write all the same."""
-    sources = Path(consoles.__file__).parent.rglob("*.py")
+    sources = Path(terminals.__file__).parent.rglob("*.py")
     assert not [path.name for path in sources if "getLogger(__name__)" in path.read_text(encoding="utf-8")]
 
 
 def test_nobody_draws_past_the_one_place():
-    sources = Path(consoles.__file__).parent.rglob("*.py")
+    sources = Path(terminals.__file__).parent.rglob("*.py")
     makers = [path.name for path in sources if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))]
     assert not makers
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.safe_files import open_new, part_of, written_whole
+from ctxflow.files import open_new, part_of, written_whole
 
 
 def test_nothing_is_seen_of_it_before_it_is_whole(tmp_path):

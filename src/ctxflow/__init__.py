@@ -10,8 +10,6 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.version import __version__
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from ctxflow.executors import ContextExecutor
+    from ctxflow.installing import __version__
     from ctxflow.mapping import MapResult
     from ctxflow.on_worker import idle, last, load_variable_from_context, load_variable_in_serverless
     from ctxflow.recipe import Context
@@ -67,6 +66,7 @@ _PLACES = {
     "last": "on_worker",
     "load_variable_from_context": "on_worker",
     "load_variable_in_serverless": "on_worker",
+    "__version__": "installing",
 }
 
 __all__ = [

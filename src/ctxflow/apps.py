@@ -14,15 +14,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
-from ctxflow.app_calls import ContextCall, ItemCall, MapCall, Variants
-from ctxflow.app_options import Alternative, Deadline, Level, Options, Result, check_alternatives, check_context
+from ctxflow.app_options import (
+    Alternative,
+    ContextCall,
+    Deadline,
+    ItemCall,
+    Level,
+    MapCall,
+    Options,
+    Result,
+    Variants,
+    check_alternatives,
+    check_context,
+)
+from ctxflow.errors import counted, header
 from ctxflow.executors.bare import active_executor
 from ctxflow.executors.run.declarations import Declaration
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import KEY
 from ctxflow.option_values import UNCHANGED, OptionsMethod, Unchanged, check_function, given, refusing
 from ctxflow.recipe import Context, Params
-from ctxflow.wording import counted, header
 
 if TYPE_CHECKING:
     from ctxflow.mapping import MapResult

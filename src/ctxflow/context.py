@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from ctxflow.errors import short
 from ctxflow.option_values import (
     UNCHANGED,
     Unchanged,
@@ -26,7 +27,6 @@ from ctxflow.option_values import (
 )
 from ctxflow.recipe import AFFINITIES, Context, Params, Value, composed
 from ctxflow.renamed import options_renamed
-from ctxflow.wording import short
 
 
 def _bound(

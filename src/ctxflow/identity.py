@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.app_calls import ItemApp
-from ctxflow.contents import Tell, digest_files
+from ctxflow.app_options import ItemApp
 from ctxflow.digest import digest, is_library_module
+from ctxflow.files import Tell, digest_files
 from ctxflow.recipe import Context, inner_recipes
 
 _LOG = logging.getLogger("ctxflow")
@@ -66,7 +66,7 @@ class Identity:
 def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
     """Return what an app's results depend on beside the items.
 
-    :param tell: told how far large models are read; see `ctxflow.contents`.
+    :param tell: told how far large models are read; see `ctxflow.files`.
     :raises TypeError: for code or constants that cannot be identified, such as an open file, saying where it is.
     :raises FileNotFoundError: if a context's file is not there.
     """

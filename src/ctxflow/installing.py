@@ -1,13 +1,11 @@
-"""How to install what is missing: what this copy of ctxflow came from, and which Python lacks it.
+"""This copy of ctxflow: its version, where it came from, and how to install what it lacks.
 
 The distribution is called parsl-ctxflow. The one that PyPI calls ctxflow is somebody else's, so that no message may
 name it; and until parsl-ctxflow is on an index, messages name a clone, a file, or the missing packages themselves.
-Which task needs which packages is in setup.cfg, and whether they are there in cli/machine_commands.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -23,12 +21,13 @@ from urllib.parse import unquote, urlsplit
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
+__version__ = "0.1.0"
 DISTRIBUTION = "parsl-ctxflow"
 PAPERS = "ctxflow-papers"
 _NAMESAKE = "ctxflow"
 COST_OF_TORCH = "PyTorch and what it needs take 2.2 GB, with CUDA's libraries 5.9 GB"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # Not compiled here: workers import this, and seldom need it.
+_EXTRA = r"""extra\s*==\s*["']([\w.-]+)["']"""
 
 
 def how_to_install(*packages: str, extra: str) -> str:
@@ -137,7 +136,7 @@ def _version() -> str:
 
 def _requirements(packages: Iterable[str], extra: str) -> list[str]:
     """Return what pip is told for packages, in the versions that the extra asks for."""
-    asked = {_normal(_NAME.findall(each)[0]): each for each in _of_extra(extra)}
+    asked = {_normal(re.findall(_NAME, each)[0]): each for each in _of_extra(extra)}
     return [asked.get(_normal(name), name) for name in packages] or list(asked.values())
 
 
@@ -145,7 +144,7 @@ def _of_extra(extra: str) -> Iterator[str]:
     found = _distribution()
     for line in (found.requires or []) if found else []:
         requirement, _, marker = line.partition(";")
-        if extra not in _EXTRA.findall(marker):
+        if extra not in re.findall(_EXTRA, marker):
             continue
         own = re.fullmatch(rf"{DISTRIBUTION}\[(.*)]", requirement.strip())
         if own:
@@ -182,7 +181,9 @@ def _pip_install() -> str:
     found = shutil.which("pip")
     if found and os.path.dirname(found) == os.path.dirname(sys.executable):
         return "pip install"
-    if importlib.util.find_spec("pip"):
+    from importlib.util import find_spec
+
+    if find_spec("pip"):
         return f"{shlex.quote(sys.executable)} -m pip install"
     return f"uv pip install --python {shlex.quote(sys.executable)}"
 

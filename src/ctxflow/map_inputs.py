@@ -21,16 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol
 
-from ctxflow.app_calls import ItemApp
-from ctxflow.app_options import Options
-from ctxflow.errors import DependencyFailed
+from ctxflow.app_options import ItemApp, Options
+from ctxflow.errors import DependencyFailed, article, closest, short
 from ctxflow.executors.run.futures import Failed
 from ctxflow.option_values import refuse
 from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
 from ctxflow.rows.readers import open_table
 from ctxflow.rows.source import RowError, Table
 from ctxflow.rows.tables import values_of
-from ctxflow.wording import article, closest, short
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,9 +172,9 @@ class _Board:
 
 
 def _view() -> _View:
-    from ctxflow.consoles import VisibleConsole
+    from ctxflow.terminal import visible_console
 
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     return _Bars(console) if is_wanted(None) else _Lines()
 
 

@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic
 
-from ctxflow.app_calls import ItemApp
-from ctxflow.app_options import Result
-from ctxflow.errors import CtxflowError, RunEnded, add_note
+from ctxflow.app_options import ItemApp, Result
+from ctxflow.errors import CtxflowError, RunEnded, add_note, counted, short
 from ctxflow.executors.run.futures import Failed, Stream, arrival
 from ctxflow.executors.run.pending import Spans
 from ctxflow.identity import identity_of, reading
 from ctxflow.map_inputs import Ahead, Aside, Here, Inputs, MapInputs, may_hold_futures
 from ctxflow.map_progress import board, is_wanted
 from ctxflow.option_values import choice, flag, refuse, whole
-from ctxflow.process_identity import foreign_text
+from ctxflow.ownership import foreign_text
 from ctxflow.resume import ResultsByContent, ResultsFile
-from ctxflow.wording import counted, short
 
 if TYPE_CHECKING:
     from ctxflow.executors.bare import BareExecutor

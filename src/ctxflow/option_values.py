@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
-from ctxflow.wording import article, closest, header, name_of, short
+from ctxflow.errors import article, closest, header, name_of, short
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 

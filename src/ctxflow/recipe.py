@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from ctxflow.errors import article
 from ctxflow.pickling import dumps
-from ctxflow.wording import article
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec as DefaultParamSpec
     from typing_extensions import TypeVar as DefaultTypeVar
 
-    from ctxflow.referents import Referents
+    from ctxflow.digest import Referents
 
     Params = DefaultParamSpec("Params", default=...)
     Value = DefaultTypeVar("Value", default=Any)
@@ -75,8 +75,7 @@ class Context(Generic[Built_co]):
         """
         known: tuple[str, Referents] | None = self.__dict__.get("_known")
         if known is None or known[1].changed():
-            from ctxflow.digest import digest
-            from ctxflow.referents import Referents
+            from ctxflow.digest import Referents, digest
 
             known = digest(self), Referents(self.function, *(each.function for each in inner_recipes(self)))
             self.__dict__["_known"] = known
@@ -96,7 +95,7 @@ class Context(Generic[Built_co]):
 
     def __ctxflow_digest__(self) -> object:
         """Return what makes it the recipe that it is."""
-        from ctxflow.contents import digest_path
+        from ctxflow.files import digest_path
 
         files = {name: digest_path(path) for name, path in self.files.items()}
         return "context", self.function, self.args, dict(self.kwargs), files, dict(self.env)

@@ -75,6 +75,7 @@ RENAMED: dict[str, str] = {
     "ctxflow.testing.models": "ctxflow.testing.small_models",
     "ctxflow.testing.sessions": "ctxflow.testing.session_contract",
     "ctxflow.turns": "ctxflow.on_worker",
+    "ctxflow.version": "ctxflow.installing",
 }
 """Old names -> new ones: of modules and packages (`a.b`), with all below them, and of what is in them (`a.b:Name`).
 

@@ -1,7 +1,7 @@
 """The file that keeps a map's results, so that a later run goes on where an earlier one was stopped.
 
 One JSON object a line: a header that says which app wrote it, then results with the index and a fingerprint of
-their inputs. Only whole lines are added; a torn last line is mended. One driver at a time writes it (append_file.py).
+their inputs. Only whole lines are added; a torn last line is mended. One driver at a time writes it (ownership.py).
 Results are found by the index of their item, or by what the item is, wherever it stands among the inputs now.
 """
 
@@ -21,13 +21,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.app_calls import ItemApp
-from ctxflow.append_file import AppendFile
+from ctxflow.app_options import ItemApp
 from ctxflow.digest import digest
 from ctxflow.executors.run.futures import Failed
 from ctxflow.identity import Identity, changes
+from ctxflow.ownership import AppendFile, uninterrupted
 from ctxflow.pickling import dumps
-from ctxflow.process_identity import uninterrupted
 
 _LOG = logging.getLogger("ctxflow")
 _NOTHING = (1 << 64) - 1

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ctxflow.app_options import check_context
 from ctxflow.context import ContextFunction
-from ctxflow.digest import digest
+from ctxflow.digest import Referents, digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.bare import active_executor
 from ctxflow.executors.contract import EngineFailed
@@ -39,7 +39,6 @@ from ctxflow.option_values import (
 )
 from ctxflow.pickling import dumps
 from ctxflow.recipe import Context
-from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
-"""Text on its way to a terminal, which obeys what some characters say: foreign text must not speak to it.
+"""Text on its way to a terminal, which obeys some characters: foreign text must not command it.
 
-Errors quote what models wrote, rows, and what workers and batch systems said. What does not live here: what rich draws
-(consoles.py).
+Errors quote what models wrote, rows, and what workers and batch systems said.
 """
 
 from __future__ import annotations
@@ -11,8 +10,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -99,3 +102,32 @@ def guard_log(logger: logging.Logger) -> None:
     if not any(isinstance(each, _Visible) for each in logger.filters):
         logger.addFilter(_Visible())
         logger.addHandler(_Timed(logger))
+
+
+def visible_console(stderr: bool = False, **options: Any) -> Console:
+    r"""Return a console of rich that leaves out of all text what a terminal would obey; rich leaves the escape in.
+
+    :param stderr: whether it is for the standard error; other options as rich has them.
+
+    >>> from io import StringIO
+    >>> console = visible_console(file=StringIO())
+    >>> console.print("bad \x1b[2Jrow", markup=False)
+    >>> console.file.getvalue()
+    'bad [2Jrow\n'
+    """
+    from rich.console import Console  # Here: most programs that print do without rich, which takes long to import.
+    from rich.segment import Segment
+
+    class VisibleConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Return segments as rich does, without control characters in their text."""
+            for segment in super().render(renderable, options):
+                if not segment.control and (text := visible(segment.text)) != segment.text:
+                    yield Segment(text, segment.style)
+                else:
+                    yield segment
+
+    stream = sys.stderr if stderr else sys.stdout
+    if hasattr(stream, "rich_proxied_file"):  # What all else is printed to.
+        options.setdefault("file", stream.rich_proxied_file)
+    return VisibleConsole(stderr=stderr, **options)

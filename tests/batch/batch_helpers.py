@@ -3,9 +3,9 @@
 import contextlib
 import json
 
-from ctxflow.append_file import AppendFile
 from ctxflow.batch import journal
 from ctxflow.batch.display import LineDisplay
+from ctxflow.ownership import AppendFile
 
 
 class Notes(LineDisplay):

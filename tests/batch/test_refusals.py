@@ -11,9 +11,9 @@ import pytest
 from batch_helpers import write_lines
 
 from ctxflow import ContextExecutor
-from ctxflow.append_file import AppendFile
 from ctxflow.batch import load_job, work
 from ctxflow.batch.driver import run_job
+from ctxflow.ownership import AppendFile
 
 ROWS = [{"id": n, "text": text, "source": "x"} for n, text in enumerate("abcd")]
 JOB = ("--function", "batch_functions:upper", "--column", "text")

@@ -357,7 +357,8 @@ def _bent(directory: Path, name: str, *changes: tuple[str, str]) -> Path:
 
 
 _BENT = {
-    "version": ("ctxflow/version.py", "__version__ = ", '__version__ = "0.0.0"  # ', "runs ctxflow 0.0.0, and this is"),
+    "version": ("ctxflow/installing.py", "__version__ = ", '__version__ = "0.0.0"  # ',
+                "runs ctxflow 0.0.0, and this is"),
     "python": ("ctxflow/host/facts.py", "return platform.python_version(), None", 'return "3.9.1", None',
                "has Python 3.9.1, and this is Python"),
 }  # fmt: skip

@@ -134,7 +134,7 @@ def test_the_hosts_advertise_slots_and_gpus(testbed: Testbed) -> None:
 def test_jobs_run_on_every_host_as_an_ordinary_user(testbed: Testbed) -> None:
     script = (
         "echo `id -un` `hostname` $CUDA_VISIBLE_DEVICES $CTXFLOW_TESTBED_SPEED $CTXFLOW_TESTBED_GPU;"
-        " python -c 'import cloudpickle, ctxflow.version'; sleep 3"
+        " python -c 'import cloudpickle, ctxflow.installing'; sleep 3"
     )
     job = {"executable": "/bin/sh", "arguments": f"\"-c '{script.replace(chr(39), chr(39) * 2)}'\""}
     need = {"request_gpus": 1, "request_cpus": 2, "request_memory": "10GB", "request_disk": "70GB"}

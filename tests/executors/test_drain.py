@@ -16,8 +16,8 @@ from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.cli.app import app
 from ctxflow.executors.run.kept_files import read_workers
 from ctxflow.executors.run.worker_bounds import NAME, DrainRequests, TierBounds, ask, drained
+from ctxflow.files import NotOwnError
 from ctxflow.policies.registry import make
-from ctxflow.safe_files import NotOwnError
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

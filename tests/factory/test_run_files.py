@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ctxflow.factory.run_files import Connection, PublishedRun, is_over, live_runs
-from ctxflow.process_identity import birth_of
+from ctxflow.ownership import birth_of
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import pytest
 from vine_player import Player
 
 import ctxflow
-from ctxflow.contents import digest_path
+from ctxflow.files import digest_path
 from ctxflow.host import own_modules as rest
 from ctxflow.host import worker_program as program
 from ctxflow.host.worker_program import build_program

@@ -10,7 +10,7 @@ import pytest
 from message_heads import frame
 from vine_player import Player
 
-from ctxflow.contents import digest_path
+from ctxflow.files import digest_path
 from ctxflow.host import own_modules as rest
 from ctxflow.host.worker_program import build_program
 

@@ -17,7 +17,7 @@ import pytest
 from message_heads import frame
 from vine_player import Player
 
-from ctxflow.version import __version__
+from ctxflow.installing import __version__
 
 
 @pytest.fixture

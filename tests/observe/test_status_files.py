@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ctxflow.observe.progress import VERSION, StatusReader, condition, load_status, owner, write_status
-from ctxflow.process_identity import birth_of
+from ctxflow.ownership import birth_of
 
 
 def running(**changes):

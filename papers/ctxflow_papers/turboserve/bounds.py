@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxflow.errors import counted
 from ctxflow.policies.turboserve.assignment import Curve, Gpu, Residents, Session
-from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)

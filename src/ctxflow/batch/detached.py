@@ -25,7 +25,7 @@ from ctxflow.batch.job_status import read_status
 from ctxflow.errors import CtxflowError
 from ctxflow.factory import condor_provider
 from ctxflow.factory.condor_jobs import change_of
-from ctxflow.safe_files import own_folder, read_own
+from ctxflow.files import own_folder, read_own
 
 State = Literal["queued", "running", "held", "done", "failed", "cancelled", "lost"]
 ENDED = ("done", "failed", "cancelled", "lost")

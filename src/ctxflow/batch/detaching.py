@@ -23,7 +23,7 @@ from ctxflow.batch.templates import template_text
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory import condor_provider
 from ctxflow.factory.condor_jobs import BATCH_VARIABLE, describe_driver
-from ctxflow.safe_files import make_own_folder, write_private
+from ctxflow.files import make_own_folder, write_private
 from ctxflow.sites import Site, load_site
 
 # What belongs to the terminal, to another job of HTCondor's, or, like the directory that is removed when its user has

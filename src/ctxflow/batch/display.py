@@ -17,10 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxflow.batch.phrases import describe, duration, hours, lacking, number, one_line, time_left
-from ctxflow.consoles import VisibleConsole
+from ctxflow.errors import counted
 from ctxflow.observe.progress import Progress
-from ctxflow.terminal import timed, visible
-from ctxflow.wording import counted
+from ctxflow.terminal import timed, visible, visible_console
 
 _SHOWN_ERRORS = 10
 
@@ -128,7 +127,7 @@ def make_display(quiet: bool, title: str = "") -> Display:
     """
     if quiet:
         return QuietDisplay()
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     return LiveDisplay(console, title) if console.is_terminal else LineDisplay()
 
 

@@ -28,10 +28,10 @@ from ctxflow.batch.preparation import prepare, refused
 from ctxflow.batch.publish import publish
 from ctxflow.batch.records import plain_columns
 from ctxflow.batch.work import Work, kept_summary
+from ctxflow.errors import counted
 from ctxflow.identity import Identity, changes
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.source import Limited, Source
-from ctxflow.wording import counted
 
 _PATIENCE = 2.0  # Seconds until a person is told how far it is; and from one time to the next.
 _INSTEAD = "name another output, or begin anew with --fresh"

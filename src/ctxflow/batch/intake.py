@@ -17,10 +17,10 @@ from ctxflow.batch.job import Job
 from ctxflow.batch.journal import Keys, SeenKeys, as_keys, contained, id_key
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.templates import Render, compile_template
+from ctxflow.errors import counted
 from ctxflow.models.sampling import Sampling
 from ctxflow.rows.columns import cell, columns_for, item_maker
 from ctxflow.rows.source import Row, RowError, Source
-from ctxflow.wording import counted
 
 Item = tuple[Any, ...]
 Make = Callable[[Mapping[str, Any]], Item]

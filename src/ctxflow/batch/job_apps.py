@@ -14,9 +14,9 @@ from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.batch.job import Job
 from ctxflow.context import ContextFunction
 from ctxflow.decorators import batch_app
+from ctxflow.errors import article
 from ctxflow.recipe import Context
 from ctxflow.rows.columns import closest
-from ctxflow.wording import article
 
 
 def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, Any]]:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from ctxflow.append_file import AppendFile
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_status import status_path
 from ctxflow.batch.publish import PUBLISHED
 from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.files import part_of, sync_folder, written_whole
+from ctxflow.ownership import AppendFile
 from ctxflow.rows.source import Source
-from ctxflow.safe_files import part_of, sync_folder, written_whole
 
 
 @dataclasses.dataclass(frozen=True)

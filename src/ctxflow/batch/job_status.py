@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.batch.phrases import duration
 from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
-from ctxflow.process_identity import uninterrupted
+from ctxflow.ownership import uninterrupted
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.append_file import AppendFile
+from ctxflow.ownership import AppendFile
 
 Keys = NDArray[np.uint64]
 _IDS = 1 << 63

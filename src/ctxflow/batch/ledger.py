@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.append_file import AppendFile
 from ctxflow.batch.journal import (
     DIGESTED,
     EARLIER,
@@ -38,7 +37,7 @@ from ctxflow.batch.journal import (
     rows_body,
     valid_prefix,
 )
-from ctxflow.process_identity import uninterrupted
+from ctxflow.ownership import AppendFile, uninterrupted
 
 
 class Ledger:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ctxflow.errors import counted
 from ctxflow.terminal import visible
-from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.observe.progress import Progress

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxflow.append_file import naming
 from ctxflow.batch.records import whole_text
 from ctxflow.errors import CtxflowError
+from ctxflow.files import written_whole
 from ctxflow.installing import how_to_install
-from ctxflow.safe_files import written_whole
+from ctxflow.ownership import naming
 
 PUBLISHED = ("parquet", "csv")
 """The forms that are made at the end."""

@@ -14,13 +14,12 @@ from ctxflow.batch.journal import Pair, row_digest
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.phrases import one_line
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
-from ctxflow.errors import ContextError, CtxflowError, RunEnded
+from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.run.futures import Failed, Stream
 from ctxflow.models.results import InputTooLong
 from ctxflow.observe.causes import Causes
-from ctxflow.process_identity import uninterrupted
-from ctxflow.wording import counted
+from ctxflow.ownership import uninterrupted
 
 FIRST = 100
 """So many rows are looked at before a job can be said to go wrong throughout, or a share be told."""

@@ -13,9 +13,8 @@ from typing import Any
 
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
-from ctxflow.errors import CallError, RemoteTraceback
+from ctxflow.errors import CallError, RemoteTraceback, article
 from ctxflow.rows.source import RowError
-from ctxflow.wording import article
 
 Record = Callable[[Prepared, Any], dict[str, Any]]
 """Makes the object of a result's line from its row and its answer."""

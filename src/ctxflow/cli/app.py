@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.installing import __version__
 from ctxflow.terminal import guarded_streams, timed
-from ctxflow.version import __version__
 
 VERBS = {
     "doctor": "Look at this machine: what is ready for which task, which devices and engines there are, "

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxflow.errors import UsageError
-from ctxflow.wording import counted
+from ctxflow.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from ctxflow.observe.ended_runs import KnownRun

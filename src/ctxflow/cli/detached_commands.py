@@ -17,8 +17,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ctxflow.consoles import VisibleConsole
-from ctxflow.wording import counted
+from ctxflow.errors import counted
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.batch.detached import Detached, DetachedView
@@ -102,7 +102,9 @@ def jobs(
         print("ctxflow: there are no jobs: `ctxflow batch --detach` makes one", file=sys.stderr)
         return
     console = (
-        VisibleConsole() if sys.stdout.isatty() else VisibleConsole(width=max(100, shutil.get_terminal_size().columns))
+        visible_console()
+        if sys.stdout.isatty()
+        else visible_console(width=max(100, shutil.get_terminal_size().columns))
     )
     console.print(jobs_table([view for view in found if view.job.id not in hidden], time.time()))
     if hidden:
@@ -243,7 +245,7 @@ def cancel(job: _Job) -> None:
         raise typer.Exit(1)
     before = views([chosen])[0].standing
     deadline, again = time.monotonic() + _CANCEL_SECONDS, 0.0
-    with VisibleConsole(stderr=True).status("") as spinner:
+    with visible_console(stderr=True).status("") as spinner:
         while left := jobs_there([chosen.tag])[chosen.tag]:
             if time.monotonic() > deadline:
                 break

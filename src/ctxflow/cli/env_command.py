@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxflow.consoles import VisibleConsole
-from ctxflow.errors import CtxflowError
-from ctxflow.wording import counted
+from ctxflow.errors import CtxflowError, counted
+from ctxflow.terminal import visible_console
 
 env = typer.Typer(
     name="env",
@@ -47,7 +46,7 @@ def pack(
     began = time.monotonic()
     bar = BarColumn(bar_width=None)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, DownloadColumn(), TimeRemainingColumn())
-    console = VisibleConsole(stderr=True, highlight=False)
+    console = visible_console(stderr=True, highlight=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, Any] = {}
 
@@ -93,7 +92,7 @@ def check(archive: _Archive, as_json: _AsJson = False) -> None:
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ctxflow-env-") as folder:
-        with VisibleConsole(stderr=True).status("Unpacking"):
+        with visible_console(stderr=True).status("Unpacking"):
             python = open_environment(archive, Path(folder) / "environment")
         opened = time.monotonic() - began
         program = "import cloudpickle, ctxflow; print(ctxflow.__version__)"

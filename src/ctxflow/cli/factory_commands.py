@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ctxflow.consoles import VisibleConsole
-from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.wording import counted
+from ctxflow.errors import CtxflowError, UsageError, counted
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.factory.run_files import PublishedRun
@@ -178,7 +177,7 @@ def _clean(site: Site, as_json: bool, yes: bool) -> int:
     """List and remove what is left; the exit status."""
     from ctxflow.factory.tier_providers import find_leftovers, remove_leftovers
 
-    screen = VisibleConsole(stderr=True)
+    screen = visible_console(stderr=True)
     with screen.status("Asking the batch systems ..."):
         found = find_leftovers(site)
     something = bool(found.jobs or found.files)
@@ -199,7 +198,7 @@ def _clean(site: Site, as_json: bool, yes: bool) -> int:
 
 
 def _show(found: Leftovers) -> None:
-    console = VisibleConsole()
+    console = visible_console()
     if found.jobs:
         table = Table("job", "run", "tier's provider", "state", "host", box=None)
         for tier, job in found.jobs:

@@ -21,11 +21,16 @@ from rich.markup import escape
 from rich.table import Table
 
 import ctxflow
-from ctxflow.consoles import VisibleConsole
-from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.installing import COST_OF_TORCH, ctxflow_command, how_to_install, how_to_install_ctxflow, namesake
-from ctxflow.version import __version__
-from ctxflow.wording import counted
+from ctxflow.errors import CtxflowError, UsageError, counted
+from ctxflow.installing import (
+    COST_OF_TORCH,
+    __version__,
+    ctxflow_command,
+    how_to_install,
+    how_to_install_ctxflow,
+    namesake,
+)
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.topology import Topology
@@ -79,7 +84,7 @@ def doctor(
 
 
 def _show(findings: list[Finding]) -> None:
-    console = VisibleConsole()
+    console = visible_console()
     table = Table(box=None, padding=(0, 1), show_header=False)
     for column in range(3):
         table.add_column(no_wrap=column < 2, overflow="fold")
@@ -323,7 +328,7 @@ def topo(
 
 def _news(topology: Topology, state: Path) -> bool:
     """Return whether something is new; then it is kept, and told on stderr."""
-    from ctxflow.safe_files import written_whole
+    from ctxflow.files import written_whole
     from ctxflow.topology import changes, from_graph, to_graph
 
     asker = _asker()

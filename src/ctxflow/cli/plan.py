@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside, spinner
-from ctxflow.consoles import VisibleConsole
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.planning.job_problem import JobProblem
@@ -150,7 +150,7 @@ def _made(site: str, job: Path, live: bool, measured: Path | None) -> JobProblem
 
 def _show_site(made: JobProblem, found: Solution) -> None:
     """Print the plan of a site for people: workers, not the problem's blocks of them."""
-    console, problem = VisibleConsole(), made.problem
+    console, problem = visible_console(), made.problem
     staff = made.staffing(found)
     table = Table(title=f"{problem.name}: what runs")
     for name in ("model", "tier", "workers", "cost/h", "serves"):
@@ -185,7 +185,7 @@ def _show_site(made: JobProblem, found: Solution) -> None:
 
 def show(found: Solution) -> None:
     """Print a solution for people."""
-    console = VisibleConsole()
+    console = visible_console()
     if found.allocation is None or found.costs is None:
         console.print("There is no allocation." if found.proven else "No allocation was found in time.")
     else:

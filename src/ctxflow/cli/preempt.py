@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxflow.wording import counted
+from ctxflow.errors import counted
 
 if TYPE_CHECKING:
     from ctxflow.policies.flextopo.cluster import Preemptor

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from ctxflow.cli.screen import share_bar
 from ctxflow.cli.simulate_command import recorded_of
-from ctxflow.consoles import VisibleConsole
-from ctxflow.wording import counted
+from ctxflow.errors import counted
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.policies.turboserve.profiling import Profiled
@@ -144,7 +144,7 @@ def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scena
 
 
 def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None:
-    console = VisibleConsole()
+    console = visible_console()
     table = Table(
         box=box.SIMPLE_HEAD, title=f"{counted(len(rows), 'window')}, {what} within {target:g} s", title_justify="left"
     )

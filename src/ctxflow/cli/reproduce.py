@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside
-from ctxflow.consoles import VisibleConsole
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.simulator.experiments import Experiment, Figure
@@ -40,7 +40,7 @@ def reproduce(
     from ctxflow.simulator.experiments import ExperimentRequest, find_experiment, report
 
     experiment = find_experiment(paper)
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(paper, total=1.0)
 
@@ -52,7 +52,7 @@ def reproduce(
     if as_json:
         print(json.dumps(report(paper, figures)))
     else:
-        VisibleConsole().print(_table(experiment, figures))
+        visible_console().print(_table(experiment, figures))
 
 
 def _table(experiment: Experiment, figures: Mapping[str, Figure]) -> Table:

@@ -18,10 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.consoles import VisibleConsole
-from ctxflow.errors import UsageError
-from ctxflow.terminal import timed, visible
-from ctxflow.wording import counted
+from ctxflow.errors import UsageError, counted
+from ctxflow.terminal import timed, visible, visible_console
 
 if TYPE_CHECKING:
     from ctxflow.batch.display import JobView
@@ -62,7 +60,7 @@ def top(which: Which = None) -> None:
 
     watched = StatusReader(*chosen(which))
     watched.settle()
-    console = VisibleConsole()
+    console = visible_console()
     try:
         status = _follow(watched, console) if console.is_terminal else _lines(watched)
     except KeyboardInterrupt:
@@ -92,7 +90,7 @@ def status(
     if as_json:
         print(json.dumps({**found, "condition": condition(found)}, indent=1))
     else:
-        VisibleConsole().print(_view(found))
+        visible_console().print(_view(found))
     raise typer.Exit(exit_status(found))
 
 
@@ -205,7 +203,7 @@ def workers(
     elif not found:
         print("the run has no workers yet: `ctxflow status` says why")
     else:
-        VisibleConsole().print(_table(found))
+        visible_console().print(_table(found))
 
 
 def _table(found: list[Worker]) -> Table:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from ctxflow.consoles import VisibleConsole
+from ctxflow.terminal import visible_console
 
 _PATIENCE = 2.0  # Seconds without a bar.
 
@@ -35,7 +35,7 @@ def native_output_aside() -> Iterator[None]:
 
 def spinner(text: str) -> contextlib.AbstractContextManager[object]:
     """Show that something is done, on a terminal alone."""
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     return console.status(text) if console.is_terminal else contextlib.nullcontext()
 
 
@@ -45,7 +45,7 @@ def share_bar(what: str) -> Iterator[Callable[[float], None]]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     begun = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0, visible=False)
@@ -58,7 +58,7 @@ def bytes_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     begun, done = time.monotonic(), 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total, visible=False)

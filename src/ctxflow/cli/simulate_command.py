@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctxflow.cli.screen import share_bar
-from ctxflow.consoles import VisibleConsole
+from ctxflow.errors import counted
 from ctxflow.installing import how_to_install
-from ctxflow.wording import counted
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.simulator.recorded_run import Recorded
@@ -199,7 +199,7 @@ def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
     """Print one case as a list of figures, several as a table; and below what is to be known of them."""
     from ctxflow.observe.formatting import seconds
 
-    console = VisibleConsole()
+    console = visible_console()
     if len(summaries) == 1 and recorded is None:
         print(one(summaries[0]))
     else:

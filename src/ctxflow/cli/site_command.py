@@ -13,8 +13,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ctxflow.consoles import VisibleConsole
-from ctxflow.wording import counted
+from ctxflow.errors import counted
+from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.factory.site_check import EnvironmentAnswer, ProbeAnswer
@@ -72,7 +72,7 @@ def check(
         environment, tiers = _ask(found)
         able = [answer.tier for answer in tiers if not answer.problems and answer.tier.workers]
         if probe and not problems and not environment.problems:
-            with VisibleConsole(stderr=True).status("Having a job of each tier connect back"):
+            with visible_console(stderr=True).status("Having a job of each tier connect back"):
                 probes = probe_tiers(found, able)
     problems += [*(environment.problems if environment else ())]
     problems += [f"tier {answer.tier.name}: {problem}" for answer in tiers for problem in answer.problems]
@@ -111,7 +111,7 @@ def _ask(found: Site) -> tuple[EnvironmentAnswer, list[TierAnswer]]:
     from ctxflow.factory.tier_providers import ask_tiers
 
     answers: list[TierAnswer] = []
-    with VisibleConsole(stderr=True).status("Looking for the environment") as status:
+    with visible_console(stderr=True).status("Looking for the environment") as status:
         environment = ask_environment(found)
         names = [f"{tier.name} ({tier.provider})" for tier in found.tiers]
         status.update(f"Asking for tier {names[0]}")
@@ -156,7 +156,7 @@ def _print(
     tiers: list[TierAnswer],
     probes: list[ProbeAnswer],
 ) -> None:
-    console = VisibleConsole(highlight=False, soft_wrap=True)
+    console = visible_console(highlight=False, soft_wrap=True)
     if environment:
         console.print(_table(tiers) if console.is_terminal else "\n".join(map(_line, tiers)), markup=False)
         console.print(f"Environment: {environment.found}", markup=False)
@@ -229,7 +229,7 @@ def show(
     if as_json:
         print(json.dumps(as_data(found), indent=2))
         return
-    console = VisibleConsole(highlight=False, soft_wrap=True)
+    console = visible_console(highlight=False, soft_wrap=True)
     plain = as_toml or not console.is_terminal
     for line, entry in toml_lines(found):
         if plain:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError
+from ctxflow.terminal import visible_console
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     if wrong:
         raise typer.BadParameter(f"there is no topology {wrong[0]!r}: choose from {', '.join(training.names)}")
     command = f"ctxflow train {policy} --topologies {','.join(names)} --minutes {minutes:g} --seed {seed}"
-    console = VisibleConsole(stderr=True)
+    console = visible_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(policy, total=1.0)
 
@@ -47,4 +47,4 @@ def train(
             progress.update(task, completed=done, description=what)
 
         reached = training.run(TrainingRequest(names, minutes, seed, output, command, tell))
-    VisibleConsole().print(f"{output}: {reached}", highlight=False)
+    visible_console().print(f"{output}: {reached}", highlight=False)

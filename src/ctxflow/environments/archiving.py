@@ -31,13 +31,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ctxflow.contents import digest_path
 from ctxflow.environments.collecting import Collection, PackedFile, inspect, is_conda
 from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_manifest
 from ctxflow.errors import CtxflowError
-from ctxflow.installing import how_to_install
-from ctxflow.safe_files import sync_folder
-from ctxflow.version import __version__
+from ctxflow.files import digest_path, sync_folder
+from ctxflow.installing import __version__, how_to_install
 
 Report = Callable[[str, int, int], None]
 _BLOCK = 4 << 20

@@ -16,20 +16,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, counted
 from ctxflow.executors.call_files import current_directory
 from ctxflow.executors.contract import SiteEngine
 from ctxflow.executors.run.figures import Status
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import Calls, Pool
 from ctxflow.option_values import flag, number, refuse, text, whole
+from ctxflow.ownership import belongs_here, foreign_text
 from ctxflow.policies.registry import FAMILIES
-from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.site_model import region_specs
 from ctxflow.terminal import timed, visible
-from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.policies.protocols import (

@@ -27,6 +27,7 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
+from ctxflow.errors import closest
 from ctxflow.executors.bare import BareExecutor, Teller, items_of, parsl_kernel, waiting_text
 from ctxflow.executors.call_files import TAKEN, current_directory, locate
 from ctxflow.executors.run.live_run import LiveRun
@@ -35,7 +36,6 @@ from ctxflow.option_values import refuse
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits
 from ctxflow.sites import Site
-from ctxflow.wording import closest
 
 if TYPE_CHECKING:
     from ctxflow.policies.protocols import (

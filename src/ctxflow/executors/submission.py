@@ -18,7 +18,8 @@ from concurrent.futures import Executor, Future, wait
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from ctxflow.errors import RunEnded
+from ctxflow.digest import Referents
+from ctxflow.errors import RunEnded, closest, name_of
 from ctxflow.executors.call_files import absolute_redirects, call_files
 from ctxflow.executors.contract import Pickled
 from ctxflow.executors.run.declarations import ApplyCall, Declaration, DeclaredApp
@@ -26,9 +27,7 @@ from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.option_values import choice, number, refuse, refuse_async, whole
 from ctxflow.pickling import dumps, without_parsl
 from ctxflow.recipe import Context
-from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
-from ctxflow.wording import closest, name_of
 
 KEY = "ctxflow"
 """The key of a resource specification under which ctxflow's own apps say what they are."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import (
     JobChange,
@@ -21,7 +22,6 @@ from ctxflow.factory.provider import (
 )
 from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer, TierJobs
 from ctxflow.host.machine_errors import advice, none_left
-from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)

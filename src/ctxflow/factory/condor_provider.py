@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.factory.condor_jobs import (
     BATCH_ATTRIBUTE,
     BATCH_VARIABLE,
@@ -35,9 +36,8 @@ from ctxflow.factory.condor_jobs import (
 )
 from ctxflow.factory.condor_process import CondorError, CondorProcess, CutOff, ScheddNotFound, condor_process, told
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, PoolSurvey, ProviderError, WorkerJob, tail
-from ctxflow.safe_files import write_private
+from ctxflow.files import write_private
 from ctxflow.topology import Topology
-from ctxflow.wording import counted
 
 _REASON = "ctxflow gave the worker back"
 _STATES: dict[int, JobState] = {1: "queued", 2: "running", 5: "held", 6: "running", 7: "evicted"}  # By JobStatus.

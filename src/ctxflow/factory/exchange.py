@@ -20,7 +20,7 @@ from ctxflow.errors import CtxflowError
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, Provider
 from ctxflow.factory.run_files import factory_pid, runs_directory
-from ctxflow.safe_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
 from ctxflow.sites.site_model import Tier
 
 logger = logging.getLogger("ctxflow")

@@ -20,7 +20,7 @@ from ctxflow.errors import CtxflowError
 from ctxflow.factory.provider import (
     JobChange,
 )
-from ctxflow.safe_files import make_own_folder, read_own, write_private
+from ctxflow.files import make_own_folder, read_own, write_private
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 

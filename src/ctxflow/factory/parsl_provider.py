@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from parsl.launchers import SimpleLauncher, SingleNodeLauncher
 from parsl.providers.base import ExecutionProvider
 
+from ctxflow.errors import counted
 from ctxflow.factory import slurm
 from ctxflow.factory.parsl_script import (
     FIRST_PAUSE,
@@ -38,7 +39,6 @@ from ctxflow.factory.parsl_script import (
 )
 from ctxflow.factory.parsl_systems import EXCLUDES, OnePod, ParslIntercept, kept_from, word_of
 from ctxflow.factory.provider import FoundJob, JobChange, PoolSurvey, ProviderError, WorkerJob, tail
-from ctxflow.wording import counted
 
 _READ_SECONDS, _TURN_SECONDS = 0.9, (8.0, 16.0)  # How often the events of a job that works are read, at most and else.
 _MOST_ENDED = 1000  # Jobs that are over and may still be asked about; so many may end at once.

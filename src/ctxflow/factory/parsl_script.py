@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.factory.provider import JOB_VARIABLE, JobChange, JobState, ProviderError, WorkerJob, arguments, check_job
-from ctxflow.safe_files import written_whole
+from ctxflow.files import written_whole
 
 ID_VARIABLES = {
     "slurm": "SLURM_JOB_ID",

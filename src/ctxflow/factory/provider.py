@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ctxflow.errors import CtxflowError
-from ctxflow.wording import counted
+from ctxflow.errors import CtxflowError, counted
 
 JobState = Literal["queued", "running", "evicted", "held", "ended"]
 JOB_VARIABLE = "CTXFLOW_JOB"

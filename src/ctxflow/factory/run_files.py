@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.provider import WorkerJob
-from ctxflow.process_identity import birth_of, lives
-from ctxflow.safe_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.ownership import birth_of, lives
 from ctxflow.sites.site_model import Tier
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.errors import CtxflowError, UsageError, counted
 from ctxflow.factory.exchange import RunFiles
 from ctxflow.factory.limits import (
     MEASURES,
@@ -33,7 +33,6 @@ from ctxflow.factory.served_run import Say, ServedRun
 from ctxflow.factory.tier_providers import provider_of
 from ctxflow.installing import how_to_install
 from ctxflow.sites import Site
-from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

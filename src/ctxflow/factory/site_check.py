@@ -27,8 +27,8 @@ from ctxflow.environments.opening import UnusableEnvironment, read_manifest
 from ctxflow.factory.provider import JobChange, Provider, ProviderError, explaining_line
 from ctxflow.factory.run_files import job_of, python_of
 from ctxflow.factory.tier_providers import provider_of
+from ctxflow.files import write_private
 from ctxflow.host import probe
-from ctxflow.safe_files import write_private
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 

@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ctxflow.errors import counted
 from ctxflow.factory.parsl_script import JobReport
 from ctxflow.factory.provider import FoundJob, PoolSurvey, ProviderError, WorkerJob
-from ctxflow.wording import counted
 
 Ask = Callable[[str], str]
 """Runs a command line and gives what it wrote, or raises a ProviderError."""

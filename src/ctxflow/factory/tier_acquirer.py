@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.factory.condor_machines import Places, located_by
 from ctxflow.factory.limits import SpendingMeter
 from ctxflow.factory.provider import (
@@ -27,7 +28,6 @@ from ctxflow.factory.provider import (
     survey_reason,
 )
 from ctxflow.host.machine_errors import advice, none_left
-from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0

@@ -18,8 +18,8 @@ from ctxflow.factory.limits import maximum_of, shares
 from ctxflow.factory.local import LocalProvider
 from ctxflow.factory.provider import FoundJob, PoolSurvey, Provider, ProviderError, WorkerJob
 from ctxflow.factory.run_files import Lead, PublishedRun, all_directories, live_runs, python_of, worker_job
+from ctxflow.files import own_folder, read_own, write_private
 from ctxflow.host.scratch import abandoned, remove_abandoned
-from ctxflow.safe_files import own_folder, read_own, write_private
 from ctxflow.sites import Site
 from ctxflow.sites.hints import is_secret
 from ctxflow.sites.site_model import Tier

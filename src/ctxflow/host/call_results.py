@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Generator, Mapping, Set
 from typing import Any
 
-from ctxflow.errors import BatchContractError
+from ctxflow.errors import BatchContractError, name_of
 from ctxflow.pickling import dumps
-from ctxflow.wording import name_of
 
 _LONGEST = 60  # Characters that are shown of what came in place of results.
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from ctxflow.host.library_process import interpreter
 from ctxflow.host.processes import descendants, listening_ports, machine_memory
 from ctxflow.host.vine_messages import WorkerFacts
+from ctxflow.installing import __version__
 from ctxflow.topology import Topology, of_gpus, ordered, to_graph
 from ctxflow.topology.machine import read_machine
-from ctxflow.version import __version__
 
 
 def facts(worker: int, cores: int, cache: str) -> WorkerFacts:

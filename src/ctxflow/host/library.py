@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from ctxflow.errors import BatchContractError
+from ctxflow.errors import BatchContractError, name_of
 from ctxflow.host.call_results import EVERY_SECONDS, Extent, Yielding, dump_results, one_each
 from ctxflow.host.call_surroundings import (
     SIGNAL,
@@ -64,7 +64,6 @@ from ctxflow.host.session_states import States, StepEntry
 from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
 from ctxflow.on_worker import set_loaded
 from ctxflow.recipe import Context
-from ctxflow.wording import name_of
 
 _HOST_LOOKS_WITHIN = 2.0  # Seconds within which a busy host has looked at the memory of its processes, too.
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.

@@ -267,7 +267,7 @@ def _fetch(message: FetchFile, sandbox: str, cache: str) -> FileCached:
 
     :raises ValueError: if it is something else than was sent.
     """
-    from ctxflow.contents import digest_now  # Here: not every worker is sent files.
+    from ctxflow.files import digest_now  # Here: not every worker is sent files.
 
     given = os.path.join(sandbox, message.input)
     if digest_now(given) != message.content:

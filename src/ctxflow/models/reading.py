@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from ctxflow.errors import article
 from ctxflow.models.results import InputTooLong, MissingPackageError
 from ctxflow.models.sampling import Sampling, check_choice
-from ctxflow.wording import article
 
 Message = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.wording import article, counted
+from ctxflow.errors import article, counted
 
 
 @dataclasses.dataclass(frozen=True)

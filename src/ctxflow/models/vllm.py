@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from ctxflow.errors import counted
 from ctxflow.host.facts import cuda_devices
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import (
@@ -28,7 +29,6 @@ from ctxflow.models.reading import (
 )
 from ctxflow.models.results import Generation, MissingPackageError
 from ctxflow.models.sampling import Sampling, per_row
-from ctxflow.wording import counted
 
 
 class VLLMGenerator:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.installing import how_to_install
+from ctxflow.files import written_whole
+from ctxflow.installing import __version__, how_to_install
 from ctxflow.observe import summary as summaries
 from ctxflow.observe.formatting import even, figure, percent, seconds, span_unit
 from ctxflow.observe.report_text import counts_text, overview, tables
@@ -23,8 +24,6 @@ from ctxflow.observe.run_report import EVENTS, Report
 from ctxflow.observe.summary import conclusion
 from ctxflow.observe.transfer_trees import FileTree, TreeNode, describe, root_name, title
 from ctxflow.observe.transfers import Transfers
-from ctxflow.safe_files import written_whole
-from ctxflow.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment

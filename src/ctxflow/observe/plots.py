@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, counted
+from ctxflow.files import written_whole
 from ctxflow.installing import how_to_install
 from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, STYLE, WIDTH, seconds, shortened
 from ctxflow.observe.history import AppHistory, History
@@ -24,8 +25,6 @@ from ctxflow.observe.run_report import Report
 from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfer_trees import FileTree, file_name, megabytes
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
-from ctxflow.safe_files import written_whole
-from ctxflow.wording import counted
 
 _LABELLED = 48  # More rows than this are labelled by host only.
 _ARROWS = 400  # More transfers than this are lines without heads.

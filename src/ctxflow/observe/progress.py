@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.process_identity import birth_of, lives
-from ctxflow.safe_files import written_whole
+from ctxflow.files import written_whole
+from ctxflow.ownership import birth_of, lives
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ctxflow.errors import counted
 from ctxflow.observe.causes import Cause
 from ctxflow.observe.formatting import even, figure, percent, seconds, table
 from ctxflow.observe.history import AppHistory, Histogram, History, HostFigures, TierHistory, percentiles
 from ctxflow.observe.run_report import Report
 from ctxflow.observe.summary import summary_text
 from ctxflow.observe.transfer_trees import tree_lines
-from ctxflow.wording import counted
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
 _MOST_CAUSES = 8

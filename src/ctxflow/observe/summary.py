@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ctxflow.errors import counted
+from ctxflow.files import written_whole
 from ctxflow.observe.accounts import PARTS, AccountGroup, Accounts
 from ctxflow.observe.formatting import even, gpus_text, percent, seconds, span_unit, table
 from ctxflow.observe.formatting import seconds as duration
 from ctxflow.observe.history import History
-from ctxflow.safe_files import written_whole
-from ctxflow.wording import counted
 
 SUMMARY = "summary.json"
 PART_NAMES = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ctxflow.errors import counted
 from ctxflow.observe.formatting import DARK, GREY, PALE, WIDTH, shortened
 from ctxflow.observe.history import History, TierHistory
-from ctxflow.wording import counted
 
 # Of Okabe and Ito's; vermilion is for evictions, and what is dark beside it is lost.
 _SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")

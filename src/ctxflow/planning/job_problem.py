@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ctxflow.errors import counted
 from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.shape import BYTES, Shape, shape_of
@@ -17,7 +18,6 @@ from ctxflow.policies.agh.solution import Solution
 from ctxflow.simulator.recorded_run import Recorded
 from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
-from ctxflow.wording import counted
 
 UNSERVED = 10.0
 """What it costs to leave a query unserved, by default, in rents of the whole site."""

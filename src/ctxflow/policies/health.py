@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ctxflow.errors import counted
 from ctxflow.option_values import number
 from ctxflow.policies.protocols import Trial, Verdict, View
 from ctxflow.policies.trials import EPOCH, SHARES, Cusum, Field, Unit, null_share
 from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.renamed import names_of
-from ctxflow.wording import counted
 
 WAIT = 2.0  # Seconds after which evidence is looked at again, by what the peers had meanwhile.
 LOOK = 0.5  # Seconds between two looks at all.

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ctxflow.errors import counted
 from ctxflow.rows.columns import IN_BATCH, Words, other_columns
 from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, left_out
 from ctxflow.rows.text_lines import TextLines, file_identity, open_lines, suffix_of
-from ctxflow.wording import counted
 
 
 class FileSource:

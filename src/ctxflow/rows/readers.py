@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxflow.errors import article, short
 from ctxflow.rows.columns import IN_BATCH, IN_MAP, Words
 from ctxflow.rows.formats import CsvSource, JsonLinesSource, Shards, TextSource
 from ctxflow.rows.source import RowError, Source, Table
 from ctxflow.rows.tables import ArrowSource, ArrowTable, DatasetTable, FrameTable, ParquetSource, is_of
 from ctxflow.rows.text_lines import head_of_file, open_lines, suffix_of
-from ctxflow.wording import article, short
 
 FORMATS = ("openai", "jsonl", "csv", "text", "parquet", "dataset")
 _SNIFFED_LINES = 100

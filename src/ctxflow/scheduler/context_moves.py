@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from ctxflow.errors import counted
 from ctxflow.scheduler import breaking, eligibility, evidence
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
@@ -16,7 +17,6 @@ from ctxflow.scheduler.events import NONE, PARTIAL, PLAIN, ContextReady, Context
 from ctxflow.scheduler.proxies import ShownContext
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker, hide
-from ctxflow.wording import counted
 
 MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one again need not have it built.
 

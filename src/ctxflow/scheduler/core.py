@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.policies.helpers import urgency
 from ctxflow.scheduler import (
     attempts,
@@ -33,7 +34,6 @@ from ctxflow.scheduler.run_view import RunView
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.validate import validate
 from ctxflow.scheduler.worker_state import Worker, hide, show
-from ctxflow.wording import counted
 
 SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
 

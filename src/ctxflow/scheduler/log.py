@@ -14,13 +14,13 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ctxflow.installing import __version__
 from ctxflow.policies.registry import FAMILIES, described
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.core import Scheduler
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.settings import Limits, Policies
-from ctxflow.version import __version__
 
 
 def _plain(value: Any) -> Any:

@@ -6,13 +6,13 @@ Never the last that could run something. What does not live here: who is bad (po
 
 from __future__ import annotations
 
+from ctxflow.errors import counted
 from ctxflow.policies.protocols import Verdict
 from ctxflow.scheduler.commands import Command, Exclude, Note, Quarantine, Release
 from ctxflow.scheduler.eligibility import able, empty
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.shared_tables import Unit
 from ctxflow.scheduler.worker_state import Worker
-from ctxflow.wording import counted
 
 RETURNS = 3  # How often a worker that comes back all the same is given back: then it is held, without work.
 LONGEST = 6 * 3600.0  # Seconds in quarantine.

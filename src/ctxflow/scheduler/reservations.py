@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from ctxflow.errors import counted
 from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import PlaceRequest, Room
 from ctxflow.scheduler import eligibility
@@ -21,7 +22,6 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.shared_tables import Machine, Reservation, Want
 from ctxflow.scheduler.worker_state import Worker
 from ctxflow.topology import from_graph
-from ctxflow.wording import counted
 
 SURVEY_SECONDS = 30.0  # How long a survey may take.
 TRIES = 3  # How often in a row somebody else may get the GPUs first, before there is a pause.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.scheduler import context_moves, eligibility, evidence
 from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
@@ -28,7 +29,6 @@ from ctxflow.scheduler.session_moves import (
     unload,
 )
 from ctxflow.scheduler.worker_state import MIGRATING, PLACED, WAITING, Attempt, Frozen, SessionState, Worker
-from ctxflow.wording import counted
 
 KEPT_AT_ONCE = 16  # States that a step brings out of a cache: they come in one answer.
 

@@ -24,8 +24,7 @@ from typing import Any
 
 from ctxflow.errors import UsageError
 from ctxflow.host.processes import machine_memory
-from ctxflow.installing import how_to_install_papers
-from ctxflow.version import __version__
+from ctxflow.installing import __version__, how_to_install_papers
 
 GROUP = "ctxflow.experiments"
 Tell = Callable[[float, str], None]

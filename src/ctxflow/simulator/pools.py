@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxflow.errors import counted
 from ctxflow.executors.simulated import Availability, Fault, SimulatedMachine
-from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.simulator.workload_file import FaultEntry

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler.log import RunSetup
-from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ctxflow.errors import counted
 from ctxflow.executors.simulated import Account, SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.wording import counted
 
 _STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]

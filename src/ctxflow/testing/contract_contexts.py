@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ctxflow.contents import digest_path
+from ctxflow.files import digest_path
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import contract_work as work

@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, counted
 from ctxflow.executors.call_files import current_directory
 from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.embedded.local_hosts import LocalHosts, LocalWatch
@@ -36,7 +36,6 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 from ctxflow.sites.engine_kinds import OWN, EmbeddedOptions
-from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 TIER = "local"

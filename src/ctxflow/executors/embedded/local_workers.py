@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded.local_worker import LocalWorker, share
 from ctxflow.host.call_surroundings import AROUND
@@ -17,7 +18,6 @@ from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.machine_errors import advice, none_left
 from ctxflow.topology import Topology, of_gpus, ordered, position, to_graph, used_by
 from ctxflow.topology.machine import read_machine
-from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0

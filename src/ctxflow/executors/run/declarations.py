@@ -21,13 +21,13 @@ from types import ModuleType
 
 import cloudpickle
 
+from ctxflow.errors import counted
 from ctxflow.executors.call_files import CallFiles
 from ctxflow.executors.contract import ContextPayload, Pickled
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.context_moves import app_is_used, context_is_used, refused
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.wording import counted
 
 
 class PickledParts:
@@ -187,7 +187,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
     """
     if context is None:
         return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
-    from ctxflow.contents import digest_path
+    from ctxflow.files import digest_path
 
     files = {name: (path, digest_path(path)) for name, path in context.files.items()}
     return ContextPayload(

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.executors.contract import ContextPayload
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.tiers import first_needed
 from ctxflow.scheduler.worker_state import SessionState, Worker
-from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)

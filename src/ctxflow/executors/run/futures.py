@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias
 
 from ctxflow import errors
-from ctxflow.process_identity import Process, belongs_here, foreign_text
+from ctxflow.ownership import Process, belongs_here, foreign_text
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.events import Failure
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ctxflow.executors.contract import CallPayload, Pickled
+from ctxflow.files import written_whole
 from ctxflow.host.session_states import StepEntry, digest_of
-from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.worker_state import SessionState

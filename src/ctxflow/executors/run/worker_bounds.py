@@ -14,12 +14,12 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ctxflow.errors import counted
 from ctxflow.executors.contract import Bounded, Engine, LimitReached
 from ctxflow.factory.limits import reached
-from ctxflow.safe_files import NotOwnError, read_own, tell_once, write_private
+from ctxflow.files import NotOwnError, read_own, tell_once, write_private
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 NAME = "drain.json"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxflow.contents import digest_path
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.contract import RunServices
@@ -26,13 +25,13 @@ from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.run_files import Connection, Lead, PublishedRun, python_of, worker_command, worker_job
 from ctxflow.factory.site_check import own_address
 from ctxflow.factory.tier_providers import provider_of
+from ctxflow.files import digest_path, make_own_folder, write_private
 from ctxflow.host import own_modules
 from ctxflow.host.machine_errors import advice
 from ctxflow.host.scratch import Guard, Scratch, sweep
 from ctxflow.host.seal import key_of
 from ctxflow.host.worker_program import build_program
-from ctxflow.process_identity import birth_of
-from ctxflow.safe_files import make_own_folder, write_private
+from ctxflow.ownership import birth_of
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 

@@ -13,13 +13,13 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 
-from ctxflow.contents import digest_now
 from ctxflow.executors.contract import ContextPayload, RunServices
 from ctxflow.executors.protocol import failure_of
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, DeclareTemp, Undeclare
 from ctxflow.executors.taskvine.setup import PackedEnvironment, Setup
 from ctxflow.executors.taskvine.staging_tree import Cancel, Fetch, How, Link, Order, Seed, Tree
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
+from ctxflow.files import digest_now
 from ctxflow.host.vine_messages import (
     FetchFile,
     FileCached,

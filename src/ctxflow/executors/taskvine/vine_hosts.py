@@ -30,11 +30,11 @@ from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, 
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.vine_workers import Reports, Then, VineCalls, VineWorker
+from ctxflow.files import written_whole
 from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.host.library_messages import BuildContext, CallFinished, CallFolder, CallRaised, ForgetParts, GivePart
 from ctxflow.host.vine_messages import FromWorker, ToWorker
 from ctxflow.host.wire import Trouble
-from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

@@ -21,9 +21,9 @@ from ctxflow.host.messages import LibraryDied, Ping
 from ctxflow.host.seal import SIZE, open_answer, seal_call
 from ctxflow.host.vine_messages import FROM_WORKER, FromWorker, ToWorker, WorkerFacts
 from ctxflow.host.wire import pack, unframe
+from ctxflow.installing import __version__
 from ctxflow.scheduler import events as ev
 from ctxflow.sites.site_model import Site, Tier, region_of
-from ctxflow.version import __version__
 
 
 @dataclasses.dataclass

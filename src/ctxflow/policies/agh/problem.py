@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from ctxflow.wording import counted
+from ctxflow.errors import counted
 
 MOST = 1e15
 """The largest number, but for limits: products of several are still numbers. A limit above it is none."""

@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from ctxflow.errors import counted
 from ctxflow.topology import Topology
-from ctxflow.wording import counted
 
 Affinity = Literal["guaranteed", "best-effort"]
 AFFINITIES: tuple[Affinity, ...] = ("guaranteed", "best-effort")
