@@ -25,9 +25,8 @@ from ctxflow.app_options import ItemApp, Options
 from ctxflow.errors import DependencyFailed, article, closest, short
 from ctxflow.executors.run.futures import Failed
 from ctxflow.option_values import refuse
-from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
 from ctxflow.rows.readers import open_table
-from ctxflow.rows.source import RowError, Table
+from ctxflow.rows.source import IN_MAP, RowError, Table, columns_for, item_maker
 from ctxflow.rows.tables import values_of
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ctxflow.batch import load_job, work
 from ctxflow.batch.driver import run_job
-from ctxflow.rows import text_lines
+from ctxflow.rows import formats
 
 COUNT = 12
 LONGEST = 2000  # Bytes that a line may have here, in place of 16 MiB.
@@ -32,7 +32,7 @@ def short_rows(executor):
     """Jobs of properties run on one executor, too, which `shared` is not for: it ends with each test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work, "BareExecutor", lambda site: contextlib.nullcontext(executor))
-        patch.setattr(text_lines, "MAX_ROW_BYTES", LONGEST)
+        patch.setattr(formats, "MAX_ROW_BYTES", LONGEST)
         yield
 
 
@@ -100,7 +100,7 @@ def mutated(draw, data):
             else:
                 lines[n], lines[other] = lines[other], lines[n]
             data = b"\n".join(lines)
-    assume(not text_lines._seems_utf16(data[:4]))  # Of which all is refused.
+    assume(not formats._seems_utf16(data[:4]))  # Of which all is refused.
     return data
 
 

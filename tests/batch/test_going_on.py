@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import begin_job, run_job
-from ctxflow.rows.text_lines import file_identity
+from ctxflow.rows.source import file_identity
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -5,7 +5,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ctxflow.rows.readers import Reading, open_source
+from ctxflow.rows.formats import Reading
+from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import RowError
 
 

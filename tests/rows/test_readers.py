@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.rows import text_lines
-from ctxflow.rows.formats import CsvSource, JsonLinesSource
-from ctxflow.rows.readers import Reading, detect, open_source
-from ctxflow.rows.source import RowError
-from ctxflow.rows.text_lines import file_identity
+from ctxflow.rows import formats
+from ctxflow.rows.formats import CsvSource, JsonLinesSource, Reading
+from ctxflow.rows.readers import detect, open_source
+from ctxflow.rows.source import RowError, file_identity
 
 GOOD = '{"a": 1}'
 
@@ -70,7 +69,7 @@ def test_any_bytes_are_rows_or_errors_and_good_lines_are_read(tmp_path_factory, 
 
 
 def test_a_giant_line_is_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_lines, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(formats, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "in.jsonl"
     longest = json.dumps({"a": "x" * 990})
     path.write_text("\n".join([GOOD, json.dumps({"a": "x" * 5000}), longest, GOOD, "y" * 3000]))
@@ -106,7 +105,7 @@ def test_csv(tmp_path):
 
 
 def test_csv_goes_on_behind_a_giant_field(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_lines, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(formats, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "in.csv"
     path.write_text("a\n" + "x" * 5000 + "\n1\n")
     found = outcomes(rows_of(CsvSource(path)))
@@ -164,7 +163,7 @@ REQUEST = '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body":
 def test_forms_are_told_by_name_and_beginning(tmp_path, name, content, form):
     path = tmp_path / name
     path.write_text(content)
-    assert detect(path) == form
+    assert detect(path, Reading()) == form
 
 
 @pytest.mark.parametrize(

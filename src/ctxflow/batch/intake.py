@@ -19,8 +19,7 @@ from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.templates import Render, compile_template
 from ctxflow.errors import counted
 from ctxflow.models.sampling import Sampling
-from ctxflow.rows.columns import cell, columns_for, item_maker
-from ctxflow.rows.source import Row, RowError, Source
+from ctxflow.rows.source import Row, RowError, Source, cell, columns_for, item_maker
 
 Item = tuple[Any, ...]
 Make = Callable[[Mapping[str, Any]], Item]

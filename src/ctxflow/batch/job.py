@@ -16,7 +16,7 @@ from ctxflow.batch.templates import template_text
 from ctxflow.errors import UsageError
 
 if TYPE_CHECKING:
-    from ctxflow.rows.readers import Reading
+    from ctxflow.rows.formats import Reading
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -227,7 +227,7 @@ class Job(pydantic.BaseModel):
     @pydantic.field_validator("encoding")
     @classmethod
     def _encodes(cls, given: str | None) -> str | None:
-        from ctxflow.rows.text_lines import check_encoding
+        from ctxflow.rows.formats import check_encoding
 
         return None if given is None else check_encoding(given)
 
@@ -299,7 +299,7 @@ class Job(pydantic.BaseModel):
     @property
     def reading(self) -> Reading:
         """Return how the input is to be read."""
-        from ctxflow.rows.readers import Reading
+        from ctxflow.rows.formats import Reading
 
         return Reading(self.input_format, self.split, self.delimiter, self.encoding, self._called)
 

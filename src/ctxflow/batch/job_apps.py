@@ -16,7 +16,7 @@ from ctxflow.context import ContextFunction
 from ctxflow.decorators import batch_app
 from ctxflow.errors import article
 from ctxflow.recipe import Context
-from ctxflow.rows.columns import closest
+from ctxflow.rows.source import closest
 
 
 def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, Any]]:

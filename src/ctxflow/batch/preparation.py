@@ -23,9 +23,8 @@ from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, counted
 from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
-from ctxflow.rows.columns import WHOLE, Head, closest, columns_for, head_of
 from ctxflow.rows.readers import open_source
-from ctxflow.rows.source import Limited, RowError, Source
+from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, closest, columns_for, head_of
 from ctxflow.sites import load_site
 
 

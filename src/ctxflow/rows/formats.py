@@ -1,43 +1,205 @@
-"""Files of lines as rows: JSON Lines, CSV, plain text, and several files as one table.
+"""Files of lines, decompressed and decoded, as rows: JSON Lines, CSV and plain text.
 
-A row that cannot be read is an error of its own; reading goes on behind it, and no line, however long, is held
-whole beyond a limit.
+A row that cannot be read is an error of its own, behind which reading continues; no line is held beyond a limit.
 """
 
 from __future__ import annotations
 
-import bisect
+import codecs
 import contextlib
 import csv
+import dataclasses
+import functools
+import gzip
+import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ctxflow.errors import counted
-from ctxflow.rows.columns import IN_BATCH, Words, other_columns
-from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, left_out
-from ctxflow.rows.text_lines import TextLines, file_identity, open_lines, suffix_of
+from ctxflow.rows.source import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    IN_BATCH,
+    MAX_ROW_BYTES,
+    Files,
+    Row,
+    RowError,
+    Words,
+    left_out,
+    opened,
+    suffix_of,
+)
+
+# Byte order marks; those that begin with another's come first.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
-class FileSource:
+def check_encoding(name: str) -> str:
+    """Return an encoding's usual name.
+
+    :raises ValueError: if none of text is called so.
+
+    >>> check_encoding("UTF16"), check_encoding("latin-1")
+    ('utf-16', 'iso8859-1')
+    """
+    try:
+        found = codecs.lookup(name)
+        "".encode(found.name)
+    except (LookupError, ValueError):
+        raise ValueError(f"there is no encoding {name!r}: give one such as utf-8, utf-16, latin-1 or cp1252") from None
+    return found.name
+
+
+class TextLines:
+    """The lines of a file, as an iterator that goes on after it has raised `RowError` for too long a line.
+
+    :ivar encoding: what the file is in; its bytes that are none of it are none of UTF-8 in the lines.
+    """
+
+    def __init__(self, file: Any, encoding: str = "utf-8", name: str = "the input") -> None:
+        self.encoding = encoding.upper()
+        self._file = file
+        self._name = name
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            line: bytes = self._file.readline(MAX_ROW_BYTES + 1)
+            if not line:
+                raise StopIteration
+            if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+                while (part := self._file.readline(1 << 20)) and not part.endswith(b"\n"):
+                    pass
+                raise RowError(f"the line is longer than {MAX_ROW_BYTES >> 20} MiB")
+        except _UNREADABLE as error:
+            raise ValueError(f"{self._name} cannot be read on, as its compressed data are broken: {error}") from None
+        return line
+
+
+class _Transcoded:
+    """Lines of another encoding, as UTF-8."""
+
+    def __init__(self, file: Any, encoding: str) -> None:
+        self._text = io.TextIOWrapper(file, encoding, errors="ctxflow-marked", newline="\n")
+        self._begun = False
+
+    def readline(self, limit: int, /) -> bytes:
+        """Return the next line, or its beginning."""
+        text = self._text.readline(limit)
+        if not self._begun:
+            self._begun, text = True, text.removeprefix("\ufeff")
+        return text.encode("utf-8", "surrogateescape")
+
+
+def _marked(error: UnicodeError) -> tuple[str, int]:
+    """Put a byte that is none of UTF-8 where some are none of the encoding."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\udcff", error.end
+
+
+codecs.register_error("ctxflow-marked", _marked)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How an input is to be read, where that is not as it tells itself.
+
+    :ivar form: its format; `split`: which part of a dataset's folder.
+    :ivar name: what a person calls the input, by default its path; `words`: what to write to have it read otherwise.
+    """
+
+    form: str | None = None
+    split: str | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    name: str = ""
+    words: Words = IN_BATCH
+
+    def called(self, path: Path) -> str:
+        """Return what messages call the input."""
+        return self.name or f"the input {path}"
+
+
+@contextlib.contextmanager
+def decompressed(path: Path) -> Iterator[tuple[Any, BinaryIO]]:
+    """Open a file that may be compressed by gzip; yields what reads its data, and the file itself."""
+    with opened(path) as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        if not packed:
+            yield raw, raw
+            return
+        data: Any = gzip.GzipFile(fileobj=raw)
+        with io.BufferedReader(data) as buffered:
+            yield buffered, raw
+
+
+def head_of(data: Any, size: int, called: str) -> bytes:
+    """Return the first bytes of an open file.
+
+    :raises ValueError: if they cannot be read.
+    """
+    try:
+        head: bytes = data.read(size)
+        return head
+    except (*_UNREADABLE, OSError) as error:
+        raise ValueError(f"{called} cannot be read, as its compressed data are broken: {error}") from None
+
+
+@contextlib.contextmanager
+def open_lines(path: Path, reading: Reading = Reading()) -> Iterator[tuple[TextLines, BinaryIO]]:
+    """Open a file for reading its lines, without its byte order mark; yields the lines, and the file itself.
+
+    :raises ValueError: if it cannot be read, or is in another encoding.
+    """
+    called, encoding, name = reading.called(path), reading.encoding, reading.name or str(path)
+    with decompressed(path) as (data, raw):
+        head = head_of(data, 4, called)
+        data.seek(0)
+        mark, by_mark = next(((mark, its) for mark, its in _MARKS if head.startswith(mark)), (b"", None))
+        chosen = check_encoding(encoding) if encoding is not None else by_mark or "utf-8"
+        if by_mark is not None and not chosen.startswith(by_mark):
+            raise ValueError(f"{called} begins with the byte order mark of {by_mark}: leave --encoding out")
+        if chosen in ("utf-8", "utf-8-sig", "ascii"):
+            if encoding is None and by_mark is None and _seems_utf16(head):
+                kind = "utf-16-le" if head[1] == 0 else "utf-16-be"
+                raise ValueError(f"{called} seems to be of UTF-16: {reading.words.encoding.format(kind)}")
+            data.seek(len(mark))
+            yield TextLines(data, "utf-8", name), raw
+        else:
+            yield TextLines(_Transcoded(data, chosen), chosen, name), raw
+
+
+def _seems_utf16(head: bytes) -> bool:
+    zeros = tuple(byte == 0 for byte in head)
+    return zeros in ((False, True, False, True), (True, False, True, False))
+
+
+class FileSource(Files):
     """What all kinds of files of lines share.
 
-    :param encoding: by default as a byte order mark tells, or UTF-8.
-    :param name: what a person calls it, by default its path; `words`, what to write to have it read otherwise.
     :ivar count: how many numbers rows have, once it was read to its end.
     """
 
-    def __init__(self, path: Path, encoding: str | None = None, name: str = "", words: Words = IN_BATCH) -> None:
-        self.name = name or str(path)
-        self.total: int | None = None
-        self.files: Sequence[Path] = [path]
+    def __init__(self, path: Path, reading: Reading = Reading()) -> None:
+        super().__init__([path], reading.name or str(path))
         self.count = 0
         self._path = path
-        self._encoding = encoding
-        self._called = name
-        self._words = words
+        self._reading = reading
         self._size = max(1, path.stat().st_size)
         self._read = 0
 
@@ -49,56 +211,47 @@ class FileSource:
         """Return how much of the file is read."""
         return min(1.0, self._read / self._size)
 
-    def identity(self) -> str:
-        """Return a digest of samples."""
-        return file_identity([self._path])
-
-    def types(self) -> Mapping[str, Any]:
-        """Return none: all is text, or what JSON has."""
-        return {}
-
     def place(self, number: int) -> str:
         """Return the line, for a person."""
         return f"{self.name}, line {number + 1}"
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """Yield the rows, whole."""
-        with self._open() as (lines, raw):
-            yield from self._chunked(self._rows(lines, skip), raw)
-
-    def _open(self) -> contextlib.AbstractContextManager[tuple[TextLines, BinaryIO]]:
-        return open_lines(self._path, self._encoding, self._called, self._words)
+        chunk: list[Row] = []
+        size = 0
+        with open_lines(self._path, self._reading) as (lines, file):
+            try:
+                for row in self._rows(lines, skip):
+                    chunk.append(row)
+                    size += row.size
+                    if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+                        self._read = file.tell()
+                        yield chunk
+                        chunk, size = [], 0
+            except ValueError:
+                if chunk:
+                    yield chunk
+                raise
+            self._read = self._size
+            if chunk:
+                yield chunk
 
     def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
         raise NotImplementedError
 
-    def _chunked(self, rows: Iterable[Row], file: BinaryIO) -> Iterator[list[Row]]:
-        chunk: list[Row] = []
-        size = 0
-        try:
-            for row in rows:
-                chunk.append(row)
-                size += row.size
-                if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
-                    self._read = file.tell()
-                    yield chunk
-                    chunk, size = [], 0
-        except ValueError:
-            if chunk:
-                yield chunk
-            raise
-        self._read = self._size
-        if chunk:
-            yield chunk
+    def _other_encoding(self, encoding: str) -> str:
+        """Return what else can be done, where nobody named the encoding."""
+        how = self._reading.words.encoding.format("cp1252")
+        return f"; if all of the input is of another encoding, {how}" if encoding == "UTF-8" else ""
 
 
 class LineSource(FileSource):
     """A file whose lines are its rows. Blank lines are no rows, but count as lines."""
 
-    def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
+    def _values(self, line: bytes) -> dict[str, Any]:
         """Return the values of a line.
 
-        :raises RowError: if it says nothing that can be read.
+        :raises RowError: if it cannot be read; UnicodeDecodeError if it is not UTF-8.
         """
         raise NotImplementedError
 
@@ -109,10 +262,14 @@ class LineSource(FileSource):
                 line = next(lines)
                 if line.isspace() or left_out(skip, number):
                     continue
-                values, size = self._values(line, lines.encoding), len(line)
+                values, size = self._values(line), len(line)
             except StopIteration:
                 self.count = number
                 return
+            except UnicodeDecodeError as error:
+                known = lines.encoding
+                byte = f": byte {error.start + 1} is {error.object[error.start]:#04x}" if known == "UTF-8" else ""
+                values, size = RowError(f"the line is not {known}{byte}{self._other_encoding(known)}"), 0
             except RowError as error:
                 if left_out(skip, number):
                     continue
@@ -120,22 +277,7 @@ class LineSource(FileSource):
             yield Row(number, values, size)
 
 
-def undecodable(error: UnicodeDecodeError, encoding: str, words: Words) -> str:
-    """Return what is to be said of a line that is not of its file's encoding."""
-    byte = f": byte {error.start + 1} is {error.object[error.start]:#04x}" if encoding == "UTF-8" else ""
-    return f"the line is not {encoding}{byte}{another_encoding(encoding, words)}"
-
-
-def another_encoding(encoding: str, words: Words) -> str:
-    """Return what else can be done, where nobody named the encoding."""
-    return (
-        f"; if all of the input is of another encoding, {words.encoding.format('cp1252')}"
-        if encoding == "UTF-8"
-        else ""
-    )
-
-
-COLUMN = "text"
+_TEXT = "text"
 
 
 class TextSource(LineSource):
@@ -143,23 +285,25 @@ class TextSource(LineSource):
 
     def columns(self) -> Sequence[str]:
         """Return the one column."""
-        return (COLUMN,)
+        return (_TEXT,)
 
-    def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
-        try:
-            return {COLUMN: line.rstrip(b"\r\n").decode()}
-        except UnicodeDecodeError as error:
-            raise RowError(undecodable(error, encoding, self._words)) from None
+    def _values(self, line: bytes) -> dict[str, Any]:
+        return {_TEXT: line.rstrip(b"\r\n").decode()}
 
 
 class JsonLinesSource(LineSource):
     """A file with a JSON object a line."""
 
-    def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
+    def _values(self, line: bytes) -> dict[str, Any]:
+        text = line.rstrip().decode()
         try:
-            values = json.loads(line.rstrip().decode())
-        except (ValueError, RecursionError) as error:
-            raise RowError(_json_reason(error, encoding, self._words)) from None
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RowError(f"the line is not JSON: {error.msg} at column {error.colno}") from None
+        except RecursionError:
+            raise RowError("the line's JSON is nested too deeply") from None
+        except ValueError as error:
+            raise RowError(f"the line is not JSON that can be read: {str(error).split(';')[0]}") from None
         if type(values) is not dict:
             raise RowError(f"the line is {_JSON_KINDS.get(type(values), 'a number')}, not a JSON object")
         return values
@@ -168,45 +312,12 @@ class JsonLinesSource(LineSource):
 _JSON_KINDS: dict[type, str] = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
-def _json_reason(error: Exception, encoding: str, words: Words) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return undecodable(error, encoding, words)
-    if isinstance(error, json.JSONDecodeError):
-        return f"the line is not JSON: {error.msg} at column {error.colno}"
-    if isinstance(error, RecursionError):
-        return "the line's JSON is nested too deeply"
-    return f"the line is not JSON that can be read: {str(error).split(';')[0]}"
-
-
-class _Text:
-    """Lines as text for the csv module; what is not UTF-8 becomes surrogates, by which `CsvSource._row` knows it."""
-
-    def __init__(self, lines: TextLines) -> None:
-        self._lines = lines
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._lines).decode("utf-8", "surrogateescape")
-
-
 class CsvSource(FileSource):
-    """A file of comma-separated values (tab-separated for .tsv), with the columns' names on top.
+    """A file of comma-separated values (tab-separated for .tsv), with the columns' names on top."""
 
-    :param delimiter: what separates values, if it is another character.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        encoding: str | None = None,
-        name: str = "",
-        words: Words = IN_BATCH,
-        delimiter: str | None = None,
-    ) -> None:
-        super().__init__(path, encoding, name, words)
-        self._delimiter = delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
+    def __init__(self, path: Path, reading: Reading = Reading()) -> None:
+        super().__init__(path, reading)
+        self._delimiter = reading.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
 
     def place(self, number: int) -> str:
         """Return the record, for a person."""
@@ -214,12 +325,14 @@ class CsvSource(FileSource):
 
     def columns(self) -> Sequence[str] | None:
         """Return the columns that the header names; None if there is none."""
-        with self._open() as (lines, _):
+        with open_lines(self._path, self._reading) as (lines, _):
             return self._columns(self._reader(lines), lines.encoding) or None
 
     def _reader(self, lines: TextLines) -> Iterator[list[str]]:
         csv.field_size_limit(MAX_ROW_BYTES)
-        return csv.reader(_Text(lines), delimiter=self._delimiter, strict=True)
+        # What is not UTF-8 becomes surrogates, by which `_row` knows it.
+        text = map(functools.partial(str, encoding="utf-8", errors="surrogateescape"), lines)
+        return csv.reader(text, delimiter=self._delimiter, strict=True)
 
     def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
         reader = self._reader(lines)
@@ -251,9 +364,8 @@ class CsvSource(FileSource):
                 name.encode()
             except UnicodeEncodeError:
                 shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-                raise ValueError(
-                    f"the header of {self.name} is not {encoding} ({shown}): {self._words.encoding.format('cp1252')}"
-                ) from None
+                how = self._reading.words.encoding.format("cp1252")
+                raise ValueError(f"the header of {self.name} is not {encoding} ({shown}): {how}") from None
         if repeated := {name for name in columns if columns.count(name) > 1}:
             raise ValueError(f"the header of {self.name} names the column {min(repeated)!r} twice")
         return columns
@@ -269,61 +381,6 @@ class CsvSource(FileSource):
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    reason = f"the column {name!r} is not {encoding}{another_encoding(encoding, self._words)}"
+                    reason = f"the column {name!r} is not {encoding}{self._other_encoding(encoding)}"
                     return Row(number, RowError(reason), size)
         return Row(number, values, size)
-
-
-class Shards:
-    """A table in several files of lines, one after the other.
-
-    :raises ValueError: if they do not have the same columns.
-    """
-
-    def __init__(self, parts: Sequence[Any], name: str) -> None:
-        self.name = name
-        self.total: int | None = None
-        self.files: Sequence[Path] = [file for part in parts for file in part.files]
-        self._parts = parts
-        self._sizes = [max(1, file.stat().st_size) for file in self.files]
-        self._begins = [0]  # The numbers of the first rows of those that were read, and of the next.
-        headers = [part.columns() for part in parts]
-        for file, found in zip(self.files, headers, strict=True):
-            if found is not None and set(found) != set(headers[0] or ()):
-                raise ValueError(other_columns(self.files[0], headers[0] or (), file, found))
-
-    def columns(self) -> Sequence[str] | None:
-        """Return the columns of the first."""
-        found: Sequence[str] | None = self._parts[0].columns()
-        return found
-
-    def types(self) -> Mapping[str, Any]:
-        """Return none: all is text, or what JSON has."""
-        return {}
-
-    def fraction(self) -> float:
-        """Return how much of the files is read."""
-        read = sum(part.fraction() * size for part, size in zip(self._parts, self._sizes, strict=True))
-        return float(min(1.0, read / sum(self._sizes)))
-
-    def identity(self) -> str:
-        """Return a digest of samples."""
-        return file_identity(self.files)
-
-    def place(self, number: int) -> str:
-        """Return the file, and the place in it."""
-        n = min(bisect.bisect_right(self._begins, number), len(self._parts)) - 1
-        place: str = self._parts[n].place(number - self._begins[n])
-        return place
-
-    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """Yield the rows of one file after the other."""
-        begin = 0
-        self._begins = [0]
-        for part in self._parts:
-            for chunk in part.chunks(skip[begin:] if begin < len(skip) else b""):
-                for row in chunk:
-                    row.number += begin
-                yield chunk
-            begin += part.count
-            self._begins.append(begin)

@@ -1,47 +1,42 @@
-"""Open an input: find the reader that a file, a folder of files or an object of a Python program needs.
-
-Libraries are imported only where their formats or objects are given.
-"""
+"""Find the reader that a file, a folder of files or an object of a Python program needs."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import article, short
-from ctxflow.rows.columns import IN_BATCH, IN_MAP, Words
-from ctxflow.rows.formats import CsvSource, JsonLinesSource, Shards, TextSource
-from ctxflow.rows.source import RowError, Source, Table
+from ctxflow.rows.formats import (
+    CsvSource,
+    FileSource,
+    JsonLinesSource,
+    Reading,
+    TextSource,
+    decompressed,
+    head_of,
+    open_lines,
+)
+from ctxflow.rows.source import (
+    IN_MAP,
+    Files,
+    Row,
+    RowError,
+    Source,
+    Table,
+    other_columns,
+    suffix_of,
+)
 from ctxflow.rows.tables import ArrowSource, ArrowTable, DatasetTable, FrameTable, ParquetSource, is_of
-from ctxflow.rows.text_lines import head_of_file, open_lines, suffix_of
 
-FORMATS = ("openai", "jsonl", "csv", "text", "parquet", "dataset")
 _SNIFFED_LINES = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How an input is to be read, where that is not as it tells itself.
-
-    :ivar form: one of `FORMATS`.
-    :ivar split: which part of a dataset's folder.
-    :ivar delimiter: what separates the values of CSV.
-    :ivar encoding: what text is in.
-    :ivar name: what a person calls the input, by default its path; `words`, what to write to have it read otherwise.
-    """
-
-    form: str | None = None
-    split: str | None = None
-    delimiter: str | None = None
-    encoding: str | None = None
-    name: str = ""
-    words: Words = IN_BATCH
 
 
 def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, Source]:
@@ -67,13 +62,13 @@ def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, 
     return open_file(path, reading)
 
 
-def open_file(path: Path, reading: Reading) -> tuple[str, Source]:
+def open_file(path: Path, reading: Reading) -> tuple[str, Any]:
     """Return the format of a file and its reader.
 
     :raises ValueError: for a file that cannot be read so, saying what to do.
     """
     form = reading.form or ("csv" if reading.delimiter is not None else detect(path, reading))
-    called = reading.name or f"the input {path}"
+    called = reading.called(path)
     if reading.delimiter is not None and form != "csv":
         raise ValueError(f"{called} is read as {form}, which has no delimiter: leave --delimiter out")
     if form == "parquet":
@@ -81,19 +76,18 @@ def open_file(path: Path, reading: Reading) -> tuple[str, Source]:
             raise ValueError(f"{called} is Parquet, which says its encoding itself: leave --encoding out")
         return form, ParquetSource([path], reading.name or str(path))
     if form == "csv":
-        return form, CsvSource(path, reading.encoding, reading.name, reading.words, reading.delimiter)
-    if form == "text":
-        return form, TextSource(path, reading.encoding, reading.name, reading.words)
-    return form, JsonLinesSource(path, reading.encoding, reading.name, reading.words)
+        return form, CsvSource(path, reading)
+    return form, (TextSource if form == "text" else JsonLinesSource)(path, reading)
 
 
-def detect(path: Path, reading: Reading = Reading()) -> str:
+def detect(path: Path, reading: Reading) -> str:
     """Return the format of a file.
 
     :raises ValueError: if it cannot be told, or is known but not read here.
     """
-    called, words = reading.name or f"the input {path}", reading.words
-    head = head_of_file(path, 1 << 16)
+    called, words = reading.called(path), reading.words
+    with decompressed(path) as (data, _):
+        head = head_of(data, 1 << 16, called)
     suffix = suffix_of(path)
     if head.startswith(b"PAR1") or path.suffix.lower() == ".parquet":
         return "parquet"
@@ -103,7 +97,7 @@ def detect(path: Path, reading: Reading = Reading()) -> str:
         return "csv"
     if suffix in (".txt", ".text"):
         return "text"
-    with open_lines(path, reading.encoding, reading.name, words) as (lines, _):
+    with open_lines(path, reading) as (lines, _):
         try:
             begin = next((line.lstrip() for line in lines if line.strip()), b"")
         except RowError:
@@ -120,13 +114,17 @@ def detect(path: Path, reading: Reading = Reading()) -> str:
 
 def _is_openai(path: Path, reading: Reading) -> bool:
     """Return whether the first line that is an object is a request of OpenAI's batch format."""
-    for chunk in JsonLinesSource(path, reading.encoding, reading.name, reading.words).chunks():
-        for row in chunk:
-            if isinstance(row.values, dict):
-                return "custom_id" in row.values and isinstance(row.values.get("body"), dict)
-            if row.number > _SNIFFED_LINES:
-                return False
+    for row in itertools.chain.from_iterable(JsonLinesSource(path, reading).chunks()):
+        if isinstance(row.values, dict):
+            return "custom_id" in row.values and isinstance(row.values.get("body"), dict)
+        if row.number > _SNIFFED_LINES:
+            break
     return False
+
+
+_OF_ARROW = (
+    ("pyarrow", "Table"), ("pyarrow", "RecordBatch"), ("pyarrow", "RecordBatchReader"), ("pyarrow.dataset", "Dataset"),
+)  # fmt: skip
 
 
 def open_table(given: Any) -> Table | None:
@@ -143,9 +141,7 @@ def open_table(given: Any) -> Table | None:
         return _of_path(given)
     if is_of(given, "pandas", "DataFrame"):
         return FrameTable(given)
-    if any(is_of(given, "pyarrow", name) for name in ("Table", "RecordBatch", "RecordBatchReader")) or is_of(
-        given, "pyarrow.dataset", "Dataset"
-    ):
+    if any(is_of(given, *each) for each in _OF_ARROW):
         return ArrowTable(given)
     if hasattr(given, "column_names") and (hasattr(given, "features") or isinstance(given, dict)):
         if isinstance(given, dict):
@@ -199,7 +195,6 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
         for flag, given in (("--delimiter", reading.delimiter), ("--encoding", reading.encoding)):
             if given is not None:
                 raise ValueError(f"the input {folder} is of {kind.capitalize()} files: leave {flag} out")
-
         if saved:
             if reading.split is not None:
                 raise ValueError(f"the dataset {folder} has no splits: leave --split out")
@@ -207,10 +202,8 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
             return "dataset", ArrowSource([folder / str(file["filename"]) for file in listed], str(folder))
         return "dataset", ParquetSource(_of_split(folder, files, reading), str(folder))
     form = None if kind == "jsonl" and reading.form is None else reading.form or kind
-    parts = [
-        open_file(file, dataclasses.replace(reading, form=form, split=None))
-        for file in _of_split(folder, files, reading)
-    ]
+    of_file = dataclasses.replace(reading, form=form, split=None)
+    parts = [open_file(file, of_file) for file in _of_split(folder, files, reading)]
     if len(forms := sorted({form for form, _ in parts})) > 1:
         raise ValueError(f"the files of {folder} are of several forms ({', '.join(forms)}): {reading.words.forms}")
     return forms[0], Shards([source for _, source in parts], str(folder))
@@ -231,9 +224,8 @@ def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
         elif len(by_kind) > 1:
             by_kind.pop("text", None)  # Which says what the others are.
         if len(by_kind) > 1:
-            raise ValueError(
-                f"the folder {place} has files of several forms ({', '.join(sorted(by_kind))}): {reading.words.forms}"
-            )
+            forms = ", ".join(sorted(by_kind))
+            raise ValueError(f"the folder {place} has files of several forms ({forms}): {reading.words.forms}")
         for kind, files in by_kind.items():
             return kind, [file for file in files if file.stat().st_size] or files
     raise ValueError(
@@ -250,13 +242,9 @@ def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Pat
         if split is not None:
             raise ValueError(f"the files of {folder} are one table, not splits: leave --split out")
         return list(files)
-    named = [name or _stem(file) for name, file in zip(names, files, strict=True)]
+    named = [name or file.name.partition(".")[0] for name, file in zip(names, files, strict=True)]
     chosen = _chosen(folder, sorted(set(named)), split, reading.words.split)
     return [file for name, file in zip(named, files, strict=True) if name == chosen]
-
-
-def _stem(file: Path) -> str:
-    return file.name.partition(".")[0]
 
 
 def _split_of(file: Path) -> str | None:
@@ -265,7 +253,7 @@ def _split_of(file: Path) -> str | None:
     >>> _split_of(Path("train-00000-of-00002.parquet")), _split_of(Path("test.csv.gz")), _split_of(Path("b.parquet"))
     ('train', 'test', None)
     """
-    stem = _stem(file)
+    stem = file.name.partition(".")[0]
     shard = _SHARD.fullmatch(stem)
     first = re.split(r"[-_]", stem, maxsplit=1)[0]
     return shard[1] if shard else first if first.lower() in _SPLITS else None
@@ -290,3 +278,46 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not the JSON that a dataset has there")
     return found
+
+
+class Shards(Files):
+    """A table in several files of lines, one after the other.
+
+    :raises ValueError: if they do not have the same columns.
+    """
+
+    def __init__(self, parts: Sequence[FileSource], name: str) -> None:
+        super().__init__([file for part in parts for file in part.files], name)
+        self._parts = parts
+        self._sizes = [max(1, file.stat().st_size) for file in self.files]
+        self._begins = [0]  # The numbers of the first rows of those that were read, and of the next.
+        headers = [part.columns() for part in parts]
+        for file, found in zip(self.files, headers, strict=True):
+            if found is not None and set(found) != set(headers[0] or ()):
+                raise ValueError(other_columns(self.files[0], headers[0] or (), file, found))
+
+    def columns(self) -> Sequence[str] | None:
+        """Return the columns of the first."""
+        return self._parts[0].columns()
+
+    def fraction(self) -> float:
+        """Return how much of the files is read."""
+        read = sum(part.fraction() * size for part, size in zip(self._parts, self._sizes, strict=True))
+        return min(1.0, read / sum(self._sizes))
+
+    def place(self, number: int) -> str:
+        """Return the file, and the place in it."""
+        n = min(bisect.bisect_right(self._begins, number), len(self._parts)) - 1
+        return self._parts[n].place(number - self._begins[n])
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
+        """Yield the rows of one file after the other."""
+        begin = 0
+        self._begins = [0]
+        for part in self._parts:
+            for chunk in part.chunks(skip[begin:] if begin < len(skip) else b""):
+                for row in chunk:
+                    row.number += begin
+                yield chunk
+            begin += part.count
+            self._begins.append(begin)

@@ -1,7 +1,4 @@
-"""Rows of Arrow's formats, and of tables in memory: pyarrow's, pandas' and those of Hugging Face's datasets.
-
-None of these libraries is imported here unless its format or object was given.
-"""
+"""Rows of Arrow's formats, and of tables in memory; a library is imported only where its format or object is given."""
 
 from __future__ import annotations
 
@@ -13,13 +10,11 @@ from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
-from ctxflow.rows.columns import other_columns
-from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, left_out
-from ctxflow.rows.text_lines import file_identity
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Files, Row, RowError, left_out, other_columns
 
 
 def is_of(given: Any, module: str, name: str) -> bool:
-    """Return whether it is of a class, whose module has been imported if so."""
+    """Return whether it is of a class, without importing the class's module."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(given, kind)
 
@@ -121,16 +116,15 @@ def arrow() -> Any:
     return pyarrow
 
 
-class _ArrowSource:
+class _ArrowSource(Files):
     """Files of record batches, one after the other."""
 
     def __init__(self, files: Sequence[Path], name: str) -> None:
         arrow()  # If it is missing, that is told before anything else.
-        self.name = name
-        self.files = files
+        super().__init__(files, name)
         self._done = 0
         self._ended = False
-        self.total: int | None = self._count()
+        self.total = self._count()
 
     def _count(self) -> int | None:
         return None
@@ -157,10 +151,6 @@ class _ArrowSource:
     def place(self, number: int) -> str:
         """Return the row, for a person."""
         return f"{self.name}, row {number} (from 0)"
-
-    def identity(self) -> str:
-        """Return a digest of samples."""
-        return file_identity(self.files)
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """Yield the rows of each record batch."""

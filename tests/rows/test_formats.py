@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from ctxflow.rows.readers import Reading, open_source
+from ctxflow.rows.formats import Reading, TextLines, open_lines
+from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import RowError
-from ctxflow.rows.text_lines import TextLines, open_lines
 
 # What is written, and the encoding that is to be given: None where the file tells itself.
 ENCODINGS = {
