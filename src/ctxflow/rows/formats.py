@@ -25,7 +25,7 @@ from ctxflow.rows.source import (
     CHUNK_ROWS,
     IN_BATCH,
     MAX_ROW_BYTES,
-    Files,
+    InputFiles,
     Row,
     RowError,
     Words,
@@ -189,7 +189,7 @@ def _seems_utf16(head: bytes) -> bool:
     return zeros in ((False, True, False, True), (True, False, True, False))
 
 
-class FileSource(Files):
+class FileSource(InputFiles):
     """What all kinds of files of lines share.
 
     :ivar count: how many numbers rows have, once it was read to its end.

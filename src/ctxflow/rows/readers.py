@@ -26,7 +26,7 @@ from ctxflow.rows.formats import (
 )
 from ctxflow.rows.source import (
     IN_MAP,
-    Files,
+    InputFiles,
     Row,
     RowError,
     Source,
@@ -280,7 +280,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-class Shards(Files):
+class Shards(InputFiles):
     """A table in several files of lines, one after the other.
 
     :raises ValueError: if they do not have the same columns.

@@ -111,7 +111,7 @@ def suffix_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
-class Files:
+class InputFiles:
     """What sources that read files share."""
 
     def __init__(self, files: Sequence[Path], name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
-from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Files, Row, RowError, left_out, other_columns
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, InputFiles, Row, RowError, left_out, other_columns
 
 
 def is_of(given: Any, module: str, name: str) -> bool:
@@ -116,7 +116,7 @@ def arrow() -> Any:
     return pyarrow
 
 
-class _ArrowSource(Files):
+class _ArrowSource(InputFiles):
     """Files of record batches, one after the other."""
 
     def __init__(self, files: Sequence[Path], name: str) -> None:
