@@ -27,7 +27,7 @@ import pytest
 from ctxflow import ContextError, ContextExecutor, batch_app, context
 from ctxflow.environments.archiving import pack_environment
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.executors.taskvine import setup
+from ctxflow.executors.taskvine import manager_process
 from ctxflow.factory.run_files import live_runs, runs_directory
 from ctxflow.host.seal import key_of
 from ctxflow.observe.run_report import read_report
@@ -384,8 +384,8 @@ def test_a_worker_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, caplo
 def test_a_run_that_can_have_no_worker_fails_with_the_reason(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     name, old, new, sentence = _BENT["version"]
     bent = _bent(tmp_path, name, (old, new))
-    build = setup.build_program
-    monkeypatch.setattr(setup, "build_program", lambda *paths: shutil.copy(bent, build(*paths)))
+    build = manager_process.build_program
+    monkeypatch.setattr(manager_process, "build_program", lambda *paths: shutil.copy(bent, build(*paths)))
     executor = ContextExecutor(site(workers=2))
     executor.run_dir = str(tmp_path / "run")
     with caplog.at_level(logging.WARNING, "ctxflow"), executor:
@@ -455,7 +455,7 @@ def test_a_packed_environment_is_used(tmp_path: Path, monkeypatch: Any, caplog: 
         [tree] = read_report(Path(executor.run.directory)).trees
         assert (tree.from_manager, tree.copies + tree.links) == (1, 2), "sent once, and linked by the sibling"
 
-    monkeypatch.setattr(setup, "digest_path", lambda path: "of something else")
+    monkeypatch.setattr(manager_process, "digest_path", lambda path: "of something else")
     caplog.clear()
     with caplog.at_level(logging.WARNING, "ctxflow"):
         executor = ContextExecutor(site(environment=str(packed.path)))

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.taskvine.setup import acquirer_of
+from ctxflow.executors.taskvine.manager_process import acquirer_of
 from ctxflow.factory import JobChange, exchange
 from ctxflow.factory.exchange import FactoryClient, RunFiles, Wishes, news_file, wanted_file
 from ctxflow.factory.run_files import factory_file, factory_mark, factory_pid, only_factory

@@ -17,7 +17,7 @@ from ctxflow import ContextExecutor
 from ctxflow.executors.executor import WorkerStaging
 from ctxflow.executors.protocol import events_of
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, SubmitCall, Undeclare
-from ctxflow.executors.taskvine.vine_hosts import Rests, VineHosts
+from ctxflow.executors.taskvine.vine_hosts import Leftovers, VineHosts
 from ctxflow.executors.taskvine.vine_workers import VineCalls, VineWorker
 from ctxflow.host.library_messages import CallFinished
 from ctxflow.host.vine_messages import Listen
@@ -84,7 +84,7 @@ class PlayedEngine:
         return [ev.TierSpec("played", 1, 1)]
 
     def start(self, run):
-        self.run, self.rests = run, Rests()
+        self.run, self.leftovers = run, Leftovers()
         self.player = Player(self.directory)
         self.player.message()
         self.manager = Manager(self.player)
@@ -105,7 +105,7 @@ class PlayedEngine:
     def _heard(self, worker, reports):
         for report in reports:
             if isinstance(report, CallFinished) and report.rest:
-                self.rests.tell(report.app, report.rest)
+                self.leftovers.tell(report.app, report.rest)
             if not worker.is_late(report):
                 self.events += events_of(self.run.clock(), worker.name, report, worker.host)
 

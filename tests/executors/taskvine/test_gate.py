@@ -18,9 +18,9 @@ import time
 import pytest
 from executor_helpers import first_free
 
-from ctxflow.executors.taskvine import entrance, gate
-from ctxflow.executors.taskvine.entrance import Entrance
-from ctxflow.executors.taskvine.gate import BYTES, NEWS, Bell
+from ctxflow.executors.taskvine import gate
+from ctxflow.executors.taskvine.gate import Entrance
+from ctxflow.executors.taskvine.manager_messages import BYTES, NEWS, Bell
 
 IDENT, PASSWORD = b"auth password sha1", b"open sesame"
 
@@ -199,7 +199,7 @@ def test_who_connects_from_one_place_again_and_again_pushes_out_nobody_else(monk
 
 
 def test_a_gate_that_was_killed_is_started_again(played, monkeypatch):
-    monkeypatch.setattr("ctxflow.executors.taskvine.entrance._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("ctxflow.executors.taskvine.gate._PAUSE_SECONDS", 0.0)
     first = played.entrance._gate
     first.kill()
     played.until(lambda: played.entrance._gate is not first)
@@ -256,7 +256,7 @@ def test_a_gate_without_descriptors_lets_workers_wait_and_says_so(played):
 
 def test_workers_for_whom_the_manager_has_no_descriptors_wait_before_taskvine(played, monkeypatch):
     """Where TaskVine has none for a connection, or for a file, it loses workers that it has."""
-    monkeypatch.setattr(entrance, "count_left", lambda: entrance._RESERVE)
+    monkeypatch.setattr(gate, "count_left", lambda: gate._RESERVE)
     with played.connect() as stranger:
         assert stranger.recv(100).startswith(IDENT)
         played.until(lambda: played.entrance._may == 0)
@@ -266,7 +266,7 @@ def test_workers_for_whom_the_manager_has_no_descriptors_wait_before_taskvine(pl
         assert shake_hands(worker)
         played.until(lambda: played.entrance.troubles)
         assert not select.select([played.listener], [], [], 0.5)[0]
-        monkeypatch.setattr(entrance, "count_left", lambda: 1000)
+        monkeypatch.setattr(gate, "count_left", lambda: 1000)
         played.until(lambda: select.select([played.listener], [], [], 0)[0])
         inside, _ = played.accept()
         with inside:
@@ -277,7 +277,7 @@ def test_workers_for_whom_the_manager_has_no_descriptors_wait_before_taskvine(pl
 
 def test_a_manager_without_descriptors_for_any_worker_does_not_start(played, monkeypatch):
     played.entrance.require_room()
-    monkeypatch.setattr(entrance, "count_left", lambda: entrance._RESERVE + 1)
+    monkeypatch.setattr(gate, "count_left", lambda: gate._RESERVE + 1)
     with pytest.raises(OSError, match="Too many open files"):
         played.entrance.require_room()
 

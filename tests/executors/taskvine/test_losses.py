@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ctxflow.executors.taskvine.engine import TaskVineEngine
-from ctxflow.executors.taskvine.losses import Losses
-from ctxflow.executors.taskvine.vine_workers import VineWorker
+from ctxflow.executors.taskvine.vine_workers import Losses, VineWorker
 from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import JobState
@@ -91,7 +90,7 @@ def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
 def test_jobs_that_ended_without_their_workers_being_missed_are_not_kept_for_ever(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxflow.executors.taskvine.losses._MOST_TOLD", 10)
+    monkeypatch.setattr("ctxflow.executors.taskvine.vine_workers._MOST_TOLD", 10)
     losses = Losses(jobs.acquirer, lambda: 1.0)
     for number in range(100):
         losses.heard("any", JobChange(str(number), "ended"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.executors.taskvine.losses import events_of_job
+from ctxflow.executors.taskvine.vine_workers import events_of_job
 from ctxflow.factory.provider import JobChange
 from ctxflow.scheduler import events as ev
 

@@ -1,6 +1,6 @@
 """Who is connected: what is believed of those whom TaskVine lets in."""
 
-from ctxflow.executors.taskvine.entrance import Joined, Lost, Roster, Stranger
+from ctxflow.executors.taskvine.manager_messages import Joined, Lost, Roster, Stranger
 
 
 def row(address, name=None):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.taskvine.setup import Setup
+from ctxflow.executors.taskvine.manager_process import Setup
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ctxflow.executors.taskvine.staging_tree import Cancel, Fetch, Link, Seed, Tree
+from ctxflow.executors.taskvine.worker_transfers import Cancel, Fetch, Link, Seed, Tree
 
 
 def seeded_on(tree, *workers):
@@ -216,6 +216,22 @@ DIGESTS = ("d", "e")
 HOW = {Seed: "seed", Fetch: "fetch", Link: "link"}
 
 
+def validate(tree):
+    """Check the table's invariants."""
+    for file in tree._files.values():
+        assert not (file.seeder and file.replicas), "a seed beside replicas"
+        assert file.replicas <= tree._host_of.keys(), "a replica on a lost worker"
+        assert file.hosts.keys() <= set(tree._host_of.values()), "a host without workers"
+        for host, siblings in file.hosts.items():
+            workers = sorted([*siblings.holders, *siblings.outstanding, *siblings.waiting])
+            assert workers == sorted({worker for worker in workers if tree._host_of[worker] == host})
+            assert not siblings.waiting or siblings.outstanding or file.seeder, "somebody waits for nothing"
+            for worker, order in siblings.outstanding.items():
+                assert isinstance(order, Link) or order.generation == file.generation, "an earlier generation"
+                assert isinstance(order, Seed) == (worker == file.seeder), "a seed beside another"
+                assert file.replicas or not isinstance(order, Fetch), "a fetch that can never end"
+
+
 class RandomTaskVine(RuleBasedStateMachine):
     """Carries the orders out as TaskVine and the workers would, in any order, and checks each order as it comes."""
 
@@ -401,7 +417,7 @@ class RandomTaskVine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self):
-        self.tree.validate()
+        validate(self.tree)
         for digest in DIGESTS:
             assert {(worker, digest) for worker in self.host_of if self.tree.has(worker, digest)} == {
                 key for key in self.cached if key[1] == digest

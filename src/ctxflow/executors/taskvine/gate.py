@@ -1,9 +1,10 @@
-"""The gate before TaskVine's port, a process of its own: who has not proven the run's password waits here.
+"""The gate before TaskVine's port: who has not proven the run's password waits in a process of its own.
 
-TaskVine speaks with one connection at a time and waits up to 5 s for each word, in which nothing else happens. The gate
+TaskVine speaks with one connection at a time and waits up to 5 s for each word, in which nothing else happens. `Gate`
 speaks with all at once, as TaskVine would (its SHA-1 challenges), but shows its own proof only to who has shown one.
 Then it proves itself to TaskVine at a private port in the worker's place, and hands the worker's connection to the
-manager's process, which puts it where TaskVine has the private one (entrance.py): nothing is forwarded.
+manager's process, whose `Entrance` puts it under the descriptor by which TaskVine has the private one: nothing is
+forwarded (docs/security.md).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import fcntl
 import hashlib
 import hmac
 import json
@@ -21,12 +23,16 @@ import secrets
 import selectors
 import signal
 import socket
+import stat
+import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from ctxflow.host.machine_errors import PAUSE_SECONDS, Acceptor
+from ctxflow.executors.taskvine.manager_messages import BYTES, Bell
+from ctxflow.host.machine_errors import PAUSE_SECONDS, Acceptor, count_left
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.processes import die_with_parent
 
 _IDENT = b"auth password sha1"
@@ -36,10 +42,12 @@ _MOST_OPEN = 500  # Beyond that one of the address that has most is ended: a wor
 MOST_INSIDE = 50  # On their way into TaskVine at a time; the rest wait, proven.
 _MOST_TOLD = 100
 _ESTABLISHED = 1  # As the kernel numbers the states of a TCP connection.
+_PAUSE_SECONDS = 5.0  # How soon a gate that has ended may be started again.
+_LEAST = 4  # For the doorbell's worker and another, while they come in.
+_RESERVE = 8  # Descriptors that no worker gets: TaskVine opens files to send them, and processes are started again.
+_KEPT_OPTIONS = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-BYTES = 2
-NEWS = 1
-"""The second byte: 1 if the gate has something for the manager, which looks there for nothing else."""
+
 Talk = Generator[bytes, bytes, bool]
 """Gives what is to be sent, and takes the next line; returns whether the other has proven itself."""
 
@@ -79,45 +87,24 @@ def _proof(password: bytes, challenge: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-class Bell:
-    """The rope of the doorbell.
-
-    :param asleep: shared bytes, the first 1 while the manager can be woken by it alone.
-    :param path: the socket that the doorbell listens at.
-    """
-
-    def __init__(self, asleep: mmap.mmap, path: str) -> None:
-        self._asleep, self._path = asleep, path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-
-    def ring(self, news: bool = False) -> None:
-        """Wake the manager, if it sleeps; to be called after what it is to find."""
-        if news:
-            self._asleep[NEWS] = 1
-        if self._asleep[0]:
-            with contextlib.suppress(OSError):  # It is not there yet; or full, and so has rung.
-                self._socket.sendto(b".", self._path)
-
-    def close(self) -> None:
-        """Free its socket."""
-        self._socket.close()
+# --- the process
 
 
 class _Party:
-    """A connection on which somebody is to prove something."""
+    """A connection over which a proof is awaited."""
 
     def __init__(self, connection: socket.socket, talk: Talk, host: str) -> None:
         connection.setblocking(False)
         self.connection, self.talk, self.host = connection, talk, host
         self.deadline = time.monotonic() + _PROOF_SECONDS
-        self.worker: _Party | None = None  # Whom this one, to TaskVine, is for.
+        self.worker: _Party | None = None  # Of a connection to TaskVine: the worker that it is made for.
         self._line = b""
         connection.send(next(talk))
 
     def go_on(self) -> bool | None:
-        """Take what has come, never more than the talk's own lines: what follows them is TaskVine's.
+        """Read what has come, but nothing after the talk's own lines, which is TaskVine's.
 
-        :returns: whether there was proof; None as long as that is not known.
+        :returns: whether the other has proven itself, None as long as that is open.
         """
         try:
             while True:
@@ -142,10 +129,8 @@ class _Party:
 class Gate:
     """Serves a port until its manager is gone.
 
-    :param public: where all connect.
-    :param private: where TaskVine listens, on this machine alone.
-    :param manager: to the manager's process, which gets connections and what is to be told.
-    :param bell: wakes it.
+    :param public: where all connect; `private`, where TaskVine listens, on this machine alone.
+    :param manager: to the manager's process, which gets connections and messages; `bell` wakes it.
     """
 
     def __init__(
@@ -169,7 +154,7 @@ class Gate:
         while not self._over:
             first = next(iter(self._open), None)
             wait = self._acceptor.resume()
-            if self._may_admit():  # It had no descriptor to do so.
+            if self._may_admit():  # There was no descriptor for it.
                 wait = min(wait, PAUSE_SECONDS)
             if first is not None:
                 wait = min(wait, max(0.0, first.deadline - time.monotonic()))
@@ -182,7 +167,7 @@ class Gate:
             self._admit()
 
     def _heard_manager(self) -> None:
-        """The manager has counted how many may be on their way in; or it is gone."""
+        """Take the manager's number of those that may be on their way in; without one it is gone."""
         said = b""
         with contextlib.suppress(OSError):
             said = self._manager.recv(1024)
@@ -219,7 +204,7 @@ class Gate:
     # --- into TaskVine
 
     def _forget_gone(self) -> None:
-        """Those who have proven themselves, and left before there was room for them."""
+        """Drop who has proven itself, and left before there was room."""
         gone = [party for party in self._proven if not _connected(party.connection)]
         for party in gone:
             self._proven.remove(party)
@@ -251,7 +236,7 @@ class Gate:
             self._selector.register(inner, selectors.EVENT_READ, lambda port=port: self._answered(port))
 
     def _answered(self, port: int) -> None:
-        """TaskVine has said something; or it has closed this, the worker being in its place."""
+        """Read what TaskVine says; it closes this connection when the worker is in its place."""
         party = self._inside[port]
         proven = party.go_on() if party.worker is not None else False
         if proven and party.worker is not None:
@@ -273,8 +258,134 @@ class Gate:
 
 
 def _connected(connection: socket.socket) -> bool:
-    """Return whether the other end has not said that it leaves, whatever it has said before."""
+    """Return whether the other end has not closed, whatever it has sent before."""
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+
+
+# --- its end in the manager's process
+
+
+class Entrance:
+    """Starts the gate before TaskVine's port, and takes workers from it.
+
+    :param descriptor: of the socket at which TaskVine listens.
+    :param asleep: descriptor of the manager's bell; `doorbell`: what wakes it.
+    """
+
+    def __init__(self, descriptor: int, asleep: int, doorbell: str, password_file: str) -> None:
+        self._public = socket.socket(fileno=os.dup(descriptor))
+        self._private = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._private.setblocking(False)
+        os.dup2(self._private.fileno(), descriptor, inheritable=False)
+        self._asleep, self._words = asleep, [doorbell, password_file]
+        self._origins: dict[int, str] = {}  # Port of the gate's -> the worker's address.
+        self._waiting: dict[int, socket.socket] = {}  # Likewise -> its connection.
+        self.troubles: list[str] = []  # What keeps workers from connecting, for people.
+        self._known: set[int] = set()  # Inodes of sockets that are no worker's place.
+        self._start()
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        with theirs:
+            given = [self._public.fileno(), self._private.fileno(), theirs.fileno(), self._asleep]
+            words = [*map(str, given), *self._words, str(os.getpid())]
+            self._gate = subprocess.Popen(
+                [sys.executable, "-m", "ctxflow.executors.taskvine.gate", *words],
+                stdin=subprocess.DEVNULL,
+                pass_fds=given,
+                env={**os.environ, **python_path()},
+            )
+        self._since = time.monotonic()
+        self._may = -1  # How many may be on their way in, as the gate was told.
+
+    def serve(self) -> list[str]:
+        """Put workers in their places; return the hosts of those who had no password."""
+        strangers = []
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):  # The latter: the gate was killed.
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(self._channel, 4096, 1)
+                if not message:
+                    break
+                news = json.loads(message)
+                if "trouble" in news:
+                    self.troubles.append(news["trouble"])
+                if "stranger" in news:
+                    strangers.append(news["stranger"])
+                for descriptor in descriptors:
+                    self._waiting[news["port"]] = socket.socket(fileno=descriptor)
+                    self._origins[news["port"]] = news["host"]
+        if self._waiting:
+            self._tell_room()  # First: a place that is taken is one that the gate may fill again.
+            self._replace()
+        return strangers
+
+    def check(self) -> None:
+        """Start the gate again, if it has ended, and count descriptors: to be called once a second."""
+        if self._gate.poll() is not None and time.monotonic() > self._since + _PAUSE_SECONDS:
+            self._channel.close()
+            self._start()
+        self._tell_room()
+
+    def require_room(self) -> None:
+        """Raise an OSError if there are no descriptors for any worker."""
+        if count_left() < _RESERVE + _LEAST:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def _tell_room(self) -> None:
+        """Limit the gate to whom there are descriptors for: where one is missing, TaskVine loses workers."""
+        room = max(0, count_left() - _RESERVE)
+        may = min(MOST_INSIDE, (room + 1) // 2)  # On its way in, a worker takes two.
+        if may != self._may:
+            with contextlib.suppress(OSError):  # It is gone, or has not read the last number: later.
+                self._channel.send(json.dumps({"may": may}).encode())
+                self._may = may
+
+    def origin(self, address: str) -> str:
+        """Return where a worker's connection comes from."""
+        host, _, port = address.rpartition(":")
+        return self._origins.get(int(port), host)
+
+    def _replace(self) -> None:
+        """Put each waiting worker's connection under the descriptor of TaskVine's private one."""
+        seen = set()
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                status = os.stat(f"/proc/self/fd/{entry}")
+                inode = status.st_ino
+                if not stat.S_ISSOCK(status.st_mode) or inode in self._known:
+                    seen.add(inode)
+                    continue
+                with socket.socket(fileno=os.dup(int(entry))) as found:
+                    if found.getsockname() == self._private.getsockname():
+                        port = found.getpeername()[1]
+                        if port not in self._waiting:
+                            continue  # Its worker is on the way here; it is a place, yet.
+                        with self._waiting.pop(port) as worker:
+                            _take_over(worker, found)
+                            os.dup2(worker.fileno(), int(entry), inheritable=False)
+                            inode = os.fstat(worker.fileno()).st_ino
+                self._known.add(inode)
+                seen.add(inode)
+        self._known &= seen
+        for worker in self._waiting.values():  # TaskVine has ended it meanwhile.
+            worker.close()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """End the gate."""
+        self._gate.kill()
+        self._gate.wait()
+        self._channel.close()
+        self._public.close()
+        self._private.close()
+
+
+def _take_over(worker: socket.socket, place: socket.socket) -> None:
+    """Copy TaskVine's settings of a connection to the one that replaces it."""
+    for level, option in _KEPT_OPTIONS:
+        worker.setsockopt(level, option, place.getsockopt(level, option))
+    fcntl.fcntl(worker, fcntl.F_SETFL, fcntl.fcntl(place, fcntl.F_GETFL))
 
 
 def main(descriptors: Sequence[str], doorbell: str, password_file: str, parent: int) -> None:

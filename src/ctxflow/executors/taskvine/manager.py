@@ -1,14 +1,9 @@
 """The program that holds the ndcctools manager, in a process of its own.
 
-It does as the engine tells it over a socket (calls pinned to workers, files) and tells what came of it: answers,
-workers that joined, workers that were lost. It decides nothing. ndcctools' `wait` sleeps whole seconds, holds the
-interpreter's lock and cannot be woken; so it runs here, and sleeps with a *doorbell*: a local worker whose
-standing call ends when the engine writes to its socket, which it does only while a shared byte says "asleep".
-
-Of TaskVine's own logs only what is read is written, which file went where (`ctxflow report`): it writes some 23 lines
-to its debug log for every call, one by one, with the call's content, and four lines to other logs: a third of a call's
-time, gigabytes a night, and an abort when the disk is full. What does not live here: what calls mean (engine.py), and
-how workers are started (factory/).
+It does as the engine tells it over a socket (calls pinned to workers, files), reports answers, workers that joined and
+workers that were lost, and decides nothing. ndcctools' `wait` sleeps whole seconds, holds the interpreter's lock and
+cannot be woken; so it runs here, and sleeps with a *doorbell*: a local worker whose standing call ends when the engine
+writes to its socket, which it does only while a shared byte says "asleep".
 """
 
 from __future__ import annotations
@@ -23,33 +18,15 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from ctxflow.executors.taskvine import gate
-from ctxflow.executors.taskvine.entrance import SHORT_SECONDS, Entrance, Joined, Lost, Roster, tune_connections
-from ctxflow.executors.taskvine.manager_messages import (
-    TO_MANAGER,
-    CallAnswered,
-    CallUnanswered,
-    CancelCall,
-    DeclareFile,
-    DeclareTemp,
-    FromManager,
-    GateTrouble,
-    ManagerBeat,
-    ManagerStarted,
-    StartManager,
-    StopManager,
-    StrangerConnected,
-    SubmitCall,
-    ToManager,
-    Undeclare,
-    WorkerConnected,
-    WorkerGone,
-)
+from ctxflow.executors.taskvine import manager_messages as msg
+from ctxflow.executors.taskvine.gate import Entrance
 from ctxflow.host.machine_errors import advice, none_left, take_enough
 from ctxflow.host.processes import die_with_parent, ended_within, kill_tree
 from ctxflow.host.wire import Channel, pack
@@ -62,29 +39,32 @@ _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that
 _KILL_SECONDS = 2.0
 _BELL_SECONDS = 5.0  # How soon the doorbell's worker may be started again.
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
+_SHORT_SECONDS = 5  # How long TaskVine waits for a word of a worker.
+_SILENT_SECONDS = 600
+_BACKLOG = 4096
 
 
 class Manager:
     """The ndcctools manager, as the engine drives it.
 
     :param channel: to the engine.
-    :param asleep: descriptor of one shared byte's memory, 1 while only the doorbell can wake this process.
-    :param settings: of the engine's first message.
+    :param asleep: descriptor of the shared bytes, the first 1 while only the doorbell can wake this process.
+    :param settings: the engine's first message.
     """
 
-    def __init__(self, channel: Channel, asleep: int, settings: StartManager) -> None:
+    def __init__(self, channel: Channel, asleep: int, settings: msg.StartManager) -> None:
         import ndcctools.taskvine as vine
 
         self._vine: Any = vine
         self._channel = channel
         self._inbox = select.poll()
         self._inbox.register(channel.fileno(), select.POLLIN)
-        self._asleep = mmap.mmap(asleep, gate.BYTES)
+        self._asleep = mmap.mmap(asleep, msg.BYTES)
         self._stopping = False
         self._tasks: dict[int, tuple[Any, str, int, Any]] = {}  # TaskVine's id -> task, worker, call, its buffer.
         self._most: dict[int, int] = {}  # Call -> the bytes that its answer may have, where that is limited.
         self._of_worker: dict[str, set[int]] = {}  # Worker -> TaskVine's ids of its calls.
-        self._roster = Roster()
+        self._roster = msg.Roster()
         self._files: dict[str, Any] = {}
         self._submitted = 0
         self._bell_name = f"{DOORBELL}-{secrets.token_hex(8)}"  # Nobody else can take its place.
@@ -104,12 +84,12 @@ class Manager:
         if self._entrance is not None:
             self._entrance.require_room()
         self._beat_at = 0.0
-        self._say(ManagerStarted(self._port))
+        self._say(msg.ManagerStarted(self._port))
 
-    def _say(self, message: FromManager) -> None:
+    def _say(self, message: msg.FromManager) -> None:
         self._channel.send_frame(pack(message))
 
-    def _make(self, settings: StartManager) -> Any:
+    def _make(self, settings: msg.StartManager) -> Any:
         manager = self._vine.Manager(
             port=settings.port,
             run_info_path=settings.directory,
@@ -124,11 +104,11 @@ class Manager:
         manager.tune("attempt-schedule-depth", 10_000)
         manager.tune("max-new-workers", 100)
         manager.tune("transient-error-interval", 1)
-        manager.tune("short-timeout", SHORT_SECONDS)
+        manager.tune("short-timeout", _SHORT_SECONDS)
         manager.tune("watch-library-logfiles", 1)
         return manager
 
-    def _install(self, settings: StartManager) -> None:
+    def _install(self, settings: msg.StartManager) -> None:
         for name, command, slots in (
             (LIBRARY, "vine_library", settings.slots),
             (DOORBELL, f"doorbell --socket {shlex.quote(settings.doorbell)}", 2),
@@ -151,7 +131,7 @@ class Manager:
     # --- the loop
 
     def serve(self) -> None:
-        """Carry out what comes, and tell what happens, until the engine says stop or is gone."""
+        """Carry out messages and report what happens, until the engine says stop or is gone."""
         while not self._stopping:
             self._take_inbox(0.0)
             self._arm_bell()
@@ -159,7 +139,7 @@ class Manager:
             # What came before the byte was set did not ring.
             ended = None if self._inbox.poll(0) else self._manager.wait(1)
             self._asleep[0] = 0
-            if self._asleep[gate.NEWS]:
+            if self._asleep[msg.NEWS]:
                 self._let_in()
             answered = False
             while ended is not None:
@@ -173,10 +153,10 @@ class Manager:
                 self._beat(now)
 
     def _beat(self, now: float) -> None:
-        """Let the engine hear that this process gets on, and see to those that are to be there."""
+        """Tell the engine that this process is in its loop, and check those that it started."""
         self._beat_at = now + BEAT_SECONDS
         if not self._channel.pending:  # While it reads nothing, once is enough.
-            self._say(ManagerBeat())
+            self._say(msg.ManagerBeat())
         if self._bell.poll() is not None and now > self._bell_since + _BELL_SECONDS:
             # Starved on a loaded machine, most likely. Without it everything takes up to a second longer.
             self._bell, self._bell_since = self._start_bell(), now
@@ -195,7 +175,7 @@ class Manager:
         while self._inbox.poll(1000 * seconds):
             seconds = 0.0
             for head, body in self._channel.receive():
-                self.handle(TO_MANAGER.open(head, body))
+                self.handle(msg.TO_MANAGER.open(head, body))
             if self._channel.closed:
                 self._stopping = True
                 return
@@ -208,26 +188,26 @@ class Manager:
 
     # --- what the engine says
 
-    def handle(self, message: ToManager) -> None:
-        """Do as the engine says."""
-        if isinstance(message, SubmitCall):
+    def handle(self, message: msg.ToManager) -> None:
+        """Carry out a message."""
+        if isinstance(message, msg.SubmitCall):
             self._call(message)
-        elif isinstance(message, DeclareFile):
+        elif isinstance(message, msg.DeclareFile):
             self._files[message.key] = self._manager.declare_file(message.path, cache=message.cache)
-        elif isinstance(message, DeclareTemp):
+        elif isinstance(message, msg.DeclareTemp):
             self._files[message.key] = self._manager.declare_temp()
-        elif isinstance(message, Undeclare):
+        elif isinstance(message, msg.Undeclare):
             file = self._files.pop(message.key, None)
             if file is not None:
                 self._manager.undeclare_file(file)
-        elif isinstance(message, CancelCall):
+        elif isinstance(message, msg.CancelCall):
             for task_id in [number for number, (_, _, call, _) in self._tasks.items() if call == message.number]:
                 self._manager.cancel_by_task_id(task_id)
-        elif isinstance(message, StopManager):
+        elif isinstance(message, msg.StopManager):
             self._stopping = True
 
-    def _call(self, message: SubmitCall) -> None:
-        """Submit a call that is pinned to a worker; one to a worker that is gone would wait for ever."""
+    def _call(self, message: msg.SubmitCall) -> None:
+        """Submit a call that is pinned to a worker, if it is there: else the call would wait for ever."""
         worker, body = message.worker, message.body
         if worker not in self._of_worker:
             return
@@ -265,7 +245,7 @@ class Manager:
     # --- what TaskVine says
 
     def _ended(self, ended: Any) -> bool:
-        """Pass a call's answer on; whether there was one."""
+        """Report a call's end; return whether it was answered."""
         _, worker, call, buffer = self._tasks.pop(ended.id)
         if buffer is not None:
             self._manager.undeclare_file(buffer)
@@ -279,52 +259,55 @@ class Manager:
         if not ended.successful():
             if ended.result != "cancelled":
                 reason = f"exit status {ended.exit_code}" if ended.result == "success" else str(ended.result)
-                self._say(CallUnanswered(call, worker, reason))
+                self._say(msg.CallUnanswered(call, worker, reason))
             return False
-        answer = b""  # What is no answer has no seal either.
+        answer = b""  # Fails the check of its seal.
         with contextlib.suppress(ValueError, TypeError):
             text = ended.std_output or b""
             if most is None or len(text) <= most:
                 answer = base64.b64decode(text)
-        self._say(CallAnswered(call, worker, answer))
+        self._say(msg.CallAnswered(call, worker, answer))
         return True
 
     def _let_in(self) -> None:
-        self._asleep[gate.NEWS] = 0  # Before it is looked for, so that none is missed.
+        self._asleep[msg.NEWS] = 0  # Before it is looked for, so that none is missed.
         for host in [] if self._entrance is None else self._entrance.serve():
-            self._say(StrangerConnected(host, "it has not the run's password"))
+            self._say(msg.StrangerConnected(host, "it has not the run's password"))
         while self._entrance is not None and self._entrance.troubles:
-            self._say(GateTrouble(self._entrance.troubles.pop(0)))
+            self._say(msg.GateTrouble(self._entrance.troubles.pop(0)))
 
     def _watch_workers(self) -> None:
         stats, now = self._manager.stats, time.monotonic()
         if not self._roster.due((stats.workers_joined, stats.workers_removed), now):
             return
         for news in self._roster.look(self._manager.status("workers"), now):
-            if isinstance(news, Joined):
+            if isinstance(news, msg.Joined):
                 self._joined(news)
-            elif isinstance(news, Lost):
+            elif isinstance(news, msg.Lost):
                 self._lost(news.worker)
             else:
-                self._say(StrangerConnected(news.host, news.reason))
+                self._say(msg.StrangerConnected(news.host, news.reason))
 
-    def _joined(self, news: Joined) -> None:
+    def _joined(self, news: msg.Joined) -> None:
         self._of_worker[news.worker] = set()
         if news.worker.startswith(self._bell_name + "."):
             self._bell_worker = news.worker
         else:
             ip = news.address.rpartition(":")[0] if self._entrance is None else self._entrance.origin(news.address)
-            self._say(WorkerConnected(news.worker, news.address, news.host, ip))
+            self._say(msg.WorkerConnected(news.worker, news.address, news.host, ip))
 
     def _lost(self, worker: str) -> None:
-        """TaskVine would keep its calls until a worker of that name came: none ever does."""
+        """Cancel a worker's calls, which TaskVine would keep for a worker of that name: none ever comes."""
         for number in self._of_worker.pop(worker):
             self._manager.cancel_by_task_id(number)
         if worker == self._bell_worker:
             self._bell_worker, self._bell_stands = "", False
             kill_tree(self._bell.pid)  # It may only be stopped; another takes its place.
             return
-        self._say(WorkerGone(worker))
+        self._say(msg.WorkerGone(worker))
+
+
+# --- what ndcctools has no function for
 
 
 NAME = "manager"
@@ -332,7 +315,7 @@ _UNREAD = ("performance", "taskgraph", "transactions")
 
 
 def prepare(directory: str) -> str:
-    """Make the folder of TaskVine's logs, in which those that nobody reads lead nowhere; gives its name."""
+    """Make the folder of TaskVine's logs, in which those that nobody reads lead nowhere; return its name."""
     folder = os.path.join(directory, NAME, "vine-logs")
     os.makedirs(folder, exist_ok=True)
     for name in _UNREAD:
@@ -342,9 +325,10 @@ def prepare(directory: str) -> str:
 
 
 class DebugLog:
-    """The debug log, written while files are on their way and not otherwise, or always with CTXFLOW_VINE_LOG=all.
+    """TaskVine's debug log, written while files are on their way, for `ctxflow report`.
 
-    Where this build of ndcctools does not let it be switched, it is always written.
+    Some 23 lines for every call, written one by one, are a third of the call's time, gigabytes a night, and an abort
+    when the disk is full. With CTXFLOW_VINE_LOG=all, or where ndcctools cannot switch it, it is always written.
 
     :param vine: the module ndcctools.taskvine.
     """
@@ -354,14 +338,12 @@ class DebugLog:
         self._library: ctypes.CDLL | None = None
         if os.environ.get("CTXFLOW_VINE_LOG") == "all":
             return
-        try:
+        with contextlib.suppress(AttributeError, OSError):
             library = ctypes.CDLL(vine.cvine._cvine.__file__)
             library.cctools_debug_flags_clear.restype = None
             library.cctools_debug_flags_set.argtypes = [ctypes.c_char_p]
             library.cctools_debug_flags_clear()
             self._library = library
-        except (AttributeError, OSError):
-            pass
 
     def begin(self, call: int) -> None:
         """A call brings files along."""
@@ -377,18 +359,45 @@ class DebugLog:
                 self._library.cctools_debug_flags_clear()
 
 
-def main(descriptor: int, asleep: int, parent: int) -> None:
-    """Serve the engine at the other end of a socket.
+def tune_connections(port: int, timeout: int) -> int:
+    """Have the kernel keep back connections on which nothing is said, and end those that take nothing.
 
-    :param asleep: descriptor of the shared byte's memory.
+    TaskVine would wait for each of the former in turn, 5 seconds, with TLS without end; workers speak first. And it
+    listens with room for 5 connections only, too few where hundreds of workers start together. While it sends a file
+    it does nothing else: where the worker is cut off or stopped meanwhile, it would wait for a minute or longer.
+
+    :param timeout: seconds in which a worker must take some of what is sent to it.
+    :returns: the descriptor at which TaskVine listens.
     """
+    for descriptor, found in _sockets():
+        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
+            # Accepted connections inherit these; the second is of use while TLS is agreed on, which has no limit else.
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
+            found.listen(_BACKLOG)
+            return descriptor
+    raise RuntimeError(f"TaskVine does not listen at its port {port}")
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the descriptors of this process's sockets, and each as a socket for the moment."""
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry))) as found:
+                    yield int(entry), found
+
+
+def main(descriptor: int, asleep: int, parent: int) -> None:
+    """Serve the engine at the other end of a socket; `asleep`: descriptor of the shared bytes."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     take_enough()
     channel = Channel(socket.socket(fileno=descriptor))
     channel.wait()
-    messages = [TO_MANAGER.open(head, body) for head, body in channel.receive()]
-    if not messages or not isinstance(messages[0], StartManager):
+    messages = [msg.TO_MANAGER.open(head, body) for head, body in channel.receive()]
+    if not messages or not isinstance(messages[0], msg.StartManager):
         return
     try:
         manager = Manager(channel, asleep, messages[0])

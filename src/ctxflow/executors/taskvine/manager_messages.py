@@ -1,10 +1,16 @@
-"""The messages between the engine and the process that holds TaskVine's manager: one dataclass for each kind."""
+"""What passes between the engine, the manager's process and its gate: messages, the bell, and news of connections.
+
+Each message is a dataclass of its own. `Roster` makes the news that TaskVine only gives as a list of its workers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import mmap
+import socket
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ctxflow.host.wire import Direction, Message
 
@@ -13,7 +19,7 @@ from ctxflow.host.wire import Direction, Message
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StartManager(Message):
-    """Say what the manager is to be: the first message to its process. Answered by `ManagerStarted`.
+    """Configure the manager: the first message to its process. Answered by `ManagerStarted`.
 
     :ivar directory: of the run's files.
     :ivar port: to listen at, or the lowest and highest of those that it may choose from.
@@ -38,7 +44,7 @@ class StartManager(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SubmitCall(Message):
-    """Have a worker called. Answered by `CallAnswered` or `CallUnanswered`, unless the worker is lost.
+    """Call a worker. Answered by `CallAnswered` or `CallUnanswered`, unless the worker is lost.
 
     :ivar number: the engine's for the call.
     :ivar most: bytes that the answer may have, None for no limit.
@@ -56,7 +62,7 @@ class SubmitCall(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DeclareFile(Message):
-    """Make a file on this machine known; `cache`: whether workers keep it for later calls. Not answered."""
+    """Declare a file on this machine; `cache`: whether workers keep it for later calls. Not answered."""
 
     key: str
     path: str
@@ -65,7 +71,7 @@ class DeclareFile(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DeclareTemp(Message):
-    """Make a file known that a call will make, and that stays on workers. Not answered."""
+    """Declare a file that a call will make, and that stays on workers. Not answered."""
 
     key: str
 
@@ -79,14 +85,14 @@ class Undeclare(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CancelCall(Message):
-    """Take a call back, which is not answered then. Not answered."""
+    """Cancel a call, which is not answered then. Not answered."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StopManager(Message):
-    """End all workers, and the process. Its end answers it."""
+    """End all workers, and the process. Answered by its end."""
 
 
 ToManager: TypeAlias = StartManager | SubmitCall | DeclareFile | DeclareTemp | Undeclare | CancelCall | StopManager
@@ -97,19 +103,19 @@ ToManager: TypeAlias = StartManager | SubmitCall | DeclareFile | DeclareTemp | U
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ManagerStarted(Message):
-    """Say that the manager listens, and at which port: its first message."""
+    """Report the port at which the manager listens: its first message."""
 
     port: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ManagerBeat(Message):
-    """Say, about once a second, that the process gets on."""
+    """Report, about once a second, that the process is in its loop."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CallAnswered(Message):
-    """Bring the answer to a call: `body`, sealed, or what is no answer."""
+    """Return the answer to a call: `body`, sealed; or whatever came in its place."""
 
     number: int
     worker: str
@@ -118,7 +124,7 @@ class CallAnswered(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CallUnanswered(Message):
-    """Say that TaskVine could not make a call."""
+    """Report that TaskVine could not make a call."""
 
     number: int
     worker: str
@@ -127,7 +133,7 @@ class CallUnanswered(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WorkerConnected(Message):
-    """Say that a worker has connected, from the address `ip`; `address` is the name by which TaskVine knows it."""
+    """Report that a worker has connected, from the address `ip`; `address` is its name for TaskVine."""
 
     worker: str
     address: str
@@ -137,14 +143,14 @@ class WorkerConnected(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WorkerGone(Message):
-    """Say that a worker's connection has ended; its calls are not answered any more."""
+    """Report that a worker's connection has ended; its calls are not answered any more."""
 
     worker: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StrangerConnected(Message):
-    """Say that somebody has connected who is no worker of this run, and gets nothing."""
+    """Report a connection that is no worker of this run, and gets no work."""
 
     host: str
     reason: str
@@ -152,7 +158,7 @@ class StrangerConnected(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class GateTrouble(Message):
-    """Tell a person what keeps workers from connecting."""
+    """Report, for people, what keeps workers from connecting."""
 
     text: str
 
@@ -170,3 +176,126 @@ FromManager: TypeAlias = (
 
 TO_MANAGER: Direction[ToManager] = Direction(ToManager)
 FROM_MANAGER: Direction[FromManager] = Direction(FromManager)
+
+
+# --- waking the manager
+
+BYTES = 2
+NEWS = 1
+"""The index of the second shared byte: 1 if the gate has news for the manager, which looks for them only then."""
+
+
+class Bell:
+    """Wakes the manager through its doorbell.
+
+    :param asleep: shared bytes, the first 1 while only the doorbell can wake the manager.
+    :param path: the socket that the doorbell listens at.
+    """
+
+    def __init__(self, asleep: mmap.mmap, path: str) -> None:
+        self._asleep, self._path = asleep, path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def ring(self, news: bool = False) -> None:
+        """Wake the manager, if it sleeps; to be called after what it is to find."""
+        if news:
+            self._asleep[NEWS] = 1
+        if self._asleep[0]:
+            with contextlib.suppress(OSError):  # It is not there yet; or full, and so has rung.
+                self._socket.sendto(b".", self._path)
+
+    def close(self) -> None:
+        """Free its socket."""
+        self._socket.close()
+
+
+# --- who is connected
+
+_NAMELESS_SECONDS = 15.0  # A worker tells its name a moment after it has connected; after that none is waited for.
+_LOOK_SECONDS = 0.1  # How often it is looked for meanwhile: TaskVine lists all workers each time.
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A worker is connected."""
+
+    worker: str
+    address: str
+    host: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """A worker's connection is gone."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stranger:
+    """Somebody is connected who gets nothing."""
+
+    host: str
+    reason: str
+
+
+class Roster:
+    """The connections, from TaskVine's list of them.
+
+    TaskVine takes workers' names as they are told: none is believed here that another has.
+
+    >>> roster = Roster()
+    >>> roster.look([{"addrport": "10.0.0.1:4", "factory_name": "n1.ab", "hostname": "n1"}], 0.0)
+    [Joined(worker='n1.ab', address='10.0.0.1:4', host='n1')]
+    >>> roster.look([], 1.0)
+    [Lost(worker='n1.ab')]
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # Address -> worker.
+        self._nameless: dict[str, float] = {}  # Address -> since when.
+        self._strangers: set[str] = set()  # Addresses.
+        self._seen: object = None
+        self._next_look = 0.0
+
+    def due(self, moved: object, now: float) -> bool:
+        """Return whether to look.
+
+        :param moved: TaskVine's counts of connections made and ended, or what else differs when they do.
+        """
+        changed, self._seen = moved != self._seen, moved
+        return changed or (bool(self._nameless) and now >= self._next_look)
+
+    def look(self, rows: Sequence[Mapping[str, Any]], now: float) -> list[Joined | Lost | Stranger]:
+        """Return what has happened since the last look.
+
+        :param rows: TaskVine's list of workers.
+        """
+        self._next_look = now + _LOOK_SECONDS
+        there = {each["addrport"]: each for each in rows}
+        news: list[Joined | Lost | Stranger] = []
+        for address in [address for address in self._names if address not in there]:
+            news.append(Lost(self._names.pop(address)))
+        self._strangers &= there.keys()
+        self._nameless = {address: since for address, since in self._nameless.items() if address in there}
+        for address, each in there.items():
+            if address not in self._names and address not in self._strangers:
+                found = self._appeared(address, each, now)
+                news += [] if found is None else [found]
+        return news
+
+    def _appeared(self, address: str, each: Mapping[str, Any], now: float) -> Joined | Stranger | None:
+        name, host = each.get("factory_name"), str(each.get("hostname", address))
+        if name is None:
+            if now < self._nameless.setdefault(address, now) + _NAMELESS_SECONDS:
+                return None
+            reason = "it tells no name"
+        elif name in self._names.values():
+            reason = "it has the name of another worker"
+        else:
+            self._nameless.pop(address, None)
+            self._names[address] = str(name)
+            return Joined(str(name), address, host)
+        self._nameless.pop(address, None)
+        self._strangers.add(address)
+        return Stranger(host, reason)

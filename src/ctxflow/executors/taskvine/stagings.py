@@ -1,13 +1,13 @@
-"""Brings contexts' files to workers: what the tree (staging_tree.py) orders becomes calls, and their answers its news.
+"""Brings contexts' files to workers: the orders of `worker_transfers.Tree` become calls, whose answers it is told.
 
-A folder travels as a tar archive. At level "none" nothing of the tree is used: the manager sends the files to each
-worker anew. What does not live here: who gets what from whom (staging_tree.py), and building contexts (engine.py).
+A folder travels as a tar archive. At level "none" the manager sends the files to each worker anew, without the tree.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 import os
 import tarfile
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from ctxflow.executors.contract import ContextPayload, RunServices
 from ctxflow.executors.protocol import failure_of
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, DeclareTemp, Undeclare
-from ctxflow.executors.taskvine.setup import PackedEnvironment, Setup
-from ctxflow.executors.taskvine.staging_tree import Cancel, Fetch, How, Link, Order, Seed, Tree
+from ctxflow.executors.taskvine.manager_process import PackedEnvironment, Setup
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
+from ctxflow.executors.taskvine.worker_transfers import Cancel, Fetch, How, Link, Order, Seed, Tree
 from ctxflow.files import digest_now
 from ctxflow.host.vine_messages import (
     FetchFile,
@@ -39,32 +39,44 @@ class _File:
     """A file or folder that workers need.
 
     :ivar path: where it is on this machine.
+    :ivar key: by which the manager knows it.
     :ivar sent: what is sent for it, once it is ready: itself, or a folder's archive. :ivar content: the digest of that.
     :ivar context: the name of the first context that needed it, "" for an environment.
-    :ivar waiting: who wants it as soon as that is ready, and as what in its cache.
+    :ivar input: its name in the sandbox of a call that takes it, from TaskVine's log to the report; `output`: likewise.
+    :ivar waiting: who wants it as soon as it is ready, and by which name in its cache.
     """
 
     def __init__(self, path: str, digest: str, context: str) -> None:
         self.path, self.digest, self.context = path, digest, context
         self.kind = "tar" if os.path.isdir(path) else "file"
+        self.key = f"file {digest}"
         self.sent: str | None = None if self.kind == "tar" else path
         self.content = digest
+        self.input, self.output = f"ctxflow-in-{digest}", f"ctxflow-out-{digest}"
         self.waiting: list[tuple[VineWorker, str]] = []
 
+    def temp(self, generation: int) -> str:
+        """Return the key of the temp file that one generation's seed makes of it."""
+        return f"temp {self.digest} {generation}"
 
+    def fetch(self, name: str) -> FetchFile:
+        """Return the instruction to take it into a worker's cache by a name."""
+        return FetchFile(name, self.content, self.path, self.kind, self.input)
+
+
+@dataclasses.dataclass(eq=False)
 class _Want:
     """What a worker still lacks of a context (or environment), and what follows when it lacks nothing."""
 
-    def __init__(self, digests: Iterable[str], done: Callable[[ev.Failure | None], None]) -> None:
-        self.missing = set(digests)
-        self.done = done
+    missing: set[str]
+    done: Callable[[ev.Failure | None], None]
 
 
 class Stagings:
-    """All files of a run on their way to workers. Its owner locks, and calls `serve` when it was woken.
+    """Brings a run's files to workers. Its owner locks, and calls `serve` when it was woken.
 
     :param report: takes events.
-    :param wake: has the owner call `serve` soon; from any thread.
+    :param wake: makes the owner call `serve` soon, from any thread.
     """
 
     def __init__(
@@ -84,7 +96,7 @@ class Stagings:
         self._fetching: dict[tuple[str, str], int] = {}  # Worker, digest -> the call that fetches it.
         self._holders: dict[str, str] = {}  # Path in a cache -> the worker whose it is.
         self._packing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ctxflow-pack")
-        self._packed: list[tuple[_File, str | None]] = []  # Archives that are ready; or why not.
+        self._packed: list[tuple[_File, str | None]] = []  # Archives that are ready, or why not.
 
     # --- what is wanted
 
@@ -114,7 +126,7 @@ class Stagings:
     def open_environment(
         self, worker: VineWorker, packed: PackedEnvironment, then: Callable[[str | None], None]
     ) -> None:
-        """Bring a packed environment to a worker and open it; `then` is told what is wrong with it, or None."""
+        """Bring a packed environment to a worker and open it; `then` is called with what is wrong, or None."""
 
         def opened(_: VineWorker, reports: Reports) -> None:
             for report in reports:
@@ -130,7 +142,7 @@ class Stagings:
         self._bring(worker, {packed.digest: (packed.path, packed.digest)}, "", staged)
 
     def bring_rest(self, worker: VineWorker) -> None:
-        """Bring a worker the modules that its program lacks: something there imports one."""
+        """Bring a worker the modules that its program lacks, since something there imports one."""
         path, digest = self._setup.rest, self._setup.rest_digest
         if any(digest in want.missing for want in self._wants.get(worker.name, [])):
             return
@@ -143,10 +155,10 @@ class Stagings:
 
     @staticmethod
     def _name(worker: VineWorker, context: ContextPayload, digest: str) -> str:
-        """What a file is called in a worker's cache: at level none each context has its own, and each time another,
-        so that removing one is never taken for removing the next."""
+        """Return a file's name in a worker's cache: at level none another one for each context and each time."""
         if context.level != ev.NONE:
             return digest
+        # So that removing one is never taken for removing the next.
         return f"{digest}-{context.id}-{worker.forgotten.get(context.id, 0)}"
 
     def _bring(
@@ -158,8 +170,7 @@ class Stagings:
     ) -> None:
         """Bring files to a worker.
 
-        :param files: what a file is called in the worker's cache -> its path here, and its digest. Where that is not
-            its digest, the tree is passed by.
+        :param files: name in the worker's cache -> path here, and digest; those with other names bypass the tree.
         :param context: the name of the context that needs them.
         """
         for path, _ in files.values():
@@ -180,8 +191,10 @@ class Stagings:
                 file = _File(path, digest, context)
                 try:
                     self._prepare(file)
-                except OSError as error:  # It went at this moment.
-                    self._settle(worker.name, name, _unreadable(worker, error))
+                except OSError as error:  # It was removed at this moment.
+                    message = f"a file to stage cannot be read ({error}): see that it is there as long as the run lasts"
+                    failure = ev.Failure("exception", type(error).__name__, message, worker=worker.name)
+                    self._settle(worker.name, name, failure)
                     return
                 self._files[digest] = file
             if file.sent is None:
@@ -203,7 +216,7 @@ class Stagings:
             return
 
         def pack() -> None:
-            target = self._setup.path(f"{file.digest}.tar")
+            target = self._archive(file)
             try:
                 with tarfile.open(target, "w", dereference=True) as archive:
                     for name in sorted(os.listdir(file.path)):
@@ -221,15 +234,15 @@ class Stagings:
         name, size = os.path.basename(file.path.rstrip("/")), os.path.getsize(path)
         line = {"is": "file", "time": self._run.clock(), "digest": file.digest}
         self._setup.note({**line, "name": name, "bytes": size, "context": file.context})
-        self._calls.link.send(DeclareFile(f"file {file.digest}", path))
+        self._calls.link.send(DeclareFile(file.key, path))
 
     def serve(self) -> None:
-        """Go on with what a thread has finished."""
+        """Continue with the archives that are ready."""
         while self._packed:
             file, problem = self._packed.pop(0)
             waiting, file.waiting = file.waiting, []
             if problem is None:
-                self._declare(file, self._setup.path(f"{file.digest}.tar"))
+                self._declare(file, self._archive(file))
             else:
                 del self._files[file.digest]
             for worker, name in waiting:
@@ -260,8 +273,8 @@ class Stagings:
                     self._calls.cancel(number)
 
     def _seed(self, worker: VineWorker, file: _File, generation: int) -> None:
-        temp = self._temp(file.digest, generation)
-        self._calls.link.send(Undeclare(self._temp(file.digest, generation - 1)))
+        temp = file.temp(generation)
+        self._calls.link.send(Undeclare(file.temp(generation - 1)))
         self._calls.link.send(DeclareTemp(temp))
 
         def answered(worker: VineWorker, reports: Reports) -> None:
@@ -271,8 +284,8 @@ class Stagings:
             else:
                 self._failed(worker, file, "seed", generation, failure)
 
-        inputs, outputs = {_input(file): f"file {file.digest}"}, {_output(file): temp}
-        self._calls.make(worker, [SeedFile(_input(file), _output(file))], answered, inputs, outputs)
+        inputs, outputs = {file.input: file.key}, {file.output: temp}
+        self._calls.make(worker, [SeedFile(file.input, file.output)], answered, inputs, outputs)
 
     def _fetch(self, worker: VineWorker, file: _File, generation: int) -> None:
         begun = self._run.clock()
@@ -287,10 +300,8 @@ class Stagings:
             self._note("fetched", worker, file, seconds=seconds)
             self._arrived(worker, file, reports, generation)
 
-        inputs = {_input(file): self._temp(file.digest, generation)}
-        self._fetching[worker.name, file.digest] = self._calls.make(
-            worker, [self._fetch_message(file, file.digest)], answered, inputs
-        )
+        inputs = {file.input: file.temp(generation)}
+        self._fetching[worker.name, file.digest] = self._calls.make(worker, [file.fetch(file.digest)], answered, inputs)
 
     def _deliver(self, worker: VineWorker, file: _File, name: str) -> None:
         """Have the manager send a file to a worker alone."""
@@ -298,12 +309,8 @@ class Stagings:
         def answered(worker: VineWorker, reports: Reports) -> None:
             self._settle(worker.name, name, _failure(worker, reports))
 
-        inputs = {_input(file): f"file {file.digest}"}
-        self._calls.make(worker, [self._fetch_message(file, name)], answered, inputs)
-
-    @staticmethod
-    def _fetch_message(file: _File, name: str) -> FetchFile:
-        return FetchFile(name, file.content, file.path, file.kind, _input(file))
+        inputs = {file.input: file.key}
+        self._calls.make(worker, [file.fetch(name)], answered, inputs)
 
     def _link(self, worker: VineWorker, file: _File, path: str) -> None:
         def answered(worker: VineWorker, reports: Reports) -> None:
@@ -328,7 +335,7 @@ class Stagings:
         self._settle(worker.name, file.digest, failure)
 
     def _settle(self, worker: str, digest: str, failure: ev.Failure | None) -> None:
-        """A file is there, or will not be: whoever waits for nothing else goes on."""
+        """Note that a file is there, or will not be; continue what waited for nothing else."""
         for want in list(self._wants.get(worker, [])):
             want.missing.discard(digest)
             if failure is not None or not want.missing:
@@ -336,14 +343,14 @@ class Stagings:
                 want.done(failure)
 
     def joined(self, worker: VineWorker) -> None:
-        """A worker may get files."""
+        """Note that a worker may get files."""
         self._workers[worker.name] = worker
         line = {"is": "worker", "time": self._run.clock(), "worker": worker.name}
         listens = f"{worker.ip}:{worker.transfer_port}" if worker.transfer_port else ""
         self._setup.note({**line, "host": worker.host, "address": worker.address, "listens": listens})
 
     def lost(self, worker: VineWorker) -> None:
-        """A worker is gone."""
+        """Forget a worker that is gone."""
         if self._workers.pop(worker.name, None) is None:
             return
         self._setup.note({"is": "lost", "time": self._run.clock(), "worker": worker.name})
@@ -358,27 +365,16 @@ class Stagings:
         line = {"is": kind, "time": self._run.clock(), "worker": worker.name, "digest": file.digest}
         self._setup.note({**line, **more})
 
-    @staticmethod
-    def _temp(digest: str, generation: int) -> str:
-        return f"temp {digest} {generation}"
-
     def close(self) -> None:
-        """Wait for no archive any more, and remove those that were made."""
+        """Cancel the packing of archives, and remove those that were made."""
         self._packing.shutdown(wait=True, cancel_futures=True)
         for file in self._files.values():
             if file.kind == "tar":
                 with contextlib.suppress(OSError):
-                    os.unlink(self._setup.path(f"{file.digest}.tar"))
+                    os.unlink(self._archive(file))
 
-
-def _input(file: _File) -> str:
-    """Return what a file is called in the sandbox of a call that takes it: TaskVine's log tells, and so the report."""
-    return f"ctxflow-in-{file.digest}"
-
-
-def _output(file: _File) -> str:
-    """Likewise of a call that makes it."""
-    return f"ctxflow-out-{file.digest}"
+    def _archive(self, file: _File) -> str:
+        return self._setup.path(f"{file.digest}.tar")
 
 
 def _failure(worker: VineWorker, reports: Reports) -> ev.Failure | None:
@@ -387,8 +383,3 @@ def _failure(worker: VineWorker, reports: Reports) -> ev.Failure | None:
         if isinstance(report, FileFailed):
             return failure_of(report.trouble, worker.name, worker.host)
     return None
-
-
-def _unreadable(worker: VineWorker, error: OSError) -> ev.Failure:
-    message = f"a file to stage cannot be read ({error}): see that it is there as long as the run lasts"
-    return ev.Failure("exception", type(error).__name__, message, worker=worker.name)

@@ -1,11 +1,9 @@
 """What TaskVine's workers are told: commands as messages to their hosts, and files of calls.
 
 Many messages go in one call where that can be. The manager sends the input files along with a call, and brings the
-outputs back with its answer; TaskVine moves them from disk to disk, so that their size is no matter to the driver's
-memory. Inputs that several calls share stay on a worker for the next. Outputs come to the run's directory, and go to
-their places when their call's answer has come, whose seal covers their sizes: never from a call that failed, or that
-was run once more. What does not live here: which workers there are, and what their answers mean (engine.py), which
-files a call has (executors/call_files.py), and how contexts' files and states get to workers (stagings.py, states.py).
+outputs back with its answer, from disk to disk. Inputs that several calls share stay on a worker for the next. Outputs
+come to the run's directory, and go to their places when their call's answer has come, whose seal covers their sizes:
+never from a call that failed, or that was run once more.
 """
 
 from __future__ import annotations
@@ -28,27 +26,28 @@ from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads, Pi
 from ctxflow.executors.protocol import call_message, plain_message
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, Undeclare
 from ctxflow.executors.taskvine.stagings import Stagings
-from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.vine_workers import Reports, Then, VineCalls, VineWorker
+from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.files import written_whole
 from ctxflow.host.call_results import EVERY_SECONDS
-from ctxflow.host.library_messages import BuildContext, CallFinished, CallFolder, CallRaised, ForgetParts, GivePart
+from ctxflow.host.library_messages import BuildContext, CallFinished, CallRaised, ForgetParts, GivePart
 from ctxflow.host.vine_messages import FromWorker, ToWorker
 from ctxflow.host.wire import Trouble
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
+logger = logging.getLogger("ctxflow")
+_KEPT = 100  # Inputs that workers keep for calls to come.
 _MOST_UNNEEDED = 100  # Functions that a worker keeps in vain, rather than to have a call of its own for that.
 _PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
 
 
 class VineHosts:
-    """Tells workers what to do, without waiting for it.
+    """Sends commands to workers, without waiting for answers.
 
-    :param run: has what calls and contexts are made of.
-    :param workers: those that are there, by name.
+    :param workers: those that are connected, by name.
     :param heard: called with the reports of each answer.
-    :param happened: called with what is noticed while a command is carried out.
+    :param happened: called with an event that a command leads to here.
     """
 
     def __init__(
@@ -61,19 +60,15 @@ class VineHosts:
         heard: Then,
         happened: Callable[[ev.Event], None],
     ) -> None:
-        self._run = run
-        self._calls = calls
+        self._run, self._calls, self._workers = run, calls, workers
+        self._stagings, self._states = stagings, states
+        self._heard, self._happened = heard, happened
         self._attachments = Attachments(calls.link.send, os.path.join(run.directory, "taskvine", "outputs"))
-        self._stagings = stagings
-        self._states = states
-        self._workers = workers
-        self._heard = heard
-        self._happened = happened
 
     def tell(self, worker: VineWorker, command: cmd.Command, payloads: Payloads, before: list[ToWorker]) -> None:
-        """Have a worker carry out a command that names it.
+        """Send a worker a command that names it.
 
-        :param before: messages that go along with the next call to the worker; what ends at once is added to them.
+        :param before: messages that go with the next call to the worker; those that need no call are added to them.
         """
         if isinstance(command, cmd.Run):
             self._send_call(worker, command, payloads.calls[command.attempt], before)
@@ -90,7 +85,7 @@ class VineHosts:
                 before += self._stagings.forget(worker, payloads.contexts[command.context])
 
     def send(self, worker: VineWorker, before: list[ToWorker]) -> None:
-        """Send the messages that no call went along with."""
+        """Send the messages that went with no call."""
         if before:
             self._calls.make(worker, list(before), self._heard)
             before.clear()
@@ -117,7 +112,7 @@ class VineHosts:
             before.append(call_message(command, payload, key, every))
             number = self._calls.make(worker, before, then)
         else:
-            before.append(call_message(command, payload, key, every, attached.folder))
+            before.append(call_message(command, payload, key, every, (attached.taken, attached.made, "")))
             then = self._with_files(attached, then)
             number = self._calls.make(worker, before, then, attached.inputs, attached.outputs)
         if payload.timeout is not None:
@@ -131,11 +126,11 @@ class VineHosts:
         return answered
 
     def lost(self, worker: VineWorker) -> None:
-        """No call of a worker is answered any more."""
+        """Forget the calls of a worker that is gone."""
         self._attachments.lost(worker.name)
 
     def forget(self, worker: VineWorker, functions: Collection[str]) -> None:
-        """Have a worker keep functions no more that no call will need: with the next call, if there soon is one."""
+        """Have a worker forget functions that no call will need: with the next call, if there soon is one."""
         known = worker.functions.intersection(functions)
         worker.functions -= known
         for coming in worker.coming:
@@ -162,7 +157,7 @@ class VineHosts:
         self._heard(worker, reports)
 
     def _load(self, worker: VineWorker, context: ContextPayload) -> BuildContext:
-        worker.keys[context.id] = key = self._calls.key()
+        worker.keys[context.id] = key = str(self._calls.number())
         return BuildContext(
             context.id,
             key,
@@ -176,19 +171,19 @@ class VineHosts:
 
 
 def _forget(worker: VineWorker) -> ForgetParts:
-    """Return the instruction to forget what a worker keeps in vain."""
+    """Return the instruction to forget functions that are not needed."""
     names, worker.unneeded = worker.unneeded, []
     return ForgetParts(names)
 
 
-logger = logging.getLogger("ctxflow")
-_KEPT = 100  # Inputs that workers keep for calls to come.
+# --- files of calls
 
 
 class Attached:
     """What goes with one call.
 
-    :ivar inputs: name in the call's sandbox -> key of a file that the manager knows. :ivar outputs: likewise.
+    :ivar inputs, outputs: name in the call's sandbox -> key of a file that the manager knows.
+    :ivar taken, made: what the worker is told of them (see `CallFolder`); it knows the sandbox.
     """
 
     def __init__(self, files: CallFiles) -> None:
@@ -199,16 +194,11 @@ class Attached:
         self.outputs: dict[str, str] = {}
         self.places: dict[str, tuple[str, OutputFile]] = {}  # Name in the sandbox -> where it comes to, and what it is.
 
-    @property
-    def folder(self) -> CallFolder:
-        """What the worker is told of them; it knows the sandbox."""
-        return self.taken, self.made, ""
-
 
 class Attachments:
-    """Files of calls on their way. Its owner locks.
+    """Files of calls in flight. Its owner locks.
 
-    :param send: says something to the manager's process.
+    :param send: sends the manager's process a message.
     :param folder: where outputs come to at first.
     """
 
@@ -217,11 +207,11 @@ class Attachments:
         self._folder = folder
         self._numbers = itertools.count(1)
         self._declared: dict[tuple[str, int, int], str] = {}  # Path, time of change and size -> key, the oldest first.
-        self._users: dict[str, int] = {}  # Key -> calls under way that take it.
+        self._users: dict[str, int] = {}  # Key -> calls in flight that take it.
         self._open: dict[str, list[Attached]] = {}  # By worker.
 
     def attach(self, worker: str, files: CallFiles) -> Attached:
-        """Make the files of a call known to the manager.
+        """Declare the files of a call to the manager.
 
         :raises OSError: if an input is no file here, with what to do.
         """
@@ -255,10 +245,7 @@ class Attachments:
         return key
 
     def answered(self, worker: str, attached: Attached, reports: Reports) -> Reports:
-        """Put the outputs of a call that has ended in their places.
-
-        :returns: its reports; of a failure where an output cannot be put there.
-        """
+        """Put the outputs of a call that has ended in their places; return its reports, or of why that failed."""
         ended: list[FromWorker] = []
         for report in reports:
             if not isinstance(report, (CallFinished, CallRaised)):
@@ -268,10 +255,9 @@ class Attachments:
                 if not attached.files.settled:
                     self._deliver(attached, report.made or {})
                 attached.files.settled |= isinstance(report, CallFinished)
+                ended.append(report)
             except OSError as error:
                 ended.append(_failed(report, error))
-            else:
-                ended.append(report)
         self._close(worker, attached)
         return ended
 
@@ -286,7 +272,7 @@ class Attachments:
                 raise OSError(error.errno, f"the call's output {output.target} cannot be put there: {reason}") from None
 
     def lost(self, worker: str) -> None:
-        """No call of a worker is answered any more."""
+        """Forget the calls of a worker that is gone."""
         for attached in list(self._open.get(worker, [])):
             self._close(worker, attached)
 
@@ -307,17 +293,14 @@ class Attachments:
                 self._send(Undeclare(key))
 
 
-class Rests:
-    """Tells of what calls leave in their folders: once for each app and kind of name, in which digits do not count."""
+class Leftovers:
+    """Warns of what calls leave in their folders: once for each app and kind of name, in which digits do not count."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
     def tell(self, app: str, names: Sequence[str]) -> None:
-        """Warn of what a call has left there.
-
-        :param names: of files, and of folders with a slash behind.
-        """
+        """Warn of files, and of folders, whose names end with a slash."""
         new = {re.sub(r"\d+", "*", name): name for name in reversed(names)}
         news = [name for kind, name in new.items() if (app, kind) not in self._told]
         self._told |= {(app, kind) for kind in new}
@@ -332,7 +315,7 @@ class Rests:
 
 
 def _identity(source: str) -> tuple[str, int, int] | None:
-    """Return what tells an input from others, and from itself after a change; None if it is in the web."""
+    """Return what identifies an input and its version; None if it is a URL."""
     if "://" in source:
         return None
     try:
@@ -347,7 +330,7 @@ def _identity(source: str) -> tuple[str, int, int] | None:
 
 
 def _put(path: str, output: OutputFile, size: int) -> None:
-    """Put an output in its place, whole at once, also on another disk."""
+    """Put an output in its place, atomically, also on another disk."""
     if (found := os.path.getsize(path)) != size:
         raise OSError(errno.EIO, f"{found} of its {size} bytes have come; is there room on this disk?")
     place = os.path.realpath(output.target)

@@ -1,21 +1,24 @@
-"""TaskVine's workers as the engine knows them: what each is and whether it may stay, its calls, and whether it answers.
+"""TaskVine's workers as the engine knows them: what each is, its calls, whether it answers, and why it is gone.
 
-TaskVine itself notices a vine_worker that is cut off or stopped; what it does not see is a context host that hangs.
-Each host of which nothing was heard for some seconds is asked by a call of its own: those that answer calls anyway cost
-nothing. What does not live here: what is asked and what answers mean (engine.py, vine_hosts.py, stagings.py).
+TaskVine itself notices a vine_worker that is cut off or stopped, but not a context host that hangs: a host that has
+been silent for some seconds is asked by a call of its own. Those that answer calls anyway cost nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ctxflow.executors.protocol import Heartbeats, Patience
-from ctxflow.executors.taskvine.link import ManagerLink
 from ctxflow.executors.taskvine.manager_messages import CancelCall, SubmitCall
+from ctxflow.executors.taskvine.manager_process import ManagerLink
+from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.exchange import FactoryClient
+from ctxflow.factory.provider import JobChange, tail, why_gone
 from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
 from ctxflow.host.messages import LibraryDied, Ping
 from ctxflow.host.seal import SIZE, open_answer, seal_call
@@ -24,6 +27,12 @@ from ctxflow.host.wire import pack, unframe
 from ctxflow.installing import __version__
 from ctxflow.scheduler import events as ev
 from ctxflow.sites.site_model import Site, Tier, region_of
+
+logger = logging.getLogger("ctxflow")
+_GREETING_BYTES = 1 << 20  # What a worker may answer first of all; it has a few thousand to say.
+_REASON_SECONDS = 2.0  # How long the batch system may take to say why. HTCondor took up to one second.
+_FACTORY_SECONDS = 1.0  # And how much longer where its word comes by way of a factory.
+_MOST_TOLD = 10_000  # Jobs of which it is known how they ended before their workers were missed.
 
 
 @dataclasses.dataclass
@@ -72,20 +81,17 @@ class VineWorker:
         return report.key is not None and self.keys.get(report.context) != report.key
 
     def learn(self, facts: WorkerFacts, tiers: Sequence[Tier]) -> None:
-        """Take note of what its host told."""
-        self.host = facts.host
-        self.job = facts.job
+        """Note what its host has reported."""
+        self.host, self.job = facts.host, facts.job
         names = [tier.name for tier in tiers]
         self.tier = facts.tier if facts.tier in names else names[0]
-        self.cache = facts.cache
-        self.transfer_port = facts.port
+        self.cache, self.transfer_port = facts.cache, facts.port
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{facts.host}:{facts.device}"
 
     def spec(self, facts: WorkerFacts, site: Site) -> ev.WorkerSpec:
-        """Return what the scheduler hears of it."""
+        """Return what the scheduler is told of it."""
         tier = next(each for each in site.tiers if each.name == self.tier)
-        memory = facts.memory if facts.pin is not None else min(tier.memory, facts.memory)
         return ev.WorkerSpec(
             self.name,
             host=self.host,
@@ -94,7 +100,7 @@ class VineWorker:
             slots=site.slots,
             gpus=max(tier.gpus, facts.gpus),
             gpu_model=facts.gpu_model,
-            memory=memory,
+            memory=facts.memory if facts.pin is not None else min(tier.memory, facts.memory),
             gpu_memory=facts.gpu_memory,
             acquired=self.job is not None,
             topology=facts.topology,
@@ -129,17 +135,18 @@ def refusal(facts: WorkerFacts, python: str | None) -> str | None:
     return None
 
 
-_GREETING_BYTES = 1 << 20  # What a worker may answer first of all; it has a few thousand to say.
+# --- calls
+
 
 Reports = Sequence[FromWorker]
 Then = Callable[[VineWorker, Reports], None]
 
 
 class VineCalls:
-    """Makes calls, and hands each answer to who waits for it. Its owner locks.
+    """Makes calls, and passes each answer to its callback. Its owner locks.
 
     :param key: with which calls and answers are sealed.
-    :param forged: told of a worker whose answer has no seal.
+    :param forged: called with a worker whose answer has no seal.
     """
 
     def __init__(self, link: ManagerLink, key: bytes, forged: Callable[[VineWorker], None]) -> None:
@@ -153,10 +160,6 @@ class VineCalls:
         """Return a number that was never used before."""
         return next(self._numbers)
 
-    def key(self) -> str:
-        """Return a key that was never used before."""
-        return str(self.number())
-
     def make(
         self,
         worker: VineWorker,
@@ -165,13 +168,11 @@ class VineCalls:
         inputs: Mapping[str, str] | None = None,
         outputs: Mapping[str, str] | None = None,
     ) -> int:
-        """Have a worker do something.
+        """Send a worker instructions, in order; return the call's number.
 
-        :param messages: the instructions, in order.
         :param then: called with the reports of the answer.
         :param inputs: name in the call's sandbox -> key of a file that the manager's process knows.
         :param outputs: likewise, what the call makes.
-        :returns: the call's number.
         """
         number = next(self._numbers)
         worker.calls += 1
@@ -182,7 +183,7 @@ class VineCalls:
         return number
 
     def answered(self, number: int, answer: bytes) -> None:
-        """Hand an answer on."""
+        """Pass an answer on."""
         if number not in self._open:
             return
         worker, then, seal = self._open.pop(number)
@@ -197,31 +198,32 @@ class VineCalls:
         return number in self._open
 
     def cancel(self, number: int) -> None:
-        """Take back a call that waits for a file which will never come."""
+        """Cancel a call that waits for a file which will never come."""
         if self._open.pop(number, None) is not None:
             self.link.send(CancelCall(number))
 
     def drop(self, number: int) -> None:
-        """No answer will come."""
+        """Forget a call that will not be answered."""
         self._open.pop(number, None)
 
     def lost(self, worker: VineWorker) -> None:
-        """No answer of a worker will come any more."""
+        """Forget the calls of a worker that is gone."""
         for number in [number for number, (whose, _, _) in self._open.items() if whose is worker]:
             del self._open[number]
 
 
+# --- whether they answer
+
+
 class Watch:
-    """What is to be seen to once a second. Its owner locks.
+    """Finds workers that do not answer, or do not leave, once a second. Its owner locks.
 
     :param heard: called with the reports of each answer.
     :ivar look_at: when, by the monotonic clock, `look` is to be called.
     """
 
-    def __init__(self, patience: Patience, calls: VineCalls, heard: Callable[[VineWorker, Reports], None]) -> None:
-        self._patience = patience
-        self._calls = calls
-        self._heard = heard
+    def __init__(self, patience: Patience, calls: VineCalls, heard: Then) -> None:
+        self._patience, self._calls, self._heard = patience, calls, heard
         self._workers: dict[str, VineWorker] = {}  # Those that have told what they are, and are to stay.
         self._leaving: dict[str, tuple[VineWorker, float]] = {}  # Those that were told to go, and by when.
         self._beats = Heartbeats(patience, self._ask)
@@ -232,17 +234,17 @@ class Watch:
         self._calls.make(self._workers[name], [Ping()], self._heard)
 
     def greeted(self, worker: VineWorker) -> None:
-        """A worker has told what it is, and answers from now on."""
+        """Watch a worker from now on, which has answered its first call."""
         self._workers[worker.name] = worker
         self._beats.watch(worker.name)
 
     def dismissed(self, worker: VineWorker) -> None:
-        """A worker was told to go."""
+        """Note that a worker was told to leave."""
         self._leaving.setdefault(worker.name, (worker, time.monotonic() + self._patience.leave))
         self._forget(worker)
 
     def lost(self, worker: VineWorker) -> None:
-        """A worker is gone."""
+        """Forget a worker that is gone."""
         self._leaving.pop(worker.name, None)
         self._forget(worker)
 
@@ -259,10 +261,15 @@ class Watch:
         for worker in self._workers.values():
             if worker.due and self._has_overdue(worker, now):
                 self._beats.urge(worker.name)
-        return [*self._silent(now, hearing), *self._still_there(now)]
+        lost = [
+            (self._workers[name], f"its context host has not answered for {self._beats.silent_for(name):.0f} s")
+            for name in self._beats.look(now, hearing)
+        ]
+        told = f"it was told to go {self._patience.leave:.0f} s ago, and is still there"
+        return lost + [(worker, told) for worker, by in self._leaving.values() if by <= now]
 
     def _has_overdue(self, worker: VineWorker, now: float) -> bool:
-        """Return whether a call has taken longer than its timeout: once its host has answered, that sees to it."""
+        """Return whether a call has taken longer than its timeout, which its host ends as soon as it answers."""
         for call in [call for call in worker.due if not self._calls.is_open(call)]:
             del worker.due[call]
         overdue = [call for call, due in worker.due.items() if due + self._patience.overdue <= now]
@@ -270,11 +277,105 @@ class Watch:
             del worker.due[call]
         return bool(overdue)
 
-    def _silent(self, now: float, hearing: bool) -> Iterator[tuple[VineWorker, str]]:
-        for name in self._beats.look(now, hearing):
-            yield self._workers[name], f"its context host has not answered for {self._beats.silent_for(name):.0f} s"
 
-    def _still_there(self, now: float) -> Iterator[tuple[VineWorker, str]]:
-        for worker, by in list(self._leaving.values()):
-            if by <= now:
-                yield worker, f"it was told to go {self._patience.leave:.0f} s ago, and is still there"
+# --- whether one that is gone was taken back
+
+
+class Losses:
+    """Workers that are gone, until it is known why, or time is up: nothing in an evicted one is to blame.
+
+    :param clock: seconds.
+    """
+
+    def __init__(self, acquirer: Acquirer | FactoryClient, clock: Callable[[], float]) -> None:
+        self._acquirer = acquirer
+        self._patience = _REASON_SECONDS + (_FACTORY_SECONDS if isinstance(acquirer, FactoryClient) else 0.0)
+        self._clock = clock
+        self._waiting: list[tuple[float, VineWorker]] = []
+        self._explained: list[tuple[VineWorker, bool]] = []
+        # Of a job: when something ended it, whether it was evicted, and whether it began again since.
+        self._told: dict[tuple[str, str], tuple[float, bool, bool]] = {}
+
+    def add(self, worker: VineWorker) -> None:
+        """Note that a worker is gone; one that was given up, or released, is not waited for."""
+        told = self._told.pop((worker.tier, worker.job), None) if worker.job is not None else None
+        if worker.leaving:
+            self._explained.append((worker, True))
+        elif told is not None and told[0] > worker.since:
+            self._explained.append((worker, told[1]))
+        elif worker.job is None or worker.reason:
+            self._explained.append((worker, False))
+        else:
+            self._waiting.append((self._clock() + self._patience, worker))
+            self._acquirer.look()
+
+    def heard(self, tier: str, change: JobChange) -> None:
+        """Note a job's change."""
+        before, was_evicted, again = self._told.get((tier, change.job), (0.0, False, False))
+        if change.state == "running" and was_evicted:
+            self._told[tier, change.job] = before, True, True
+        if change.state not in ("evicted", "ended", "held"):
+            return
+        # A job that is evicted may be held, or end, without having begun again: it is evicted all the same.
+        evicted = change.state == "evicted" or (was_evicted and not again)
+        for entry in [entry for entry in self._waiting if (entry[1].tier, entry[1].job) == (tier, change.job)]:
+            self._waiting.remove(entry)
+            self._explained.append((entry[1], evicted))
+            return
+        self._told.pop((tier, change.job), None)
+        self._told[tier, change.job] = self._clock(), evicted, False
+        if len(self._told) > _MOST_TOLD:  # The oldest is of a job whose worker never was here.
+            del self._told[next(iter(self._told))]
+
+    def due(self) -> float:
+        """Return the seconds until the next is reported without a reason."""
+        if self._explained:
+            return 0.0
+        return max(0.0, self._waiting[0][0] - self._clock()) if self._waiting else float("inf")
+
+    def explained(self) -> list[tuple[VineWorker, bool]]:
+        """Return those that can be reported now, each with whether it was evicted."""
+        now = self._clock()
+        while self._waiting and self._waiting[0][0] <= now:
+            worker = self._waiting.pop(0)[1]
+            self._explained.append((worker, False))
+            if worker.job is not None:
+                # To the batch system it may run on, out of reach or stopped, for as long as the run lasts.
+                self._acquirer.remove(worker.tier, worker.job)
+        found, self._explained = self._explained, []
+        return found
+
+    def events(self) -> list[ev.Event]:
+        """Return the events of jobs' changes, and of the losses that they explain."""
+        found: list[ev.Event] = []
+        for tier, change in self._acquirer.take():
+            self.heard(tier, change)
+            found += events_of_job(self._clock(), tier, change, self._acquirer.pin_of(tier, change.job))
+        for worker, evicted in self.explained():
+            if not evicted and not worker.reason:
+                self._warn(worker)
+            found.append(ev.WorkerLost(self._clock(), worker.name, evicted, worker.reason))
+        return found
+
+    def _warn(self, worker: VineWorker) -> None:
+        whose = f"tier {worker.tier}, " + (f"job {worker.job}" if worker.job is not None else "started by hand")
+        words = tail(self._acquirer.output(worker.tier, worker.job)) if worker.job is not None else ""
+        why = f": {said}" if (said := why_gone(words)) else ", and nobody says why"
+        logger.warning("the worker on %s (%s) is gone%s; what it ran is tried again", worker.host, whose, why)
+
+
+def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = None) -> list[ev.Event]:
+    """Return the events that a change of a worker's job stands for; none if it only waits, or has ended.
+
+    :param pin: the number of the `AcquireAt` that it was submitted for, None for others.
+
+    >>> events_of_job(2.0, "a10", JobChange("7.0", "held", "the disk is full"))
+    [JobHeld(time=2.0, tier='a10', job='7.0', reason='the disk is full')]
+    """
+    if change.state == "running":
+        return [ev.JobStarted(now, tier, change.job, change.waited, pin)]
+    if change.state == "evicted":
+        return [ev.JobEvicted(now, tier, change.job, change.reason)]
+    if change.state == "held":
+        return [ev.JobHeld(now, tier, change.job, change.reason)]
+    return []

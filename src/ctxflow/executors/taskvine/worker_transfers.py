@@ -1,11 +1,23 @@
-"""How each worker gets each file: the spanning tree over hosts, as a pure table of who has, gets and awaits what.
+"""What goes from worker to worker: contexts' files along a tree, sessions' states one at a time.
 
-Not here: moving bytes, the cap per source (TaskVine); hard-linking (the context host); noticing losses (the manager).
+`Tree` only decides, as a table of who has, gets and awaits what: `stagings.py` moves the bytes, and TaskVine limits
+the transfers of each source.
 """
 
-from collections.abc import Hashable
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
+
+from ctxflow.executors.contract import RunServices
+from ctxflow.executors.taskvine.manager_messages import DeclareTemp, Undeclare
+from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
+from ctxflow.host.vine_messages import FileFailed, SendState, TakeState
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+# --- the tree of contexts' files
 
 
 @dataclass(frozen=True)
@@ -20,11 +32,11 @@ class Seed(_Transfer):
 
 
 class Fetch(_Transfer):
-    """This worker gets the temp file through TaskVine into its own cache (at once, if it is the seeder)."""
+    """This worker gets the temp file through TaskVine into its own cache (at once if it is the seeder)."""
 
 
 class Cancel(_Transfer):
-    """This worker's outstanding fetch can never end, since the last replica is gone: take it back."""
+    """Cancel this worker's outstanding fetch, which can never end, since the last replica is gone."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ class Tree:
         return self._serve(file, siblings)
 
     def seeded(self, worker: str, digest: str, generation: int) -> list[Order]:
-        """Take the report that a seed ended well: the worker has the temp file, though not yet in its own cache."""
+        """Note that a seed succeeded: the worker has the temp file, though not yet in its own cache."""
         if self._end(worker, digest, generation, Seed) is None:
             return []
         file = self._files[digest]
@@ -106,7 +118,7 @@ class Tree:
         return [own, *self._serve_all(file)]
 
     def arrived(self, worker: str, digest: str, path: str, generation: int | None = None) -> list[Order]:
-        """Take the report that a fetch or link ended well: the file is in the worker's own cache at `path`.
+        """Note that a fetch or link succeeded: the file is in the worker's own cache at `path`.
 
         `generation` is the fetch's, None for a link; a fetch reported without it is taken for the outstanding one.
         """
@@ -120,7 +132,7 @@ class Tree:
         return self._serve(file, siblings)
 
     def failed(self, worker: str, digest: str, how: How, generation: int | None = None) -> list[Order]:
-        """Take the report that an order failed; `generation` is as in `arrived`.
+        """Note that an order failed; `generation` is as in `arrived`.
 
         After a link the worker fetches instead, and these two never link again, unless the source has forgotten the
         file. After a seed or fetch the file is given up for this worker; who waited for it gets another chance.
@@ -143,12 +155,12 @@ class Tree:
         return [fetch]
 
     def forget(self, worker: str, digest: str) -> list[Order]:
-        """Take the report that the file left the worker's own cache; TaskVine's copy stays, until `retire`."""
+        """Note that the file left the worker's own cache; TaskVine's copy stays, until `retire`."""
         self._siblings(worker, digest).holders.pop(worker, None)
         return []
 
     def lost(self, worker: str) -> list[Order]:
-        """Take the report that the worker is gone, with all that it had."""
+        """Note that the worker is gone, with all that it had."""
         orders: list[Order] = []
         for digest in sorted(self._digests_of.pop(worker, ())):
             file, siblings = self._files[digest], self._siblings(worker, digest)
@@ -165,7 +177,7 @@ class Tree:
         return orders
 
     def retire(self, digest: str) -> list[Order]:
-        """Give up the temp file, taken back to free its disk (see `idle`) or found unusable: the next is seeded."""
+        """Give up the temp file, removed to free its disk (see `idle`) or found unusable: the next is seeded."""
         file = self._files.get(digest, _File(digest))
         file.replicas.clear()
         return self._serve_all(file)
@@ -175,24 +187,9 @@ class Tree:
         return worker in self._siblings(worker, digest).holders
 
     def idle(self, digest: str) -> bool:
-        """Return whether nobody holds, gets or awaits the file, so that its temp file may be taken back and retired."""
+        """Return whether nobody holds, gets or awaits the file, so that its temp file may be removed and retired."""
         hosts = self._files[digest].hosts if digest in self._files else {}
         return all(siblings == _Siblings() for siblings in hosts.values())
-
-    def validate(self) -> None:
-        """Check the table's invariants, for tests (AssertionError)."""
-        for file in self._files.values():
-            assert not (file.seeder and file.replicas), "a seed beside replicas"
-            assert file.replicas <= self._host_of.keys(), "a replica on a lost worker"
-            assert file.hosts.keys() <= set(self._host_of.values()), "a host without workers"
-            for host, siblings in file.hosts.items():
-                workers = sorted([*siblings.holders, *siblings.outstanding, *siblings.waiting])
-                assert workers == sorted({worker for worker in workers if self._host_of[worker] == host})
-                assert not siblings.waiting or siblings.outstanding or file.seeder, "somebody waits for nothing"
-                for worker, order in siblings.outstanding.items():
-                    assert isinstance(order, Link) or order.generation == file.generation, "an earlier generation"
-                    assert isinstance(order, Seed) == (worker == file.seeder), "a seed beside another"
-                    assert file.replicas or not isinstance(order, Fetch), "a fetch that can never end"
 
     def _siblings(self, worker: str, digest: str) -> _Siblings:
         """Return the entry of this worker's host; an empty one of no effect where there is none."""
@@ -213,7 +210,7 @@ class Tree:
         return Seed(file.digest, worker, file.generation)
 
     def _end(self, worker: str, digest: str, generation: int | None, *kinds: type) -> Task | None:
-        """Take the worker's outstanding order out, if it is the one meant."""
+        """Remove and return the worker's outstanding order, if it is the one meant."""
         siblings = self._siblings(worker, digest)
         order = siblings.outstanding.get(worker)
         if not isinstance(order, kinds) or generation not in {None, getattr(order, "generation", None)}:
@@ -223,7 +220,7 @@ class Tree:
         return siblings.outstanding.pop(worker)
 
     def _serve(self, file: _File, siblings: _Siblings) -> list[Order]:
-        """Orders for those of one host who need wait no longer."""
+        """Return orders for those of one host who need wait no longer."""
         orders: list[Order] = []
         for worker in siblings.waiting:
             order = self._choose(file, siblings, worker)
@@ -237,7 +234,7 @@ class Tree:
         return orders
 
     def _serve_all(self, file: _File) -> list[Order]:
-        """Return orders for every host, seeds first where they do the most good; take back fetches that cannot end."""
+        """Return orders for every host, seeds first where they do the most good; cancel fetches that cannot end."""
         orders: list[Order] = []
         for siblings in file.hosts.values() if not file.replicas else ():
             for fetch in [order for order in siblings.outstanding.values() if isinstance(order, Fetch)]:
@@ -247,3 +244,89 @@ class Tree:
         for siblings in sorted(file.hosts.values(), key=lambda siblings: bool(siblings.holders)):
             orders += self._serve(file, siblings)
         return orders
+
+
+# --- sessions' states
+
+
+@dataclass
+class _Carrying:
+    """A state in flight. `temp`: the key of its temp file, "" within a host; `call`: the one that waits for it."""
+
+    command: cmd.Carry
+    temp: str = ""
+    call: int = 0
+
+
+class StateTransfers:
+    """Brings frozen states of sessions to other workers. Its owner locks.
+
+    Within a host a state is moved. Between hosts a call on the source writes it as a TaskVine temp file, which TaskVine
+    sends to where a call asks for it: never through the manager, nor with RDMA.
+
+    :param report: takes events.
+    """
+
+    def __init__(self, run: RunServices, calls: VineCalls, report: Callable[[ev.Event], None]) -> None:
+        self._run, self._calls, self._report = run, calls, report
+        self._carrying: dict[int, _Carrying] = {}
+
+    def carry(self, source: VineWorker | None, target: VineWorker, command: cmd.Carry) -> None:
+        """Bring a state from one worker to another."""
+        if source is None:
+            self._lost(command, f"the worker {command.source} is gone")
+            return
+        carrying = self._carrying[self._calls.number()] = _Carrying(command)
+        if source.place == target.place:
+            self._take(carrying, target, TakeState(command.session, command.made, cache=source.cache))
+            return
+        name = f"ctxflow-state-{command.session}-{command.made}"
+        carrying.temp = f"state {command.session} {command.made} {self._calls.number()}"
+        self._calls.link.send(DeclareTemp(carrying.temp))
+
+        def sent(_: VineWorker, reports: Reports) -> None:
+            problem = _problem(reports)
+            if problem is not None:
+                self._end(carrying, problem)
+            else:
+                self._take(carrying, target, TakeState(command.session, command.made, input=name))
+
+        message = SendState(command.session, command.made, name)
+        self._calls.make(source, [message], sent, outputs={name: carrying.temp})
+
+    def _take(self, carrying: _Carrying, target: VineWorker, message: TakeState) -> None:
+        def taken(_: VineWorker, reports: Reports) -> None:
+            self._end(carrying, _problem(reports))
+
+        inputs = {message.input: carrying.temp} if message.input else None
+        carrying.call = self._calls.make(target, [message], taken, inputs)
+
+    def _end(self, carrying: _Carrying, problem: str | None) -> None:
+        self._forget(carrying)
+        command = carrying.command
+        if problem is None:
+            self._report(ev.StateArrived(self._run.clock(), command.worker, command.session, command.made))
+        else:
+            self._lost(command, problem)
+
+    def _lost(self, command: cmd.Carry, problem: str) -> None:
+        message = f"the state of a session cannot be brought to its worker: {problem}"
+        self._report(ev.StateLost(self._run.clock(), command.worker, command.session, command.made, message))
+
+    def _forget(self, carrying: _Carrying) -> None:
+        for number in [number for number, each in self._carrying.items() if each is carrying]:
+            del self._carrying[number]
+        if carrying.temp:
+            self._calls.link.send(Undeclare(carrying.temp))
+
+    def lost(self, worker: str) -> None:
+        """Forget what came from a worker that is gone, or went to it; the scheduler knows."""
+        for carrying in list(self._carrying.values()):
+            if worker in (carrying.command.source, carrying.command.worker):
+                if carrying.call:
+                    self._calls.cancel(carrying.call)
+                self._forget(carrying)
+
+
+def _problem(reports: Reports) -> str | None:
+    return next((report.trouble.message for report in reports if isinstance(report, FileFailed)), None)
