@@ -17,7 +17,7 @@ from ctxflow import ContextExecutor
 from ctxflow.executors.executor import WorkerStaging
 from ctxflow.executors.protocol import events_of
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, SubmitCall, Undeclare
-from ctxflow.executors.taskvine.vine_hosts import Leftovers, VineHosts
+from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import VineCalls, VineWorker
 from ctxflow.host.library_messages import CallFinished
 from ctxflow.host.vine_messages import Listen
@@ -84,7 +84,7 @@ class PlayedEngine:
         return [ev.TierSpec("played", 1, 1)]
 
     def start(self, run):
-        self.run, self.leftovers = run, Leftovers()
+        self.run, self.leftovers = run, UnkeptFiles()
         self.player = Player(self.directory)
         self.player.message()
         self.manager = Manager(self.player)

@@ -23,7 +23,7 @@ from ctxflow.executors.taskvine.manager_process import (
     tiers_of,
 )
 from ctxflow.executors.taskvine.stagings import Stagings
-from ctxflow.executors.taskvine.vine_hosts import Leftovers, VineHosts
+from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import Losses, Reports, VineCalls, VineWorker, Watch, refusal
 from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.factory.limits import limits_of, standing
@@ -67,7 +67,7 @@ class TaskVineEngine:
         self._noticed: list[VineWorker] = []  # To be released as soon as they run nothing.
         self._failed: EngineFailed | None = None
         self._refused: set[str] = set()
-        self._leftovers = Leftovers()
+        self._unkept = UnkeptFiles()
         self._started = self._stopped = False
 
     @classmethod
@@ -325,7 +325,7 @@ class TaskVineEngine:
         for report in reports:
             if isinstance(report, CallFinished):
                 if report.rest:
-                    self._leftovers.tell(report.app, report.rest)
+                    self._unkept.tell(report.app, report.rest)
             elif isinstance(report, NoticeGiven):
                 if not worker.noticed:
                     self._noticed.append(worker)

@@ -293,7 +293,7 @@ class Attachments:
                 self._send(Undeclare(key))
 
 
-class Leftovers:
+class UnkeptFiles:
     """Warns of what calls leave in their folders: once for each app and kind of name, in which digits do not count."""
 
     def __init__(self) -> None:
