@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
 from ctxflow.sites import load_site
-from ctxflow.sites.loader import parse
+from ctxflow.sites.site_problems import parse
 
 SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a"\nworkers = 9\ngpus = 0\nprovider = "condor"\nboot_seconds = 10\n'
 WORKLOAD = "[[apps]]\narrivals = [[0, 200], [900, 20]]\nitem_seconds = 0.5\n[[contexts]]\ngpus = 0\n"

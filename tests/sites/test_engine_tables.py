@@ -10,8 +10,8 @@ import pytest
 from ctxflow.renamed import RenamedWarning
 from ctxflow.sites import Site, SiteError, load_site
 from ctxflow.sites.engine_kinds import engine_kind, engine_names
-from ctxflow.sites.hints import hints
-from ctxflow.sites.listing import as_data, toml_lines
+from ctxflow.sites.reference import as_data, toml_lines
+from ctxflow.sites.site_rules import hints
 
 HEAD = 'engine = "taskvine"\n'
 TIERS = "[[tiers]]\nname = 'a10'\n"

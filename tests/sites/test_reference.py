@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from ctxflow.sites import load_site
-from ctxflow.sites.listing import toml_lines
-from ctxflow.sites.loader import parse
-from ctxflow.sites.reference import reference
+from ctxflow.sites.reference import reference, toml_lines
 from ctxflow.sites.site_model import Region, Site, Tier
-from ctxflow.sites.site_problems import SiteError
+from ctxflow.sites.site_problems import SiteError, parse
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -5,9 +5,9 @@ import pytest
 from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.host.vine_messages import WorkerFacts
 from ctxflow.sites import SiteError, load_site
-from ctxflow.sites.hints import hints
-from ctxflow.sites.listing import toml_lines
+from ctxflow.sites.reference import toml_lines
 from ctxflow.sites.site_model import region_specs
+from ctxflow.sites.site_rules import hints
 
 SITE = """\
 engine = "taskvine"

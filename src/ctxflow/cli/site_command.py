@@ -51,7 +51,7 @@ def check(
     """
     from ctxflow.factory.site_check import network_advice, network_problems, probe_tiers
     from ctxflow.sites import SiteError, load_site
-    from ctxflow.sites.hints import hints
+    from ctxflow.sites.site_rules import hints
 
     found: Site | None = None
     try:
@@ -223,7 +223,7 @@ def show(
 ) -> None:
     """Print all that a site is, defaults included and marked as such, as a site file."""
     from ctxflow.sites import load_site
-    from ctxflow.sites.listing import as_data, toml_lines
+    from ctxflow.sites.reference import as_data, toml_lines
 
     found = load_site(file)
     if as_json:

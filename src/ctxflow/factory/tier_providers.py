@@ -21,8 +21,8 @@ from ctxflow.factory.run_files import Lead, PublishedRun, all_directories, live_
 from ctxflow.files import own_folder, read_own, write_private
 from ctxflow.host.scratch import abandoned, remove_abandoned
 from ctxflow.sites import Site
-from ctxflow.sites.hints import is_secret
 from ctxflow.sites.site_model import Tier
+from ctxflow.sites.site_rules import is_secret
 
 
 def source_of(tier: Tier) -> tuple[object, ...]:

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from ctxflow.app_options import read_errors
 from ctxflow.models.shape import BYTES
-from ctxflow.sites.explain import advice
-from ctxflow.sites.loader import located, read_toml
+from ctxflow.sites.loader import advice, located, read_toml
 from ctxflow.sites.site_problems import FileError, FileProblem, shown, suggestion
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]

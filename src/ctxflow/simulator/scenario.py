@@ -29,10 +29,9 @@ from ctxflow.simulator import pools
 from ctxflow.simulator.recorded_run import Recorded, RecordedPlace
 from ctxflow.simulator.run_fitting import fit
 from ctxflow.simulator.workload_file import EvictionTable, WorkloadError, WorkloadFile, explain, problems
-from ctxflow.sites import Site, load_site, loader
+from ctxflow.sites import Site, load_site
 from ctxflow.sites.loader import located, read_toml
-from ctxflow.sites.site_problems import FileError
-from ctxflow.sites.site_problems import Path as KeyPath
+from ctxflow.sites.site_problems import FileError, KeyPath, NotToml, parse
 
 _FACTOR = re.compile(r"(\d+(?:\.\d+)?)x")
 _DEVICE_NAME = re.compile(r'DeviceName\s*==\s*"([^"]+)"')
@@ -263,8 +262,8 @@ def _value(text: str) -> Any:
     if match := _FACTOR.fullmatch(text):
         return Factor(float(match[1]))
     try:
-        return loader.parse(f"value = {text}")["value"]
-    except (loader.NotToml, KeyError):
+        return parse(f"value = {text}")["value"]
+    except (NotToml, KeyError):
         return text
 
 

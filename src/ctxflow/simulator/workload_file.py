@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from ctxflow.sites.explain import advice
-from ctxflow.sites.site_problems import FileError, FileProblem, Path, shown, suggestion
+from ctxflow.sites.loader import advice
+from ctxflow.sites.site_problems import FileError, FileProblem, KeyPath, shown, suggestion
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
@@ -211,7 +211,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
     an app has no key 'itms' (app verify): did you mean 'items'?
     """
     found = [(_place(each["loc"], values), dict(each)) for each in error.errors(include_url=False)]
-    told: set[Path] = set()
+    told: set[KeyPath] = set()
     for path, each in found:
         # Of a value that may be of several kinds, what is wrong deepest inside says most.
         deeper = any(other[: len(path)] == path != other for other, _ in found)
@@ -220,7 +220,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
             yield FileProblem(path, _sentence(path, each, values))
 
 
-def _place(loc: Sequence[str | int], values: Any) -> Path:
+def _place(loc: Sequence[str | int], values: Any) -> KeyPath:
     """Return the keys of a place, without the names of alternatives that pydantic adds to it."""
     path: list[str | int] = []
     for key in loc:
@@ -234,7 +234,7 @@ def _place(loc: Sequence[str | int], values: Any) -> Path:
     return tuple(path)
 
 
-def _inside(path: Path, values: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], str, str, Path]:
+def _inside(path: KeyPath, values: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], str, str, KeyPath]:
     """Return the model that a place is in, what it is called, which one it is, and the keys from there on."""
     first = str(path[0])
     if first in _LISTS and len(path) > 2:
@@ -247,7 +247,7 @@ def _inside(path: Path, values: Mapping[str, Any]) -> tuple[type[pydantic.BaseMo
     return WorkloadFile, "a workload", "", path
 
 
-def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> str:
+def _sentence(path: KeyPath, error: dict[str, Any], values: Mapping[str, Any]) -> str:
     if not path:
         return f"the workload cannot be used: {error['msg']}"
     model, what, which, rest = _inside(path, values)
@@ -327,7 +327,7 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[FileP
 
 
 def _covers(
-    given: float | dict[str, float], place: Path, whose: str, tiers: Mapping[str, str]
+    given: float | dict[str, float], place: KeyPath, whose: str, tiers: Mapping[str, str]
 ) -> Iterator[FileProblem]:
     """Say which tiers a table by GPU model or tier has no figure for."""
     if not isinstance(given, dict):

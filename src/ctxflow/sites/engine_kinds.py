@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
+from pydantic import Field
 
 from ctxflow.renamed import tell
 
@@ -52,10 +53,10 @@ class EngineOptions(pydantic.BaseModel):
 class EmbeddedOptions(EngineOptions):
     """The table `[embedded]`."""
 
-    gpus_per_worker: int | None = pydantic.Field(
+    gpus_per_worker: int | None = Field(
         None, ge=0, description="GPUs of each worker; by default all are distributed evenly."
     )
-    slowdowns: tuple[float, ...] = pydantic.Field(
+    slowdowns: tuple[float, ...] = Field(
         (), description="Factors by which the first, second, ... worker is slower, to try policies on uneven workers."
     )
 
@@ -63,21 +64,21 @@ class EmbeddedOptions(EngineOptions):
 class TaskVineOptions(EngineOptions):
     """The table `[taskvine]`."""
 
-    address: str | None = pydantic.Field(
+    address: str | None = Field(
         None,
         description="The address at which workers reach this machine; by default that of its outgoing connections.",
     )
-    port: int | tuple[int, int] = pydantic.Field(
+    port: int | tuple[int, int] = Field(
         0, description="The port that workers connect to, or the lowest and highest of a range; 0 for any."
     )
-    ssl: bool = pydantic.Field(
+    ssl: bool = Field(
         False, description="Encrypt the traffic between this machine and the workers (see docs/security.md)."
     )
-    fan_out: int = pydantic.Field(1, ge=1, description="Number of workers to which one worker sends a file at a time.")
-    keepalive_interval: int = pydantic.Field(
+    fan_out: int = Field(1, ge=1, description="Number of workers to which one worker sends a file at a time.")
+    keepalive_interval: int = Field(
         5, ge=1, description="Seconds of silence after which a keepalive is sent to a worker."
     )
-    keepalive_timeout: int = pydantic.Field(
+    keepalive_timeout: int = Field(
         15, ge=4, description="Seconds after which a worker that does not answer counts as lost."
     )
 
@@ -102,7 +103,8 @@ class EngineKind:
 
     def load(self) -> Any:
         """Import the engine's class."""
-        return _loaded(self.place)
+        module, _, attribute = self.place.partition(":")
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 OWN = {
@@ -212,8 +214,3 @@ def _offered(name: str) -> EngineKind:
     choice = " or ".join(f'"{each}"' for each in known) if len(known) < 3 else f"one of {', '.join(known)}"
     close = difflib.get_close_matches(name, known, n=1)
     raise ValueError(f"write {choice}" + (f"; did you mean {close[0]!r}?" if close else ""))
-
-
-def _loaded(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))

@@ -1,31 +1,44 @@
-"""How a site file, a name or a model becomes a site, or one line for each thing that is wrong with it.
+"""Load a site from a file, a name or a model, or say in one line each what is wrong with it.
 
-`read_toml` and `located` are for other files too that people write, such as the simulator's workloads. What does not
-live here: what can be wrong with values (explain.py, site_rules.py).
+`read_toml` and `located` are for other files too that people write, such as the simulator's workloads.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
+from pydantic.fields import FieldInfo
 
-from ctxflow.sites.engine_kinds import SITE_KEYS, TIER_KEYS, given_keys, relocated, renamed_keys
-from ctxflow.sites.explain import explain
-from ctxflow.sites.site_model import Site, site_class
-from ctxflow.sites.site_problems import FileError, FileProblem, SiteError
-from ctxflow.sites.site_problems import Path as KeyPath
+from ctxflow.policies.registry import FAMILIES
+from ctxflow.sites.engine_kinds import (
+    MOVED,
+    OWN,
+    SITE_KEYS,
+    TIER_KEYS,
+    engine_kind,
+    given_keys,
+    relocated,
+    renamed_keys,
+)
+from ctxflow.sites.provider_keys import SUBMIT_EXAMPLES, takes
+from ctxflow.sites.site_model import Region, Site, Tier, site_class
+from ctxflow.sites.site_problems import (
+    FileError,
+    FileProblem,
+    KeyPath,
+    NotToml,
+    SiteError,
+    lines_of,
+    parse,
+    shown,
+    suggestion,
+)
 from ctxflow.sites.site_rules import problems
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 logger = logging.getLogger("ctxflow")
 _told: set[tuple[str, str]] = set()  # Files and tables whose keys stand where earlier versions had them.
@@ -48,10 +61,10 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
         values = {}
     else:
         text, values = read_toml(Path(site))
-        values = _by_new_names(str(site), values)
-        values, moved = relocated(values)
-        for line in moved_text(str(site), moved):
-            logger.warning("%s", line)
+        values, moved = relocated(_by_new_names(str(site), values))
+        for table, keys in moved.items():
+            where = f"under a header [{table}]: each engine has a table of its own keys"
+            _warn_once(str(site), table, f"write {', '.join(keys)} {where}")
     given = renamed_keys({key: value for key, value in overrides.items() if value is not None}, SITE_KEYS)
     changed, flat = relocated(given)
     for key, value in changed.items():
@@ -70,27 +83,22 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
 
 
 def _by_new_names(file: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return a site file's values with keys of earlier versions by their new names, which is told once of each file."""
-    tiers = values.get("tiers")
+    """Return a site file's values with keys of earlier versions by their new names; warn once of each file."""
+    tiers, old = values.get("tiers"), set[str]()
     if isinstance(tiers, list):
+        old = {key for tier in tiers if isinstance(tier, dict) for key in tier}
         renamed = [renamed_keys(tier, TIER_KEYS) if isinstance(tier, dict) else tier for tier in tiers]
-        values, old = {**values, "tiers": renamed}, {key for tier in tiers if isinstance(tier, dict) for key in tier}
-    else:
-        old = set()
+        values = {**values, "tiers": renamed}
     for names, keys in ((SITE_KEYS, values.keys()), (TIER_KEYS, old)):
         for key in names.keys() & keys:
-            if (file, key) not in _told:
-                _told.add((file, key))
-                logger.warning("%s: %s is now called %s", file, key, names[key])
+            _warn_once(file, key, f"{key} is now called {names[key]}")
     return renamed_keys(values, SITE_KEYS)
 
 
-def moved_text(file: str, moved: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Say once of each table of a site file which keys belong into it, and stand above the first header."""
-    for table, keys in moved.items():
-        if (file, table) not in _told:
-            _told.add((file, table))
-            yield f"{file}: write {', '.join(keys)} under a header [{table}]: each engine has a table of its own keys"
+def _warn_once(file: str, what: str, text: str) -> None:
+    if (file, what) not in _told:
+        _told.add((file, what))
+        logger.warning("%s: %s", file, text)
 
 
 def read_toml(
@@ -117,9 +125,8 @@ def read_toml(
         raise error([f"the {what} file {path} cannot be read: {trouble.strerror}"]) from None
     except UnicodeDecodeError as trouble:
         line = trouble.object[: trouble.start].count(b"\n") + 1
-        raise error(
-            [f"{path}, line {line}: it is not TOML: a character is not UTF-8: save the file as UTF-8"]
-        ) from None
+        text = f"{path}, line {line}: it is not TOML: a character is not UTF-8: save the file as UTF-8"
+        raise error([text]) from None
     except NotToml as trouble:
         raise error([f"{path}, line {trouble.line}: it is not TOML: {trouble}"]) from None
 
@@ -145,46 +152,6 @@ def located(found: Iterable[FileProblem], name: str, text: str, changed: Collect
     return [each for _, each in sorted(told, key=lambda pair: pair[0])]
 
 
-_POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
-_WORD = re.compile(r"(?P<key>[^=]*?)\s*=\s*(?P<value>.*?)\s*$")
-
-
-class NotToml(ValueError):
-    """Text that is no TOML; the message says what to write.
-
-    :ivar line: the line of the mistake, from 1.
-    """
-
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
-
-
-def parse(text: str) -> dict[str, Any]:
-    """Return the values of a TOML text.
-
-    :raises NotToml: if it is none.
-
-    >>> parse("workers = 3")
-    {'workers': 3}
-    >>> parse("name = lab")
-    Traceback (most recent call last):
-    ...
-    ctxflow.sites.loader.NotToml: name is text, which goes in quotes: write name = "lab"
-    """
-    try:
-        values: dict[str, Any] = tomllib.loads(text)
-        return values
-    except ValueError as error:
-        message = str(error)
-    found = _POSITION.search(message)
-    what = message[: found.start()] if found else message
-    lines = text.splitlines()
-    line = int(found["line"]) if found and found["line"] else _last_statement(text)
-    here = lines[line - 1] if line <= len(lines) else ""
-    raise NotToml(_advice(what, here), line)
-
-
 def _new_path(path: KeyPath) -> KeyPath:
     """Return where a key of a site file stands by its new name."""
     if path[:1] == ("tiers",):
@@ -192,124 +159,220 @@ def _new_path(path: KeyPath) -> KeyPath:
     return (*(SITE_KEYS.get(str(key), key) for key in path[:1]), *path[1:])
 
 
-def lines_of(text: str) -> dict[KeyPath, int]:
-    """Return the line on which each key of a TOML text begins; a table's is that of its header.
+_MEANT = {
+    "cpu": "cores", "cpus": "cores", "ncpus": "cores", "request_cpus": "cores", "cores_per_node": "cores",
+    "mem": "memory_gb", "memory": "memory_gb", "ram": "memory_gb", "memory_mb": "memory_gb",
+    "request_memory": "memory_gb", "mem_per_node": "memory_gb",
+    "disk": "disk_gb", "disk_mb": "disk_gb", "request_disk": "disk_gb",
+    "gpu": "gpus", "ngpus": "gpus", "request_gpus": "gpus", "gpus_per_node": "gpus", "gpus_per_worker": "gpus",
+    "max": "workers", "maximum": "workers", "max_workers": "workers", "count": "workers", "max_blocks": "workers",
+    "min": "minimum", "min_workers": "minimum", "min_blocks": "minimum", "init_blocks": "minimum",
+    "container": "image", "container_image": "image", "docker_image": "image", "singularity_image": "image",
+    "environment": "env", "env_vars": "env",
+    "cost": "price", "batch_system": "provider", "type": "provider", "scheduler": "provider",
+}  # fmt: skip
+_LIST_EXAMPLES = {"tiers": '["a10"]', "hosts": '["gpu*.example.org"]'}
+_OF_VALIDATORS = ("value_error", "assertion_error")
+_UNITS = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 
-    >>> lines_of('workers = 3\\n\\n[[tiers]]\\nname = "a10"')
-    {('workers',): 1, ('tiers',): 3, ('tiers', 0): 3, ('tiers', 0, 'name'): 4}
+
+def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
+    """Yield the problems that a model found, each once.
+
+    :param values: what the model was given.
+
+    >>> try:
+    ...     Site(workers=0)
+    ... except pydantic.ValidationError as error:
+    ...     print(next(explain(error, {"workers": 0})).text)
+    workers cannot be 0: write 1 or more
     """
-    found: dict[KeyPath, int] = {}
-    begin = 0  # Of the statement that is being read: what ends where the text so far is TOML.
-    lines = text.splitlines(keepends=True)
-    for end in range(1, len(lines) + 1):
-        try:
-            values = tomllib.loads("".join(lines[:end]))
-        except ValueError:
-            continue
-        line = next((n for n in range(begin, end) if not _is_blank(lines[n])), begin) + 1
-        for path in _paths(values):
-            found.setdefault(path, line)
-        begin = end
-    return found
+    told: set[KeyPath] = set()
+    for each in error.errors(include_url=False):
+        path = _place(each["loc"], values)
+        if path not in told and not (each["type"] == "extra_forbidden" and path == (values.get("engine"),)):
+            told.add(path)
+            yield FileProblem(path, _sentence(path, dict(each), values))
 
 
-def _is_blank(line: str) -> bool:
-    return not line.strip() or line.lstrip().startswith("#")
+def _place(loc: Sequence[str | int], values: Mapping[str, Any]) -> KeyPath:
+    """Return the keys of a place, without the names of alternatives that pydantic adds to it."""
+    path = tuple(loc)
+    if path[0] == "tiers":
+        return path
+    return path[:3] if path[0] == "regions" else path[:2] if _is_table(path[0], values) else path[:1]
 
 
-def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the place of every value inside a value."""
-    if path:
-        yield path
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _paths(inner, (*path, key))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _paths(inner, (*path, number))
+def _is_table(key: str | int, values: Mapping[str, Any]) -> bool:
+    """Return whether a key of the site's is the table of an engine."""
+    return key in OWN or key == values.get("engine")
 
 
-def _last_statement(text: str) -> int:
-    """Return where the statement begins that goes wrong, of a text that goes wrong at its end."""
-    lines = text.splitlines(keepends=True)
-    for end in range(len(lines) - 1, -1, -1):
-        try:
-            tomllib.loads("".join(lines[:end]))
-        except ValueError:
-            continue
-        return next((n for n in range(end, len(lines)) if not _is_blank(lines[n])), end) + 1
-    return 1
+def _sentence(path: KeyPath, error: dict[str, Any], values: Mapping[str, Any]) -> str:
+    if path[0] == "regions":
+        return _of_region(path, error)
+    if _is_table(path[0], values) and (len(path) > 1 or error["type"] != "extra_forbidden"):
+        return _of_engine(path, error, values)
+    in_tier = len(path) >= 3 and path[0] == "tiers"
+    key = str(path[2] if in_tier else path[0])
+    whose = f" of {tier_called(path[1], values)}" if in_tier else ""
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(key, error["input"], _tier_values(path, values) if in_tier else None, whose)
+    if path[0] == "tiers" and not in_tier:
+        return _tiers_header(error["input"])
+    if len(path) > 3:
+        return f'{path[3]} in {key}{whose} cannot be {shown(error["input"])}: write {path[3]} = "{error["input"]}"'
+    given = error["input"] if in_tier else values.get(key, error["input"])
+    return f"{key}{whose} cannot be {shown(given)}: {advice(key, error, (Tier if in_tier else Site).model_fields[key])}"
 
 
-def _advice(what: str, line: str) -> str:
-    """Return what to write in place of a line that is no TOML, by what the parser says of it."""
-    assignment = _WORD.match(line)
-    key = assignment["key"].strip() if assignment else ""
-    if what.startswith("Cannot overwrite a value") or "twice" in what:
-        return _twice(line, key)
-    if re.match(r"\s*\[\[[^\]]*\]?\s*(#.*)?$", line):
-        return "a table's header is not closed: write [[tiers]], with two brackets on either side"
-    if what.startswith("Illegal character"):
-        return f"{key or 'the line'} has a character that cannot be seen, {what[18:]}: take it out"
-    if any(quote in line for quote in "“”‘’„"):
-        return "the quotes are typographic ones: write plain ones, \" or '"
-    if "Unescaped '\\'" in what:
-        return f"a backslash means something else in double quotes: put {key or 'the text'} in single quotes, '...'"
-    if match := re.match(r"\s*([\w.-]+)\s*:\s*(\S.*)$", line):
-        return f"a key and its value have = between them: write {match[1]} = {match[2].strip()}"
-    if assignment:
-        return _advice_on_value(what, key, assignment["value"])
-    if what.startswith("Expected '='"):
-        return f"there is no value: write {line.split(maxsplit=1)[0]} = VALUE"
-    return "a line is KEY = VALUE, or a header such as [[tiers]]"
+def _of_engine(path: KeyPath, error: dict[str, Any], values: Mapping[str, Any]) -> str:
+    """Return what is wrong with an engine's table, or with a key in it."""
+    table = str(path[0])
+    model, given = engine_kind(table).options, values.get(table)
+    if len(path) < 2:
+        if error["type"] in _OF_VALIDATORS:
+            return f"[{table}] cannot be so: {error['ctx']['error']}"
+        return f"{table} cannot be {shown(given)}: write [{table}] on a line of its own, and the engine's keys under it"
+    key = str(path[1])
+    if error["type"] == "extra_forbidden":
+        keys = _all_keys(f"[{table}]", model) if model.model_fields else f"[{table}] takes none"
+        return f"[{table}] has no key {key!r}: {suggestion(key, model.model_fields, keys)}"
+    if error["type"] == "missing":
+        return f"[{table}] needs {key}: {model.model_fields[key].description or 'write it'}"
+    inner = given.get(key, error["input"]) if isinstance(given, Mapping) else error["input"]
+    return f"{key} cannot be {shown(inner)}: {advice(key, error, model.model_fields[key])}"
 
 
-# What people write for a value, and what to say: {key}, {value} and the pattern's groups are filled in.
-_VALUES = (
-    (r"$", "{key} has no value: write one after the =, or leave the line out"),
-    (r"=\s*(?P<rest>.*)$", "= is there twice: write {key} = {rest}"),
-    (r"(?i:true|yes|on)$", "{key} cannot be {value}: write {key} = true"),
-    (r"(?i:false|no|off)$", "{key} cannot be {value}: write {key} = false"),
-    (r"(?i:none|null|nil)$", "TOML has no {value}: leave {key} out"),
-    (r"(?P<number>[\d.]+)\s*[A-Za-z]+$", "{key} is a number without a unit: write {key} = {number}"),
-    (r"(?P<whole>\d+),(?P<part>\d+)$", "{key} has a decimal comma: write {key} = {whole}.{part}"),
-    (r"0+(?P<rest>\d+)$", "{key} begins with 0: write {key} = {rest}"),
-    (r"\.\d+$", "{key} begins with a point: write {key} = 0{value}"),
-    (r"\[[^\]]*$", "{key}'s list is not closed: end it with ]"),
-    (r".*[{,]\s*(?P<inner>\+[\w.]+)\s*=", 'the key {inner} has a character that wants quotes: write "{inner}" = ...'),
-    (r"\{", "{key}'s table is wrong: write {key} = {{key = value, key = value}} on one line"),
-    (r"[A-Za-z_/~<$][^\"'#]*$", '{key} is text, which goes in quotes: write {key} = "{value}"'),
-)
+def _of_region(path: KeyPath, error: dict[str, Any]) -> str:
+    """Return what is wrong with the regions, or with a key of one."""
+    if len(path) < 3:
+        given = shown(error["input"])
+        return f"regions cannot have {given}: write [[regions]] on a line of its own, and the region's keys under it"
+    key = str(path[2])
+    if error["type"] == "extra_forbidden":
+        return f"a region has no key {key!r}: {suggestion(key, Region.model_fields, _all_keys('a region', Region))}"
+    whose, given = f"of region {int(path[1]) + 1}", shown(error["input"])
+    if key in ("tiers", "hosts"):
+        return f"{key} {whose} cannot be {given}: write a list of texts, such as {key} = {_LIST_EXAMPLES[key]}"
+    if key in ("latency_ms", "bandwidth_mbit"):
+        return f"{key} {whose} cannot have {given}: write a number for each region, such as {key} = {{campus = 40}}"
+    return f"{key} {whose} cannot be {given}: {advice(key, error, Region.model_fields[key])}"
 
 
-def _advice_on_value(what: str, key: str, value: str) -> str:
-    if not re.fullmatch(r"""[\w.-]+|"[^"]*"|'[^']*'""", key):
-        return f'the key {key} has characters that want quotes: write "{key}" = {value or "VALUE"}'
-    if value[:1] in ('"', "'"):
-        return _advice_on_text(key, value)
-    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value):
-        return f"TOML has no percent: write {key} = {float(percent[1]) / 100:g}"
-    for pattern, advice in _VALUES:
-        if match := re.match(pattern, value):
-            return advice.format(key=key, value=value, **match.groupdict())
-    return f"{key}'s value is not TOML ({what.lower()}): text goes in quotes, a list in [ ], a table in {{ }}"
+def _tier_values(path: KeyPath, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        found = values["tiers"][path[1]]
+    except (KeyError, IndexError, TypeError):
+        return {}
+    return found if isinstance(found, Mapping) else dict(found)
 
 
-def _advice_on_text(key: str, value: str) -> str:
-    quote = value[0]
-    other = "'" if quote == '"' else '"'
-    if value.count(quote) % 2:
-        return f"{key}'s text is not closed: end it with {quote}"
-    begin = f"{key} has {quote} inside {quote}: put it in the other quotes, {key} = {other}"
-    if other in value or not value.endswith(quote):
-        return f"{begin}...{other}"
-    return f"{begin}{value[1:-1]}{other}"
+def tier_called(number: str | int, values: Mapping[str, Any]) -> str:
+    """Return a tier in words: by its name if it has one, else by its place.
+
+    >>> tier_called(0, {"tiers": [{"name": "a10"}]}), tier_called(1, {"tiers": [{}, {}]})
+    ('tier a10', 'tier 2')
+    """
+    name = _tier_values(("tiers", number), values).get("name")
+    return f"tier {name}" if isinstance(name, str) and name else f"tier {int(number) + 1}"
 
 
-def _twice(line: str, key: str) -> str:
-    header = line.strip()
-    if header.strip("[] \t") == "tiers":
-        return "every tier has a header of its own with two brackets: write [[tiers]] before each"
-    if header.startswith("["):
-        return f"{header} is there twice: leave one out"
-    return f"{key or 'a key'} is there twice: leave one out"
+def _tiers_header(given: Any) -> str:
+    if isinstance(given, Mapping):
+        inner = next(
+            (key for key, value in given.items() if isinstance(value, Mapping) and key not in Tier.model_fields), None
+        )
+        if inner is not None:
+            return f'tiers is a list: write [[tiers]] and under it name = "{inner}", in place of [tiers.{inner}]'
+        return "tiers is a list, and each tier has a header with two brackets: write [[tiers]] in place of [tiers]"
+    return f"tiers cannot have {shown(given)}: write [[tiers]] on a line of its own, and the tier's keys under it"
+
+
+def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: str) -> str:
+    """Return what to write for an unknown key; `tier` is the one that it stands in, None at the site's level."""
+    if tier is None:
+        if key in Tier.model_fields or key == "tier":
+            what = "is a tier's key" if key != "tier" else "is not a key"
+            return f"a site has no key {key!r}, which {what}: put it under a header [[tiers]]"
+        if key in ("policy", "policies"):
+            return f"a site has no key {key!r}: each family has its own, {', '.join(FAMILIES)}"
+        hint = suggestion(key, [*Site.model_fields, *MOVED], _all_keys("a site", Site))
+        return f"a site has no key {key!r}: {hint}"
+    begin = f"a tier has no key {key!r}"
+    if key in _MEANT:
+        return f"{begin}{whose and ' (' + whose[4:] + ')'}: did you mean {_MEANT[key]!r}?"
+    begin += f" ({whose[4:]})"
+    if key in Site.model_fields:
+        return f"{begin}; it is the site's: put it above the first [[tiers]]"
+    if key in MOVED:
+        return f"{begin}; it is the engine's: put it under a header [{MOVED[key]}]"
+    provider = tier.get("provider", "condor")
+    if key.startswith("+") or (provider == "condor" and key.lower() in SUBMIT_EXAMPLES):
+        quoted = key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
+        return f"{begin}: it goes to HTCondor in submit, so write submit = {{{quoted} = {shown(value)}}}"
+    if key in (takes(provider) or ()):
+        return f"{begin}: it is an option of {provider}, so write options = {{{key} = {shown(value)}}}"
+    return f"{begin}: {suggestion(key, Tier.model_fields, _all_keys('a tier', Tier))}"
+
+
+def _all_keys(what: str, model: type[pydantic.BaseModel]) -> str:
+    return f"{what}'s keys are {', '.join(model.model_fields)}"
+
+
+def advice(key: str, error: Mapping[str, Any], field: FieldInfo) -> str:
+    """Return what to write in place of a value that a model refuses.
+
+    :param error: as pydantic gives it; `field`: of the model, under that key.
+    """
+    given, context = error["input"], error.get("ctx", {})
+    if error["type"] in _OF_VALIDATORS:
+        return str(context["error"])
+    if key == "start_when" and isinstance(given, (int, float, str)):
+        number = _number(given)
+        share = number / 100 if number is not None and 1 < number <= 100 else 0.95
+        return f"write a share from 0 to 1, such as start_when = {share:g}"
+    if error["type"] in ("greater_than_equal", "greater_than"):
+        return f"write {context['ge']:g} or more" if "ge" in context else f"write more than {context['gt']:g}"
+    if error["type"] == "literal_error":
+        words = [str(word) for word in get_args(field.annotation)]
+        choice = " or ".join(f'"{word}"' for word in words)
+        hint = suggestion(str(given), words, "")
+        return f"write {choice}" + (f"; {hint}" if hint else "")
+    if error["type"] == "string_pattern_mismatch":
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", str(given)).strip("-") or "gpu"
+        return f'write letters, digits and hyphens, such as {key} = "{plain}"'
+    return _type_advice(key, given, str(field.annotation), field.default)
+
+
+def _type_advice(key: str, given: Any, annotation: str, default: Any) -> str:
+    """Return what to write where the type is wrong."""
+    if key == "port":
+        return "write a port, such as port = 9123, or the lowest and the highest, such as port = [9000, 9100]"
+    if "dict" in annotation:
+        return f"write a table, {key} = {{KEY = VALUE}}"
+    if "bool" in annotation:
+        return "write true or false, without quotes"
+    if "int" in annotation or "float" in annotation:
+        kind = "a number" if "float" in annotation else "a whole number"
+        number = _number(given, to_gb=key.endswith("_gb"))
+        if number is None or isinstance(given, (list, dict)):
+            number = default if isinstance(default, (int, float)) else 1
+        example = number if "float" in annotation else round(number)
+        return f"write {kind} without quotes or a unit, such as {key} = {example}"
+    if isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given):
+        return f"write one text, such as {key} = {shown(' && '.join(f'({part})' for part in given))}"
+    return f"write text in quotes, such as {key} = {shown(str(given))}"
+
+
+def _number(given: Any, to_gb: bool = False) -> float | None:
+    """Return the number that something begins with, in GB where it has a unit of memory.
+
+    >>> _number("10000 MB", to_gb=True), _number("4 GPUs"), _number("many")
+    (10, 4, None)
+    """
+    match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)", str(given).lower())
+    if not match:
+        return None
+    number = float(match[1]) * (_UNITS.get(match[2], 1.0) if to_gb else 1.0)
+    return int(number) if number == int(number) else number

@@ -1,12 +1,10 @@
-"""HTCondor's submit keys as a site's author meets them: which are ctxflow's own, and which a tier has keys for.
-
-What does not live here: the submit description (factory/condor_description.py).
-"""
+"""What a tier may say to its batch system: HTCondor's submit keys and expressions, the options of Parsl's providers."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Iterator
 
@@ -21,7 +19,7 @@ OWN_SUBMIT_KEYS = frozenset({
     "+ctxflowrun", "+ctxflowseen", "+ctxflowexcluded", "+ctxflowsubmission",
 })  # fmt: skip
 # What a worker is told of its size must be what HTCondor is asked for.
-TIER_KEYS = {
+_SIZE_KEYS = {
     "request_cpus": "cores", "request_memory": "memory_gb", "request_disk": "disk_gb", "request_gpus": "gpus",
 }  # fmt: skip
 # What people set in `submit`, and look for at the tier's level.
@@ -53,7 +51,6 @@ _OURS = {
     "regex_job_id": "leave it out",
     "pod_name": "leave it out",
 }
-_VOLUMES = 'persistent_volumes = [["CLAIM", "/shared/runs"]]'
 
 
 def takes(provider: str) -> list[str] | None:
@@ -92,24 +89,20 @@ def option_problems(tier: Tier) -> Iterator[FileProblem]:
             hint = suggestion(key, offered, f"it takes {', '.join(offered)}")
             yield FileProblem(path, f"options of tier {tier.name} have no {key!r} for {tier.provider}: {hint}")
         elif key == "walltime" and not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", str(value)):
-            yield FileProblem(
-                path,
-                f"walltime in options of tier {tier.name} cannot be {shown(value)}: write hours, minutes and seconds, "
-                'such as walltime = "04:00:00"',
-            )
+            instead = 'write HH:MM:SS, such as walltime = "04:00:00"'
+            yield FileProblem(path, f"walltime in options of tier {tier.name} cannot be {shown(value)}: {instead}")
 
 
 def _kubernetes_problems(tier: Tier) -> Iterator[FileProblem]:
     if not (tier.image or tier.options.get("image")):
-        yield FileProblem(("provider",), f'tier {tier.name} needs a container image: write image = "HOST/NAME:TAG"')
+        text = f'tier {tier.name} has no image, which Kubernetes needs: write image = "HOST/NAME:TAG"'
+        yield FileProblem(("provider",), text)
     volumes = tier.options.get("persistent_volumes")
     pairs = isinstance(volumes, (list, tuple)) and all(isinstance(v, (list, tuple)) and len(v) == 2 for v in volumes)
     if not (volumes and pairs):
-        yield FileProblem(
-            ("options", "persistent_volumes") if volumes else ("provider",),
-            f"tier {tier.name} needs a volume that pods and this machine both mount, and the run's directory on it: "
-            f"write options = {{{_VOLUMES}}}",
-        )
+        path = ("options", "persistent_volumes") if volumes else ("provider",)
+        needs = f"tier {tier.name} needs a volume that pods and this machine both mount, and the run's directory on it"
+        yield FileProblem(path, f'{needs}: write options = {{persistent_volumes = [["CLAIM", "/shared/runs"]]}}')
 
 
 _TOKEN = re.compile(
@@ -223,3 +216,115 @@ def attributes(expression: str) -> list[str]:
         if token.lastgroup:
             before = word
     return list(found.values())
+
+
+_PROVIDERS = ("condor", "slurm", "pbs", "grid-engine", "kubernetes", "local")
+_ALIASES = {
+    "htcondor": "condor", "sge": "grid-engine", "uge": "grid-engine", "age": "grid-engine",
+    "gridengine": "grid-engine", "grid_engine": "grid-engine", "torque": "pbs", "pbspro": "pbs", "openpbs": "pbs",
+    "k8s": "kubernetes", "kube": "kubernetes", "sbatch": "slurm", "localhost": "local", "embedded": "local",
+}  # fmt: skip
+# HTCondor's keys, and where other batch systems have the like.
+_CONDOR_ONLY = {
+    "requirements": "options, such as options = {constraint = ...} or {partition = ...}",
+    "require_gpus": "options, such as options = {constraint = ...} or {partition = ...}",
+    "priority": "options, such as options = {qos = ...} or {scheduler_options = ...}",
+    "schedd": "options, such as options = {clusters = ...}",
+    "pool": "options, such as options = {clusters = ...}",
+    "submit": "options, such as options = {scheduler_options = ...}",
+}
+
+
+def tier_problems(tier: Tier, acquire: str = "run") -> Iterator[FileProblem]:
+    """Yield all that is impossible in a tier of a site that acquires workers so; the paths begin with its keys.
+
+    >>> [problem.text for problem in tier_problems(Tier(workers=2, minimum=5))]
+    ['minimum = 5 of tier gpu is more than workers = 2: write at most 2, or more workers']
+    """
+    whose = f"of tier {tier.name}"
+    if tier.minimum > tier.workers:
+        instead = f"write at most {tier.workers}, or more workers"
+        text = f"minimum = {tier.minimum} {whose} is more than workers = {tier.workers}: {instead}"
+        yield FileProblem(("minimum",), text)
+    for key in ("memory_gb", "disk_gb", "gpu_memory_gb", "price", "boot_seconds"):
+        if math.isinf(getattr(tier, key) or 0):
+            yield FileProblem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
+    for name in tier.env:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or name == "CTXFLOW_JOB":
+            yield FileProblem(("env",), f"env {whose} cannot set {name!r}: write another name")
+    if tier.provider not in _PROVIDERS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", tier.provider):
+        yield _unknown_provider(tier)
+    else:
+        yield from _foreign_keys(tier)
+        if tier.provider == "condor":
+            yield from _expressions(tier)
+            yield from _submit(tier)
+        elif tier.provider != "local":
+            yield from option_problems(tier)
+    yield from _machine_gpus(tier, acquire)
+
+
+def _unknown_provider(tier: Tier) -> FileProblem:
+    meant = _ALIASES.get(tier.provider.lower())
+    hint = f"did you mean {meant!r}?" if meant else suggestion(tier.provider, _PROVIDERS, "")
+    choice = f"write one of {', '.join(_PROVIDERS)}, or MODULE:NAME" + (f"; {hint}" if hint else "")
+    return FileProblem(("provider",), f"provider of tier {tier.name} cannot be {shown(tier.provider)}: {choice}")
+
+
+def _foreign_keys(tier: Tier) -> Iterator[FileProblem]:
+    """Yield keys that the tier's provider does not understand."""
+    given = [key for key in (*_CONDOR_ONLY, "image", "options") if getattr(tier, key) not in (None, {})]
+    for key in given:
+        only, instead = "HTCondor's", _CONDOR_ONLY.get(key, "")
+        if key == "options":
+            if tier.provider not in ("condor", "local"):
+                continue
+            only, instead = "for Parsl's providers", "submit" if tier.provider == "condor" else ""
+        elif tier.provider == "condor" or (key == "image" and tier.provider == "kubernetes"):
+            continue
+        elif key == "image":
+            only = "for condor and kubernetes"
+        instead = "" if tier.provider == "local" else instead
+        what = f"write it in {instead}" if instead else "leave it out"
+        yield FileProblem((key,), f'{key} of tier {tier.name} is {only}, and its provider is "{tier.provider}": {what}')
+
+
+def _machine_gpus(tier: Tier, acquire: str) -> Iterator[FileProblem]:
+    wrong = ""
+    if tier.provider != "condor":
+        wrong = f'is HTCondor\'s, and its provider is "{tier.provider}": leave it out'
+    elif acquire == "factory":
+        wrong = 'needs runs that acquire their workers themselves: write acquire = "run"'
+    elif tier.machine_gpus < tier.gpus:
+        wrong = f"is less than a worker has: write machine_gpus = {tier.gpus} or more"
+    if tier.machine_gpus and wrong:
+        yield FileProblem(("machine_gpus",), f"machine_gpus of tier {tier.name} {wrong}")
+
+
+def _expressions(tier: Tier) -> Iterator[FileProblem]:
+    if tier.gpus == 0 and tier.require_gpus is not None:
+        text = (
+            f"require_gpus of tier {tier.name} asks for GPUs, and gpus = 0: write gpus = 1, or leave require_gpus out"
+        )
+        yield FileProblem(("require_gpus",), text)
+    for key in ("requirements", "require_gpus"):
+        expression = getattr(tier, key)
+        if expression is not None and (wrong := mistake(expression)):
+            yield FileProblem((key,), f"{key} of tier {tier.name} is no ClassAd expression: {wrong}")
+    if found := re.search(r"\b(?:CUDA|GPUs_)(\w+)", tier.require_gpus or ""):
+        text = f"require_gpus of tier {tier.name} looks at one GPU, whose attributes have no prefix: write {found[1]}"
+        yield FileProblem(("require_gpus",), text)
+
+
+def _submit(tier: Tier) -> Iterator[FileProblem]:
+    for key in tier.submit:
+        lower = key.lower()
+        wrong = ""
+        if lower in OWN_SUBMIT_KEYS or lower.replace("my.", "+") in OWN_SUBMIT_KEYS:
+            wrong = f"sets {key!r}, which ctxflow needs for itself: leave it out"
+        elif lower in _SIZE_KEYS:
+            wrong = f"sets {key!r}, for which a tier has a key: write {_SIZE_KEYS[lower]} = ..."
+        elif not re.fullmatch(r"\+?[A-Za-z][\w.]*", key):
+            wrong = f"has a key {key!r} that HTCondor cannot have: write letters, digits and _"
+        if wrong:
+            yield FileProblem(("submit", key), f"submit of tier {tier.name} {wrong}")

@@ -1,7 +1,4 @@
-"""The models that a site file fills in: a site, its tiers, and its regions.
-
-What does not live here: an engine's own keys (engine_kinds.py), what is impossible together (site_rules.py).
-"""
+"""The models that a site file fills in: a site, its tiers, and its regions."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
+from pydantic import Field
 
 from ctxflow.policies.registry import DEFAULTS
 from ctxflow.renamed import tell
@@ -41,63 +39,59 @@ class Tier(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: str = pydantic.Field("gpu", pattern=r"^[A-Za-z0-9-]+$", description="The name of the tier.")
-    provider: str = pydantic.Field(
+    name: str = Field("gpu", pattern=r"^[A-Za-z0-9-]+$", description="The name of the tier.")
+    provider: str = Field(
         "condor",
         description='The source of workers: "condor", "slurm", "pbs", "grid-engine", "kubernetes", "local" (this '
         'machine), or "MODULE:NAME", a Parsl provider of your own or a function that returns one.',
     )
-    workers: int = pydantic.Field(1, ge=0, description="The maximum number of workers.")
-    minimum: int = pydantic.Field(0, ge=0, description="The minimum number of workers, whatever the load.")
-    waiting: int = pydantic.Field(
-        20, ge=1, description="Number of jobs that may be pending at first; more if they start soon."
-    )
-    cores: int = pydantic.Field(2, ge=1, description="Cores of a worker.")
-    memory_gb: float = pydantic.Field(10, gt=0, description="Memory of a worker in GB.")
-    disk_gb: float | None = pydantic.Field(
+    workers: int = Field(1, ge=0, description="The maximum number of workers.")
+    minimum: int = Field(0, ge=0, description="The minimum number of workers, whatever the load.")
+    waiting: int = Field(20, ge=1, description="Number of jobs that may be pending at first; more if they start soon.")
+    cores: int = Field(2, ge=1, description="Cores of a worker.")
+    memory_gb: float = Field(10, gt=0, description="Memory of a worker in GB.")
+    disk_gb: float | None = Field(
         None,
         gt=0,
         description="Disk of a worker in GB: the default is 70 on HTCondor; elsewhere workers use their machine's free "
         "space. A worker with less than the given size does not start.",
     )
-    gpus: int = pydantic.Field(1, ge=0, description="GPUs of a worker.")
-    machine_gpus: int = pydantic.Field(
+    gpus: int = Field(1, ge=0, description="GPUs of a worker.")
+    machine_gpus: int = Field(
         0,
         ge=0,
         description="HTCondor: the largest number of GPUs of one machine, if a run may request specific GPUs: "
         "contexts with up to that many get a separate worker, for which the `preemption` policy makes room.",
     )
-    gpu_memory_gb: float | None = pydantic.Field(
+    gpu_memory_gb: float | None = Field(
         None, gt=0, description="Memory of each GPU in GB, for plans made before a worker has joined."
     )
-    machines: str | None = pydantic.Field(
+    machines: str | None = Field(
         None,
         description="A name shared by tiers that are the same machines, partitioned into workers with more or fewer "
         "GPUs: a plan holds no more GPUs of all of them than of the largest one alone.",
     )
-    price: float | None = pydantic.Field(
+    price: float | None = Field(
         None, ge=0, description="The price of an hour of a worker, in dollars or GPU-hours: cheap tiers are used first."
     )
-    boot_seconds: float | None = pydantic.Field(
+    boot_seconds: float | None = Field(
         None, ge=0, description="Seconds from the request for a worker to its joining, for simulations and plans."
     )
-    requirements: str | None = pydantic.Field(
-        None, description="HTCondor: the acceptable machines, as a ClassAd expression."
-    )
-    require_gpus: str | None = pydantic.Field(
+    requirements: str | None = Field(None, description="HTCondor: the acceptable machines, as a ClassAd expression.")
+    require_gpus: str | None = Field(
         None, description="HTCondor: the acceptable GPUs of a machine, as a ClassAd expression."
     )
-    priority: int | None = pydantic.Field(None, description="HTCondor: the order of your own jobs; higher first.")
-    schedd: str | None = pydantic.Field(None, description="HTCondor: the schedd's name; by default this machine's.")
-    pool: str | None = pydantic.Field(
+    priority: int | None = Field(None, description="HTCondor: the order of your own jobs; higher first.")
+    schedd: str | None = Field(None, description="HTCondor: the schedd's name; by default this machine's.")
+    pool: str | None = Field(
         None, description="HTCondor: the central manager's host, if the schedd is in another pool."
     )
-    image: str | None = pydantic.Field(None, description="HTCondor, Kubernetes: the container image of the worker.")
-    submit: dict[str, Any] = pydantic.Field({}, description="HTCondor: additional lines for the submit description.")
-    options: dict[str, Any] = pydantic.Field(
+    image: str | None = Field(None, description="HTCondor, Kubernetes: the container image of the worker.")
+    submit: dict[str, Any] = Field({}, description="HTCondor: additional lines for the submit description.")
+    options: dict[str, Any] = Field(
         {}, description="Slurm, PBS, Grid Engine, Kubernetes: arguments of Parsl's provider, such as partition."
     )
-    env: dict[str, str] = pydantic.Field({}, description="Environment variables for the worker; secrets belong here.")
+    env: dict[str, str] = Field({}, description="Environment variables for the worker; secrets belong here.")
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -137,21 +131,20 @@ class Region(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: str = pydantic.Field("region", pattern=r"^[A-Za-z0-9-]+$", description="The name of the region.")
-    tiers: tuple[str, ...] = pydantic.Field(
+    name: str = Field("region", pattern=r"^[A-Za-z0-9-]+$", description="The name of the region.")
+    tiers: tuple[str, ...] = Field(
         (), description="The tiers whose workers are in it: one for each schedd, pool, or set of machines."
     )
-    hosts: tuple[str, ...] = pydantic.Field(
-        (),
-        description="Patterns of the names of its machines, such as `gpu*.example.org`; they precede tiers.",
+    hosts: tuple[str, ...] = Field(
+        (), description="Patterns of the names of its machines, such as `gpu*.example.org`; they precede tiers."
     )
-    latency_ms: dict[str, float] = pydantic.Field(
+    latency_ms: dict[str, float] = Field(
         {}, description="Milliseconds to other regions, by name; both ways, unless the other region sets another value."
     )
-    bandwidth_mbit: dict[str, float] = pydantic.Field(
+    bandwidth_mbit: dict[str, float] = Field(
         {}, description="Mbit/s to other regions, by name; both ways, unless the other region sets another value."
     )
-    power_price: float | None = pydantic.Field(None, ge=0, description="The price of power there, in dollars per kWh.")
+    power_price: float | None = Field(None, ge=0, description="The price of power there, in dollars per kWh.")
 
     def has_host(self, host: str) -> bool:
         """Return whether one of its patterns is a machine's name."""
@@ -218,88 +211,81 @@ class Site(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    name: str = pydantic.Field("local", description="The name of the site.")
-    engine: str = pydantic.Field(
+    name: str = Field("local", description="The name of the site.")
+    engine: str = Field(
         "embedded",
         description='The engine that runs the workers: "embedded" (this machine), "taskvine" (a cluster), '
         "or an engine of another package (see docs/extending.md).",
     )
-    workers: int | None = pydantic.Field(
+    workers: int | None = Field(
         None,
         ge=1,
         description="Number of workers. Embedded: by default one per GPU, else one for every two cores. Cluster: the "
         "maximum of the first tier, in place of the tier's key.",
     )
-    slots: int = pydantic.Field(
-        1, ge=1, description="Calls that a worker runs at a time; calls on one context take turns."
-    )
-    scratch: str | None = pydantic.Field(
+    slots: int = Field(1, ge=1, description="Calls that a worker runs at a time; calls on one context take turns.")
+    scratch: str | None = Field(
         None, description="The directory for workers' files while they live; by default the temporary directory."
     )
-    level: Literal["none", "partial", "pervasive"] = pydantic.Field(
+    level: Literal["none", "partial", "pervasive"] = Field(
         "pervasive", description="How much of a context workers keep between calls; less than all is for measurements."
     )
-    tiers: tuple[Tier, ...] = pydantic.Field((), description="Cluster: the kinds of workers.")
-    regions: tuple[Region, ...] = pydantic.Field(
+    tiers: tuple[Tier, ...] = Field((), description="Cluster: the kinds of workers.")
+    regions: tuple[Region, ...] = Field(
         (), description="Cluster: groups of workers close to each other, if there are several."
     )
-    region: str | None = pydantic.Field(
+    region: str | None = Field(
         None,
         description="Cluster: the region of this machine, the source of items and files, and of workers in no other "
         "region; by default the first.",
     )
-    python_environment: str | None = pydantic.Field(
+    python_environment: str | None = Field(
         None,
         description="Cluster: the Python environment of the workers: a folder that they all see (a venv or a conda "
         "prefix), or an archive made by `ctxflow env pack`; by default the python3 on their PATH (or in their image).",
     )
-    acquire: Literal["run", "factory"] = pydantic.Field(
-        "run",
-        description="Cluster: what acquires workers: each run, or a `ctxflow factory` for all runs of its user.",
+    acquire: Literal["run", "factory"] = Field(
+        "run", description="Cluster: what acquires workers: each run, or a `ctxflow factory` for all runs of its user."
     )
-    start_when: float = pydantic.Field(
+    start_when: float = Field(
         0.0, ge=0, le=1, description="The share of the requested workers that must have joined before the first call."
     )
-    join_timeout: float = pydantic.Field(
+    join_timeout: float = Field(
         300.0, gt=0, description="Cluster: seconds that a worker's job may run before the worker has joined."
     )
-    gpu_hours_per_run: float | None = pydantic.Field(
+    gpu_hours_per_run: float | None = Field(
         None,
         gt=0,
         description="Cluster: the maximum of GPU-hours of the workers of a run, from their jobs' start to their "
         "end; a worker without GPUs counts as one with one. When it is reached, no more workers are requested, and "
         "running ones are drained.",
     )
-    cost_per_run: float | None = pydantic.Field(
+    cost_per_run: float | None = Field(
         None, gt=0, description="Cluster: the same for the workers' cost, by their tiers' `price`."
     )
-    gpu_hours_per_factory: float | None = pydantic.Field(
+    gpu_hours_per_factory: float | None = Field(
         None, gt=0, description="Cluster: the same over all runs that a `ctxflow factory` serves, since it started."
     )
-    cost_per_factory: float | None = pydantic.Field(None, gt=0, description="Cluster: likewise, for cost.")
-    gpu_hours_per_user: float | None = pydantic.Field(
+    cost_per_factory: float | None = Field(None, gt=0, description="Cluster: likewise, for cost.")
+    gpu_hours_per_user: float | None = Field(
         None,
         gt=0,
         description="Cluster: the same over all runs of this user that any factory of the site served, by the "
         "factories' record.",
     )
-    cost_per_user: float | None = pydantic.Field(None, gt=0, description="Cluster: likewise, for cost.")
-    embedded: EmbeddedOptions = pydantic.Field(
-        EmbeddedOptions.model_validate({}), description="Keys of the embedded engine."
-    )
-    taskvine: TaskVineOptions = pydantic.Field(
-        TaskVineOptions.model_validate({}), description="Keys of the TaskVine engine."
-    )
-    routing: Any = pydantic.Field(DEFAULTS["routing"], description="The choice of a worker for each call.")
-    batching: Any = pydantic.Field(DEFAULTS["batching"], description="The size of a batch.")
-    placement: Any = pydantic.Field(DEFAULTS["placement"], description="The choice of tiers for each context.")
-    preemption: Any = pydantic.Field(
+    cost_per_user: float | None = Field(None, gt=0, description="Cluster: likewise, for cost.")
+    embedded: EmbeddedOptions = Field(EmbeddedOptions.model_validate({}), description="Keys of the embedded engine.")
+    taskvine: TaskVineOptions = Field(TaskVineOptions.model_validate({}), description="Keys of the TaskVine engine.")
+    routing: Any = Field(DEFAULTS["routing"], description="The choice of a worker for each call.")
+    batching: Any = Field(DEFAULTS["batching"], description="The size of a batch.")
+    placement: Any = Field(DEFAULTS["placement"], description="The choice of tiers for each context.")
+    preemption: Any = Field(
         DEFAULTS["preemption"],
         description="The choice of victims when a context needs a separate worker with several GPUs close together.",
     )
-    scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="The number of workers of each tier.")
-    health: Any = pydantic.Field(DEFAULTS["health"], description="The quarantine of bad hosts, workers and GPUs.")
-    sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="The choice of a worker for each session.")
+    scaling: Any = Field(DEFAULTS["scaling"], description="The number of workers of each tier.")
+    health: Any = Field(DEFAULTS["health"], description="The quarantine of bad hosts, workers and GPUs.")
+    sessions: Any = Field(DEFAULTS["sessions"], description="The choice of a worker for each session.")
 
     @property
     def environment(self) -> str | None:
@@ -371,6 +357,6 @@ def site_class(engine: Any) -> type[Site]:
 
 @functools.cache
 def _with_table(kind: EngineKind) -> type[Site]:
-    field = (kind.options, pydantic.Field({}, validate_default=True, description=f"Keys of the {kind.name} engine."))
+    field = (kind.options, Field({}, validate_default=True, description=f"Keys of the {kind.name} engine."))
     made: type[Site] = pydantic.create_model("Site", __base__=Site, __doc__=Site.__doc__, **{kind.name: field})  # type: ignore[call-overload]
     return made

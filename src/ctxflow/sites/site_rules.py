@@ -1,7 +1,4 @@
-"""What is impossible in a site although each value by itself is fine, each with what to write.
-
-What does not live here: what one key can be (site_model.py, engine_kinds.py), and asking the batch system (factory/).
-"""
+"""What is impossible in a site although each value by itself is fine, and what is seldom meant (`hints`)."""
 
 from __future__ import annotations
 
@@ -13,28 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from ctxflow.policies.registry import FAMILIES, known, make, names
-from ctxflow.sites.engine_kinds import TaskVineOptions
-from ctxflow.sites.provider_keys import OWN_SUBMIT_KEYS, TIER_KEYS, mistake, option_problems
+from ctxflow.policies.registry import DEFAULTS, FAMILIES, known, make, names
+from ctxflow.sites.engine_kinds import OWN, TaskVineOptions, engine_kind
+from ctxflow.sites.provider_keys import tier_problems
 from ctxflow.sites.site_model import Region, Site, Tier
 from ctxflow.sites.site_problems import FileProblem, shown, suggestion
 
-PROVIDERS = ("condor", "slurm", "pbs", "grid-engine", "kubernetes", "local")
 ARCHIVES = (".tar.gz", ".tgz")
-_ALIASES = {
-    "htcondor": "condor", "sge": "grid-engine", "uge": "grid-engine", "age": "grid-engine",
-    "gridengine": "grid-engine", "grid_engine": "grid-engine", "torque": "pbs", "pbspro": "pbs", "openpbs": "pbs",
-    "k8s": "kubernetes", "kube": "kubernetes", "sbatch": "slurm", "localhost": "local", "embedded": "local",
-}  # fmt: skip
-# HTCondor's keys, and where other batch systems have the like.
-_CONDOR_ONLY = {
-    "requirements": "options, such as options = {constraint = ...} or {partition = ...}",
-    "require_gpus": "options, such as options = {constraint = ...} or {partition = ...}",
-    "priority": "options, such as options = {qos = ...} or {scheduler_options = ...}",
-    "schedd": "options, such as options = {clusters = ...}",
-    "pool": "options, such as options = {clusters = ...}",
-    "submit": "options, such as options = {scheduler_options = ...}",
-}
 
 
 def problems(site: Site) -> Iterator[FileProblem]:
@@ -48,7 +30,8 @@ def problems(site: Site) -> Iterator[FileProblem]:
     if not math.isfinite(site.join_timeout):
         text = "join_timeout cannot be infinite: write seconds, such as join_timeout = 300"
         yield FileProblem(("join_timeout",), text)
-    yield from _environment(site.python_environment)
+    if site.python_environment is not None and (wrong := environment_mistake(site.python_environment)):
+        yield FileProblem(("python_environment",), wrong)
     for family in FAMILIES:
         yield from _policy(family, getattr(site, family))
     yield from _machines(site)
@@ -60,7 +43,7 @@ def problems(site: Site) -> Iterator[FileProblem]:
             other = next(f"{tier.name}-{n}" for n in range(2, len(site.tiers) + 2) if f"{tier.name}-{n}" not in seen)
             key = ("tiers", number, "name")
             yield FileProblem(key, f'two tiers have the name "{tier.name}": write another, such as name = "{other}"')
-        for problem in (*tier_problems(tier), *_places(tier, site.acquire)):
+        for problem in tier_problems(tier, site.acquire):
             yield FileProblem(("tiers", number, *problem.path), problem.text)
     yield from region_problems(site)
 
@@ -100,18 +83,15 @@ def _limits(site: Site) -> Iterator[FileProblem]:
             key = f"{measure}_per_{scope}"
             if getattr(site, key) is None:
                 continue
+            text = ""
             if not site.capabilities.acquires:
-                yield FileProblem(
-                    (key,), f"{key} is for workers that are acquired, which the {site.engine} engine's are not"
-                )
+                text = f"{key} is for workers that are acquired, which the {site.engine} engine's are not"
             elif scope != "run" and site.acquire != "factory":
-                yield FileProblem(
-                    (key,), f'{key} is counted by a factory: write acquire = "factory", or {measure}_per_run'
-                )
+                text = f'{key} is counted by a factory: write acquire = "factory", or {measure}_per_run'
             elif measure == "cost" and not priced:
-                yield FileProblem(
-                    (key,), f"{key} cannot be counted: write the price of a worker's hour below [[tiers]]"
-                )
+                text = f"{key} cannot be counted: write the price of a worker's hour below [[tiers]]"
+            if text:
+                yield FileProblem((key,), text)
 
 
 def _network(options: TaskVineOptions) -> Iterator[FileProblem]:
@@ -136,12 +116,6 @@ def _network(options: TaskVineOptions) -> Iterator[FileProblem]:
     host = re.sub(r"^\w+://|:\d+$|/$", "", address)
     if host != address:
         yield problem("address", f'address is a host alone, and port a key of its own: write address = "{host}"')
-
-
-def _environment(environment: str | None) -> Iterator[FileProblem]:
-    wrong = environment_mistake(environment) if environment is not None else None
-    if wrong:
-        yield FileProblem(("python_environment",), wrong)
 
 
 def environment_mistake(environment: str) -> str | None:
@@ -173,136 +147,21 @@ def environment_mistake(environment: str) -> str | None:
 def _policy(family: str, choice: Any) -> Iterator[FileProblem]:
     name = choice.get("policy") if isinstance(choice, Mapping) else choice
     if isinstance(choice, Mapping) and name is None:
-        yield FileProblem(
-            (family,),
-            f'the {family} policy has no name: write {{policy = "...", ...}}, such as policy = "{names(family)[0]}"',
-        )
+        text = f'the {family} policy has no name: write {{policy = "...", ...}}, such as policy = "{names(family)[0]}"'
+        yield FileProblem((family,), text)
     elif isinstance(name, str) and not known(family, name):
         close = suggestion(name, names(family), "")
-        choose = f"choose one of {', '.join(names(family))}"
-        yield FileProblem(
-            (family,), f"there is no {family} policy {name!r}: {choose}" + (f"; {close}" if close else "")
-        )
+        choose = f"choose one of {', '.join(names(family))}" + (f"; {close}" if close else "")
+        yield FileProblem((family,), f"there is no {family} policy {name!r}: {choose}")
     elif isinstance(name, (int, float, list)):
-        yield FileProblem(
-            (family,), f"the {family} policy cannot be {shown(name)}: write a name ({', '.join(names(family))})"
-        )
+        text = f"the {family} policy cannot be {shown(name)}: write a name ({', '.join(names(family))})"
+        yield FileProblem((family,), text)
     elif isinstance(choice, Mapping):
         try:
             make(family, dict(choice))
         except (ValueError, TypeError) as error:
             named = [key for key in choice if key != "policy" and key in str(error)]
             yield FileProblem((family, *named[:1]), f"the {family} policy {name!r} cannot be made so: {error}")
-
-
-def tier_problems(tier: Tier) -> Iterator[FileProblem]:
-    """Yield all that is impossible in a tier; the paths begin with its keys.
-
-    >>> [problem.text for problem in tier_problems(Tier(workers=2, minimum=5))]
-    ['minimum = 5 of tier gpu is more than workers = 2: write at most 2, or more workers']
-    """
-    whose = f"of tier {tier.name}"
-    if tier.minimum > tier.workers:
-        yield FileProblem(
-            ("minimum",),
-            f"minimum = {tier.minimum} {whose} is more than workers = {tier.workers}: write at most {tier.workers}, or "
-            "more workers",
-        )
-    for key in ("memory_gb", "disk_gb", "gpu_memory_gb", "price", "boot_seconds"):
-        if math.isinf(getattr(tier, key) or 0):
-            yield FileProblem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
-    for name in tier.env:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or name == "CTXFLOW_JOB":
-            yield FileProblem(("env",), f"env {whose} cannot set {name!r}: write another name")
-    if tier.provider not in PROVIDERS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", tier.provider):
-        yield _unknown_provider(tier)
-        return
-    yield from _foreign_keys(tier)
-    if tier.provider == "condor":
-        yield from _expressions(tier)
-        yield from _submit(tier)
-    elif tier.provider != "local":
-        yield from option_problems(tier)
-
-
-def _unknown_provider(tier: Tier) -> FileProblem:
-    meant = _ALIASES.get(tier.provider.lower())
-    hint = f"did you mean {meant!r}?" if meant else suggestion(tier.provider, PROVIDERS, "")
-    choice = ", ".join(PROVIDERS)
-    return FileProblem(
-        ("provider",),
-        f"provider of tier {tier.name} cannot be {shown(tier.provider)}: write one of {choice}, or MODULE:NAME"
-        + (f"; {hint}" if hint else ""),
-    )
-
-
-def _foreign_keys(tier: Tier) -> Iterator[FileProblem]:
-    """Yield keys that the tier's provider does not understand."""
-    given = [key for key in (*_CONDOR_ONLY, "image", "options") if getattr(tier, key) not in (None, {})]
-    for key in given:
-        only, instead = "HTCondor's", _CONDOR_ONLY.get(key, "")
-        if key == "options":
-            if tier.provider not in ("condor", "local"):
-                continue
-            only, instead = "for Parsl's providers", "submit" if tier.provider == "condor" else ""
-        elif tier.provider == "condor" or (key == "image" and tier.provider == "kubernetes"):
-            continue
-        elif key == "image":
-            only = "for condor and kubernetes"
-        instead = "" if tier.provider == "local" else instead
-        what = f"write it in {instead}" if instead else "leave it out"
-        yield FileProblem((key,), f'{key} of tier {tier.name} is {only}, and its provider is "{tier.provider}": {what}')
-
-
-def _places(tier: Tier, acquire: str) -> Iterator[FileProblem]:
-    if not tier.machine_gpus:
-        return
-    key = ("machine_gpus",)
-    what = f"machine_gpus of tier {tier.name}"
-    if tier.provider != "condor":
-        yield FileProblem(key, f'{what} is HTCondor\'s, and its provider is "{tier.provider}": leave it out')
-    elif acquire == "factory":
-        yield FileProblem(key, f'{what} needs runs that acquire their workers themselves: write acquire = "run"')
-    elif tier.machine_gpus < tier.gpus:
-        yield FileProblem(key, f"{what} is less than a worker has: write machine_gpus = {tier.gpus} or more")
-
-
-def _expressions(tier: Tier) -> Iterator[FileProblem]:
-    if tier.gpus == 0 and tier.require_gpus is not None:
-        yield FileProblem(
-            ("require_gpus",),
-            f"require_gpus of tier {tier.name} asks for GPUs, and gpus = 0: write gpus = 1, or leave require_gpus out",
-        )
-    for key in ("requirements", "require_gpus"):
-        expression = getattr(tier, key)
-        if expression is not None and (wrong := mistake(expression)):
-            yield FileProblem((key,), f"{key} of tier {tier.name} is no ClassAd expression: {wrong}")
-    if tier.require_gpus and re.search(r"\b(CUDA|GPUs_)\w+", tier.require_gpus):
-        found = re.findall(r"\b(?:CUDA|GPUs_)(\w+)", tier.require_gpus)[0]
-        yield FileProblem(
-            ("require_gpus",),
-            f"require_gpus of tier {tier.name} looks at one GPU, whose attributes have no prefix: write {found}",
-        )
-
-
-def _submit(tier: Tier) -> Iterator[FileProblem]:
-    for key in tier.submit:
-        lower = key.lower()
-        if lower in OWN_SUBMIT_KEYS or lower.replace("my.", "+") in OWN_SUBMIT_KEYS:
-            yield FileProblem(
-                ("submit", key),
-                f"submit of tier {tier.name} sets {key!r}, which ctxflow needs for itself: leave it out",
-            )
-        elif lower in TIER_KEYS:
-            yield FileProblem(
-                ("submit", key),
-                f"submit of tier {tier.name} sets {key!r}, for which a tier has a key: write {TIER_KEYS[lower]} = ...",
-            )
-        elif not re.fullmatch(r"\+?[A-Za-z][\w.]*", key):
-            yield FileProblem(
-                ("submit", key),
-                f"submit of tier {tier.name} has a key {key!r} that HTCondor cannot have: write letters, digits and _",
-            )
 
 
 def region_problems(site: Site) -> Iterator[FileProblem]:
@@ -326,9 +185,8 @@ def region_problems(site: Site) -> Iterator[FileProblem]:
     owners: dict[str, str] = {}
     for number, region in enumerate(site.regions):
         if region.name in names[:number]:
-            yield FileProblem(
-                ("regions", number, "name"), f'two regions have the name "{region.name}": give one of them another'
-            )
+            text = f'two regions have the name "{region.name}": give one of them another'
+            yield FileProblem(("regions", number, "name"), text)
         for tier in region.tiers:
             if tier in owners:
                 yield FileProblem(
@@ -345,27 +203,131 @@ def _of_region(site: Site, region: Region, names: list[str]) -> Iterator[FilePro
     tiers = [tier.name for tier in site.tiers]
     for tier in region.tiers:
         if tier not in tiers:
-            otherwise = "add one with that name, or leave it out"
-            yield FileProblem(
-                ("tiers",),
-                f"region {region.name} has the tier {tier!r}, and no tier is called so: "
-                + suggestion(tier, tiers, otherwise),
-            )
+            hint = suggestion(tier, tiers, "add one with that name, or leave it out")
+            text = f"region {region.name} has the tier {tier!r}, and no tier is called so: {hint}"
+            yield FileProblem(("tiers",), text)
     for key in ("latency_ms", "bandwidth_mbit"):
         for other, value in getattr(region, key).items():
             if other not in names:
-                yield FileProblem(
-                    (key,),
-                    f"{key} of region {region.name} names {other!r}, which is no region: "
-                    + suggestion(other, names, f"the site has {', '.join(names)}"),
-                )
+                hint = suggestion(other, names, f"the site has {', '.join(names)}")
+                yield FileProblem((key,), f"{key} of region {region.name} names {other!r}, which is no region: {hint}")
             if not math.isfinite(value) or value < 0 or (value == 0 and key == "bandwidth_mbit"):
-                yield FileProblem(
-                    (key,),
-                    f"{key} of region {region.name} cannot be {value:g}: write a number, such as {{{other} = 40}}",
-                )
+                instead = f"write a number, such as {{{other} = 40}}"
+                yield FileProblem((key,), f"{key} of region {region.name} cannot be {value:g}: {instead}")
     if region.power_price is not None and not math.isfinite(region.power_price):
-        yield FileProblem(
-            ("power_price",),
-            f"power_price of region {region.name} cannot be {region.power_price:g}: write dollars a kWh, such as 0.12",
+        given, instead = f"{region.power_price:g}", "write dollars a kWh, such as 0.12"
+        yield FileProblem(("power_price",), f"power_price of region {region.name} cannot be {given}: {instead}")
+
+
+_NEEDS = {"python_environment": "remote", "acquire": "acquires", "join_timeout": "acquires"}  # Keys, and capabilities.
+_LARGE_GB = 2000
+
+
+def hints(site: Site, environment: bool = True, others_read: bool = False) -> Iterator[str]:
+    """Yield what a site's author may want to change, a sentence each.
+
+    :param environment: whether to say that the environment is not on this machine.
+    :param others_read: whether other users may read the file.
+
+    >>> list(hints(Site(taskvine={"fan_out": 3})))
+    ['fan_out does nothing with the embedded engine: leave it out, or write engine = "taskvine" for a cluster']
+    """
+    yield from _idle_keys(site)
+    if not site.capabilities.acquires:
+        return
+    elsewhere = site.python_environment and not site.python_environment.endswith(ARCHIVES)
+    if environment and site.python_environment and elsewhere and not os.path.exists(site.python_environment):
+        yield (
+            f"python_environment {site.python_environment} is not on this machine: see that it is on those of the "
+            "workers, or have it sent there: `ctxflow env pack`"
         )
+    if site.preemption != DEFAULTS["preemption"] and not any(tier.machine_gpus for tier in site.tiers):
+        yield "preemption makes room on machines for workers with several GPUs: write machine_gpus in a tier"
+    for tier in site.tiers:
+        yield from _of_tier(tier)
+        yield from _secrets(tier, others_read)
+    if site.regions and not any(region.hosts for region in site.regions):
+        claimed = {name for region in site.regions for name in region.tiers}
+        for tier in site.tiers:
+            if tier.name not in claimed and "CTXFLOW_REGION" not in tier.env:
+                yield f"tier {tier.name} is in no region, so its workers count as in {site.home}: name it in one"
+
+
+def _idle_keys(site: Site) -> Iterator[str]:
+    """Yield keys that the site's engine does not look at."""
+    for key, need in _NEEDS.items():
+        if key in site.model_fields_set and not getattr(site.capabilities, need):
+            yield _does_nothing(key, site.engine, "taskvine")
+    for kind in OWN.values():
+        if kind.name != site.engine:
+            for key in type(table := getattr(site, kind.name)).model_fields:
+                if key in table.model_fields_set:
+                    yield _does_nothing(key, site.engine, kind.name)
+
+
+def _does_nothing(key: str, engine: str, other: str) -> str:
+    if key == "gpus_per_worker" and engine_kind(engine).capabilities.acquires:
+        return "gpus_per_worker is for the embedded engine: write gpus in each tier"
+    where = " for a cluster" if OWN[other].capabilities.acquires else ""
+    return f'{key} does nothing with the {engine} engine: leave it out, or write engine = "{other}"{where}'
+
+
+def _secrets(tier: Tier, others_read: bool) -> Iterator[str]:
+    for key in ("options", "submit"):
+        for name in dict.fromkeys(secrets_in(getattr(tier, key))):
+            yield (
+                f"{name} in {key} of tier {tier.name} looks like a secret, and batch systems show {key} to who asks: "
+                f"write it under env, which workers get in a file that is yours alone"
+            )
+    names = [name for name in tier.env if is_secret(name)]
+    if names and others_read:
+        yield (
+            f"{', '.join(names)} in env of tier {tier.name} looks like a secret, and other users may read this "
+            "file: call chmod go-r on it"
+        )
+
+
+def _of_tier(tier: Tier) -> Iterator[str]:
+    for key in ("memory_gb", "disk_gb"):
+        value = getattr(tier, key)
+        if value is not None and value >= _LARGE_GB * (10 if key == "disk_gb" else 1):
+            meant = f"{key} = {value / 1000:g}"
+            yield f"{key} = {value:g} of tier {tier.name} is {value / 1000:g} TB: if you meant MB, write {meant}"
+    if tier.workers == 0:
+        yield f"tier {tier.name} has workers = 0, so it is never used: write how many at most"
+    if tier.pool and not tier.schedd:
+        yield f"pool of tier {tier.name} has no schedd beside it, so any of that pool is taken: write schedd too"
+    if tier.requirements and any(word in tier.requirements for word in ("GPUs_", "CUDA")):
+        yield (
+            f"requirements of tier {tier.name} looks at GPUs, and fails where a machine has several models: write it "
+            "as require_gpus, without the prefix"
+        )
+
+
+_WORDS = r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY)"
+_NAME = re.compile(rf"{_WORDS}S?(?![A-Z])", re.IGNORECASE)
+_GIVEN = re.compile(rf"\b(\w*{_WORDS}S?)(?:=|: )\S", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable's name is that of a secret.
+
+    >>> [is_secret(name) for name in ("HF_TOKEN", "api_key", "AWS_SECRET_ACCESS_KEY", "TOKENIZERS_PARALLELISM")]
+    [True, True, True, False]
+    """
+    return bool(_NAME.search(name))
+
+
+def secrets_in(value: Any) -> list[str]:
+    """Return the names of the secrets that a value gives, whatever it holds.
+
+    >>> secrets_in({"worker_init": "module load cuda; export HF_TOKEN=hf_abc", "secret": "pull", "nodes": 2})
+    ['HF_TOKEN']
+    """
+    if isinstance(value, dict):
+        texts = [str(name) for name, each in value.items() if each and isinstance(each, str)]
+        named = [name for name in texts if is_secret(name) and name != "secret"]  # Which Parsl has for a name of one.
+        return [*named, *(name for each in value.values() for name in secrets_in(each))]
+    if isinstance(value, (list, tuple)):
+        return [name for each in value for name in secrets_in(each)]
+    return _GIVEN.findall(value) if isinstance(value, str) else []
