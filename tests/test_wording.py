@@ -13,8 +13,7 @@ from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.factory.tier_providers import Leftovers
 from ctxflow.host.session_states import _pairs
 from ctxflow.models.reading import check_texts
-from ctxflow.models.results import InputTooLong
-from ctxflow.models.sampling import per_row
+from ctxflow.models.results import InputTooLong, per_row
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source, open_table
 from ctxflow.scheduler.context_moves import refused

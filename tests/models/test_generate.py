@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ctxflow.models import OutOfMemoryError, TextGenerator
 from ctxflow.models.generate import _Sampler
 from ctxflow.models.reading import Tokens
-from ctxflow.models.sampling import Sampling, uniforms
+from ctxflow.models.results import Sampling, uniforms
 
 PROMPTS = [
     "The capital of France is",

@@ -5,9 +5,23 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig
 
 from ctxflow.installing import how_to_install
-from ctxflow.models.transformers import load_language_model, resolve_device, resolve_dtype
+from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models.transformers import (
+    GPU_BATCH_TOKENS,
+    InternalBatches,
+    LoadedModel,
+    _bytes_per_token,
+    load_language_model,
+    resolve_device,
+    resolve_dtype,
+    run_batches,
+    run_each,
+)
 
 
 def test_auto_keeps_the_saved_type_but_no_half_type_on_a_cpu():
@@ -87,3 +101,177 @@ def test_the_small_model_is_the_same_each_time(causal_lm_folder, tmp_path):
     assert (other / "model.safetensors").read_bytes() != (again / "model.safetensors").read_bytes()
     with pytest.raises(ValueError, match="hidden_size=20 is no multiple of 16"):
         make_causal_lm(tmp_path, hidden_size=20)
+
+
+lengths_strategy = st.lists(st.integers(0, 50), max_size=40)
+
+
+@given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
+def test_every_row_goes_once_within_the_limits_and_comes_back_in_order(lengths, max_tokens, max_rows):
+    seen: list[list[int]] = []
+
+    def run(rows: list[int]) -> list[int]:
+        seen.append(rows)
+        return [row * 2 for row in rows]
+
+    assert run_batches(lengths, run, max_tokens=max_tokens, max_rows=max_rows) == [
+        row * 2 for row in range(len(lengths))
+    ]
+    assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
+    for rows in seen:
+        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
+        assert max_rows is None or len(rows) <= max_rows
+    flat = [lengths[row] for rows in seen for row in rows]
+    assert flat == sorted(flat, reverse=True)
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), fits=st.integers(50, 300))
+def test_what_does_not_fit_is_halved_until_it_does(lengths, fits):
+    tried: list[int] = []
+    limits: list[int] = []
+
+    def run(rows: list[int]) -> list[int]:
+        tokens = len(rows) * max(lengths[row] for row in rows)
+        if tokens > fits:
+            tried.append(tokens)
+            raise MemoryError("too much")
+        return rows
+
+    assert run_batches(lengths, run, max_tokens=10_000, recover=limits.append) == list(range(len(lengths)))
+    assert limits == [tokens // 2 for tokens in tried]
+    assert limits == sorted(limits, reverse=True)
+
+
+def test_a_row_that_does_not_fit_alone_says_what_to_do():
+    def run(rows: list[int]) -> list[int]:
+        raise MemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
+
+    with pytest.raises(OutOfMemoryError, match=r"one prompt alone does not fit .* larger GPU \(CUDA out.*GiB\.\)"):
+        run_batches([3, 4], run, max_tokens=100)
+
+
+def test_another_exception_is_not_retried():
+    calls = []
+
+    def run(rows: list[int]) -> list[int]:
+        calls.append(rows)
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        run_batches([1, 1], run, max_tokens=100)
+    assert len(calls) == 1
+
+
+def test_a_wrong_number_of_results_is_an_error():
+    with pytest.raises(ValueError, match="zip"):
+        run_batches([1, 1], lambda rows: [0], max_tokens=100)
+
+
+@given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
+def test_each_row_comes_in_order_from_batches_that_are_as_full_as_may_be(lengths, max_tokens, max_rows):
+    seen: list[list[int]] = []
+
+    def run(rows: list[int]) -> list[int]:
+        seen.append(rows)
+        return [row * 2 for row in rows]
+
+    found = list(run_each(lengths, run, max_tokens=max_tokens, max_rows=max_rows))
+    assert found == [row * 2 for row in range(len(lengths))]
+    assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
+    for rows in seen:
+        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
+        assert max_rows is None or len(rows) <= max_rows
+
+
+def test_the_first_rows_come_before_the_last_have_run():
+    ran: list[int] = []
+    results = run_each([10, 30, 20, 40] * 100, lambda rows: ran.extend(rows) or rows, max_tokens=200)
+    assert next(results) == 0
+    assert len(ran) <= 20
+    batches: list[int] = []
+    random = [((n * 7919) % 97) + 3 for n in range(1000)]
+    assert list(run_each(random, lambda rows: batches.append(len(rows)) or rows, max_tokens=2000)) == [*range(1000)]
+    whole: list[int] = []
+    run_batches(random, lambda rows: whole.append(len(rows)) or rows, max_tokens=2000)
+    assert len(batches) <= 1.2 * len(whole), "hardly more batches than if all were sorted"
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), fits=st.integers(50, 300))
+def test_what_does_not_fit_is_halved_there_too(lengths, fits):
+    limits: list[int] = []
+
+    def run(rows: list[int]) -> list[int]:
+        if len(rows) * max(lengths[row] for row in rows) > fits:
+            raise MemoryError("too much")
+        return rows
+
+    found = list(run_each(lengths, run, max_tokens=10_000, recover=limits.append))
+    assert found == list(range(len(lengths)))
+    assert limits == sorted(limits, reverse=True)
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The memory figures of a GPU, which can be set: bytes free, reserved by torch, and allocated of these."""
+    figures = {"free": 0, "reserved": 0, "allocated": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (figures["free"], 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: figures["reserved"])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: figures["allocated"])
+    return figures
+
+
+class Model:
+    """SmolLM2-1.7B's configuration without its weights."""
+
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        vocab_size=49152,
+    )
+    dtype = torch.bfloat16
+
+
+def sizes(rows, tokens, max_batch_tokens=None, max_batch_size=None):
+    """How many rows each internal batch had."""
+    loaded = LoadedModel("model", None, Model(), None, torch.device("cuda:0"))
+    workload = InternalBatches(loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=1)
+    seen = []
+    workload.run([tokens] * rows, lambda numbers: [seen.append(len(numbers))] * len(numbers))
+    return seen
+
+
+def test_the_cache_of_a_token_is_counted_over_all_layers():
+    kept = 2 * 24 * 32 * 64 * 2  # keys and values, layers, heads, head size, bytes
+    with_cache = _bytes_per_token(Model.config, 2, keeps_cache=True)
+    without = _bytes_per_token(Model.config, 2, keeps_cache=False)
+    assert kept <= with_cache - without <= 1.1 * kept
+    assert _bytes_per_token(object(), 2, keeps_cache=True) > 0
+
+
+def test_batches_on_a_gpu_are_as_large_as_its_free_memory_allows(gpu):
+    gpu.update(free=5 * GIB)
+    small = sizes(rows=100, tokens=512)
+    gpu.update(free=10 * GIB)
+    assert max(sizes(rows=100, tokens=512)) == pytest.approx(2 * max(small), abs=1)
+    gpu.update(free=5 * GIB, reserved=20 * GIB, allocated=15 * GIB)
+    assert max(sizes(rows=100, tokens=512)) == pytest.approx(2 * max(small), abs=1)
+    assert max(small) * 512 * _bytes_per_token(Model.config, 2, keeps_cache=True) < 5 * GIB
+
+
+def test_batches_have_a_greatest_size_and_a_least(gpu):
+    gpu.update(free=70 * GIB)
+    assert max(sizes(rows=1000, tokens=512)) == GPU_BATCH_TOKENS // 512
+    gpu.update(free=0)
+    assert sizes(rows=3, tokens=512) == [1, 1, 1]
+
+
+def test_chosen_limits_go_before_free_memory(gpu):
+    gpu.update(free=70 * GIB)
+    assert sizes(rows=5, tokens=512) == [5]
+    assert sizes(rows=5, tokens=512, max_batch_tokens=1024) == [2, 2, 1]
+    assert sizes(rows=5, tokens=512, max_batch_size=4) == [4, 1]

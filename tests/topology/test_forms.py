@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.topology import Topology, from_graph, to_graph
-from ctxflow.topology.drawing import draw
+from ctxflow.topology.graph import draw
 from ctxflow.topology.machine_ads import from_ads, parse_ads, parse_value, read_topologies, to_classad, write_value
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -18,7 +18,7 @@ from ctxflow.batch.journal import Keys, SeenKeys, as_keys, contained, id_key
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.templates import Render, compile_template
 from ctxflow.errors import counted
-from ctxflow.models.sampling import Sampling
+from ctxflow.models.results import Sampling
 from ctxflow.rows.source import Row, RowError, Source, cell, columns_for, item_maker
 
 Item = tuple[Any, ...]

@@ -272,7 +272,7 @@ class Job(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _samples(self) -> Job:
         if parameters := self.parameters:
-            from ctxflow.models.sampling import Sampling
+            from ctxflow.models.results import Sampling
 
             Sampling(**parameters)
         return self
@@ -285,7 +285,7 @@ class Job(pydantic.BaseModel):
     @property
     def parameters(self) -> dict[str, Any]:
         """Return the generation parameters that were given."""
-        from ctxflow.models.sampling import GENERATION
+        from ctxflow.models.results import GENERATION
 
         return {name: value for name in GENERATION if (value := getattr(self, name)) not in (None, ())}
 

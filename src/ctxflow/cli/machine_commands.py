@@ -303,7 +303,7 @@ def topo(
     What cannot be found out is said at the end, or under "problems".
     """
     from ctxflow.topology import to_graph
-    from ctxflow.topology.drawing import draw
+    from ctxflow.topology.graph import draw
     from ctxflow.topology.machine import read_machine
     from ctxflow.topology.machine_ads import read_topologies, to_classad
 

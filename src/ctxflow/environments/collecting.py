@@ -1,7 +1,7 @@
 """Decide which files make up an environment, and where each goes in a Python installation that can be moved.
 
-The result is one installation, not a virtual environment beside another: the base interpreter, its standard library and
-headers, and in its site directory everything that the environment sees on its path, as far as the first of each name.
+The result is one installation: the base interpreter, its standard library and headers, and in its site directory
+everything that the environment sees on its path, as far as the first of each name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ctxflow.environments import inspection
+from ctxflow.environments import opening
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install_ctxflow
 
@@ -40,26 +40,11 @@ _NO_USER_SITE = (
 
 
 class PackedFile(NamedTuple):
-    """A file of the environment.
+    """A file of the environment."""
 
-    :ivar source: the file whose content it has; of a link, what it points to.
-    """
-
-    source: str
+    source: str  # The file whose content it has; of a link, what it points to.
     executable: bool = False
     link: bool = False
-
-
-def interpreter_of(prefix: Path) -> str:
-    """Return the interpreter of a prefix.
-
-    :raises CtxflowError: if there is none.
-    """
-    python = prefix / "bin" / "python"
-    python = python if python.exists() else prefix / "bin" / "python3"
-    if not python.exists():
-        raise CtxflowError(f"{prefix} is not an environment, since it has no bin/python: give the path of one")
-    return str(python)
 
 
 def is_conda(prefix: Path) -> bool:
@@ -68,16 +53,14 @@ def is_conda(prefix: Path) -> bool:
 
 
 def inspect(prefix: Path) -> dict[str, Any]:
-    """Return what the interpreter of a prefix says about itself; see inspection.py.
+    """Return what the interpreter of a prefix says about itself; see `opening.describe_interpreter`.
 
     A virtual environment is taken with all that it sees, on PYTHONPATH too; a conda environment by itself.
-
-    :raises CtxflowError: if it cannot be asked, or lacks what a worker needs, saying what to do.
     """
-    python = interpreter_of(prefix)
-    about: dict[str, Any] = json.loads(
-        _answer(python, *(["-I"] if is_conda(prefix) else []), "-B", inspection.__file__)
-    )
+    python = next((str(path) for name in ("python", "python3") if (path := prefix / "bin" / name).exists()), None)
+    if python is None:
+        raise CtxflowError(f"{prefix} is not an environment, since it has no bin/python: give the path of one")
+    about: dict[str, Any] = json.loads(_answer(python, *(["-I"] if is_conda(prefix) else []), "-B", opening.__file__))
     if about["missing"]:
         lacking = " and ".join(about["missing"])
         raise CtxflowError(f"{prefix} has no {lacking}, which a worker needs: {how_to_install_ctxflow(python)}")
@@ -136,8 +119,9 @@ class Collection:
         """Add what conda-pack made of a conda environment."""
         self._tree(root, "", root)
         self.rewrite(f"{about['site']}/ctxflow-environment.pth", _NO_USER_SITE)
-        for target in [target for target in self.entries if os.path.dirname(target) == "bin"]:
-            self._move_script(target)
+        for target in list(self.entries):
+            if os.path.dirname(target) == "bin":
+                self._move_script(target)
         script = Path(self.entries["bin/conda-unpack"].source).read_text()
         before, start, rest = script.partition("_prefix_records = [\n")
         records, end, after = rest.partition("\n]\n")
@@ -163,24 +147,23 @@ class Collection:
                 self._inside.pop()
         elif os.path.isfile(path):
             if real in self._placed:
-                self.entries[target] = PackedFile(_way(target, self._placed[real]), link=True)
+                place = os.path.relpath(self._placed[real], os.path.dirname(target))
+                self.entries[target] = PackedFile(place, link=True)
             else:
-                self._placed.setdefault(real, target)
+                self._placed[real] = target
                 self.entries[target] = PackedFile(real, os.access(real, os.X_OK))
 
-    def rewrite(self, target: str, content: bytes) -> None:
-        """Replace a file's content."""
+    def rewrite(self, target: str, content: bytes) -> str:
+        """Replace a file's content; return the path of what is packed in its place, which may be edited."""
         with tempfile.NamedTemporaryFile(dir=self.scratch, delete=False) as file:
             file.write(content)
         self.entries[target] = PackedFile(file.name, target in self.entries and self.entries[target].executable)
+        return file.name
 
     def copy(self, target: str) -> str:
-        """Return the path of a copy of a file, which is packed in its place and may be edited."""
-        with tempfile.NamedTemporaryFile(dir=self.scratch, delete=False) as file:
-            pass
-        shutil.copyfile(self.entries[target].source, file.name)
-        self.entries[target] = PackedFile(file.name, self.entries[target].executable)
-        return file.name
+        """Have a copy of a file packed in its place, and return the copy's path."""
+        source = self.entries[target].source
+        return str(shutil.copyfile(source, self.rewrite(target, b"")))
 
     def _tree(self, source: str, target: str, root: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
         for name in sorted(os.listdir(source)):
@@ -261,24 +244,16 @@ class Collection:
                 self._tree(path, name, prefix, lambda inner: inner not in _SITES)
         for name in sorted(os.listdir(os.path.join(prefix, "bin"))):
             path = os.path.join(prefix, "bin", name)
-            if (
-                not name.lower().startswith("activate")
-                and os.path.realpath(path) != executable
-                and os.path.isfile(path)
-            ):
+            own = not name.lower().startswith("activate") and os.path.realpath(path) != executable
+            if own and os.path.isfile(path):
                 self.add(path, f"bin/{name}", prefix)
                 self._move_script(f"bin/{name}")
 
     def _move_script(self, target: str) -> None:
-        entry = self.entries.get(target)
-        if entry is None or entry.link:
+        if (entry := self.entries.get(target)) is None or entry.link:
             return
-        with open(entry.source, "rb") as file:
-            if file.read(2) != b"#!":
-                return
         content = Path(entry.source).read_bytes()
-        match = _SHEBANGS.match(content)
-        if match:
+        if match := _SHEBANGS.match(content):
             self.rewrite(target, _SHEBANG + content[match.end() :])
 
 
@@ -286,14 +261,9 @@ def _of_standard_library(name: str) -> bool:
     return name not in _NOT_ON_WORKERS | _SITES and not _NOT_LIBRARY.fullmatch(name)
 
 
-def _way(target: str, place: str) -> str:
-    return os.path.relpath(place, os.path.dirname(target))
-
-
 def _key(name: str) -> str:
     """Return what a name in a site directory stands for: a module, or a distribution's metadata."""
-    match = _METADATA.fullmatch(name)
-    if match:
+    if match := _METADATA.fullmatch(name):
         return _METADATA_KEY + re.sub("[-_.]+", "-", match[1]).lower()
     return name if name.endswith(".pth") else name.partition(".")[0]
 

@@ -1,7 +1,7 @@
-"""Open a packed environment on the machine at hand: the worker's half.
+"""What runs under whichever Python a machine has: opening a packed environment, and describing an interpreter.
 
-Nothing here imports more than the standard library of Python 3.9, so that it runs under whichever `python3` a worker's
-machine has, also as a program of its own: `python3 opening.py ARCHIVE DIRECTORY` prints the interpreter's path.
+It needs the standard library of Python 3.9 alone, also as a program: `python3 opening.py ARCHIVE DIRECTORY` prints the
+opened environment's interpreter; without arguments it prints as JSON what `describe_interpreter` returns.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class UnusableEnvironment(ValueError):
 def open_environment(archive: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Unpack an environment into a folder, unless it is there already, and start its interpreter once.
 
-    The folder appears whole or not at all. Several processes may do this at once: one's folder stays, and all
-    get the same path.
+    The folder appears whole or not at all; processes that do this at the same time get the same path.
 
     :param archive: what `ctxflow env pack` wrote.
     :param directory: the folder that it becomes.
@@ -76,11 +75,7 @@ def open_environment(archive: str | os.PathLike[str], directory: str | os.PathLi
 
 
 def read_manifest(archive: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what is in an archive, from its first member.
-
-    :raises UnusableEnvironment: if it is not one of ours.
-    :raises OSError: if it cannot be read.
-    """
+    """Return what is in an archive, from its first member; raise `UnusableEnvironment` if it is none of ours."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             member = tar.next()
@@ -96,10 +91,7 @@ def read_manifest(archive: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_machine(manifest: dict[str, Any]) -> None:
-    """Check that this machine has what an environment needs.
-
-    :raises UnusableEnvironment: if it does not fit.
-    """
+    """Raise `UnusableEnvironment` if this machine lacks what an environment needs."""
     machine = f"{sys.platform}-{platform.machine()}"
     if machine != manifest["platform"]:
         raise UnusableEnvironment(
@@ -166,10 +158,7 @@ def _run(new: Path, *arguments: str) -> None:
 
 
 def extract_inside(tar: tarfile.TarFile, directory: str | Path) -> None:
-    """Extract an archive, none of whose files may come to lie outside the directory.
-
-    :raises tarfile.TarError: at a member that reaches out of it.
-    """
+    """Extract an archive; raise `tarfile.TarError` at a member that reaches out of the directory."""
     if hasattr(tarfile, "tar_filter"):
         tar.extraction_filter = tarfile.tar_filter
         tar.extractall(directory)
@@ -178,10 +167,7 @@ def extract_inside(tar: tarfile.TarFile, directory: str | Path) -> None:
 
 
 def _staying_inside(tar: tarfile.TarFile, directory: str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members, each only once those before it, which may be links, are extracted.
-
-    :raises tarfile.ExtractError: at one that reaches out of the directory.
-    """
+    """Yield the members, each only once those before it, which may be links, are extracted."""
     for member in tar:
         names = [member.name, member.linkname] if member.islnk() else [member.name]
         places = [os.path.realpath(os.path.join(directory, name)) for name in names]
@@ -190,7 +176,47 @@ def _staying_inside(tar: tarfile.TarFile, directory: str) -> Iterator[tarfile.Ta
         yield member
 
 
+def describe_interpreter() -> dict[str, Any]:
+    """Return where this interpreter's parts lie, what is on its path, and which packages it sees.
+
+    `editable` names the places of packages that are installed as links by setuptools' import hooks; `hooks`, the
+    modules of other tools' import hooks, whose places are not known.
+    """
+    import importlib.metadata  # Here: opening an environment needs none of them.
+    import importlib.util
+    import re
+    import sysconfig
+
+    finders = {name: module for name, module in sys.modules.items() if re.search("_editable_|^_editable", name)}
+    packages: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:  # What is left of a broken installation has none.
+            packages.setdefault(re.sub("[-_.]+", "-", name).lower(), distribution.version)
+    return {
+        "python": platform.python_version(),
+        "tag": "{}.{}".format(*sys.version_info),
+        "machine": platform.machine(),
+        "prefix": sys.prefix,
+        "base_prefix": sys.base_prefix,
+        "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
+        "library": [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")],
+        "headers": sysconfig.get_path("include"),
+        "path": [os.path.abspath(entry) for entry in sys.path if entry],
+        "packages": dict(sorted(packages.items())),
+        "editable": {
+            name: place for module in finders.values() for name, place in getattr(module, "MAPPING", {}).items()
+        },
+        "hooks": sorted(name for name, module in finders.items() if not hasattr(module, "MAPPING")),
+        "missing": [name for name in ("ctxflow", "cloudpickle") if importlib.util.find_spec(name) is None],
+    }
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        del sys.path[0]  # This file's folder.
+        json.dump(describe_interpreter(), sys.stdout)
+        sys.exit()
     try:
         sys.stdout.write(f"{open_environment(*sys.argv[1:])}\n")
     except (OSError, UnusableEnvironment) as problem:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.models.contexts import CLASSES, built_class, classifier, encoder, generator, vllm_generator
 from ctxflow.models.model_folder import locate_model
-from ctxflow.models.results import Classification, Generation, MissingPackageError, ModelNotFoundError, OutOfMemoryError
-from ctxflow.models.sampling import Sampling
+from ctxflow.models.results import (
+    Classification,
+    Generation,
+    MissingPackageError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    Sampling,
+)
 
 if TYPE_CHECKING:
     from ctxflow.models.classify import LabelClassifier
@@ -21,22 +27,10 @@ if TYPE_CHECKING:
     from ctxflow.models.vllm import VLLMGenerator
 
 __all__ = [
-    "Classification",
-    "Generation",
-    "LabelClassifier",
-    "MissingPackageError",
-    "ModelNotFoundError",
-    "OutOfMemoryError",
-    "Sampling",
-    "SentenceEncoder",
-    "TextGenerator",
-    "VLLMGenerator",
-    "classifier",
-    "encoder",
-    "generator",
-    "locate_model",
-    "vllm_generator",
-]
+    "Classification", "Generation", "LabelClassifier", "MissingPackageError", "ModelNotFoundError", "OutOfMemoryError",
+    "Sampling", "SentenceEncoder", "TextGenerator", "VLLMGenerator", "classifier", "encoder", "generator",
+    "locate_model", "vllm_generator",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,4 @@
-"""Answer a batch of requests to a model, on a worker: a batch job's tasks (batch/job_apps.py).
-
-Requests and answers are plain data.
-"""
+"""Answer a batch of requests to a model, as plain data, on a worker: a batch job's tasks (batch/job_apps.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.context import context
-from ctxflow.models.results import InputTooLong
-from ctxflow.models.sampling import GENERATION, Sampling
+from ctxflow.models.results import GENERATION, InputTooLong, Sampling
 
 if TYPE_CHECKING:
     from ctxflow.models.reading import Tokens
@@ -99,18 +95,12 @@ class _Likeliest:
 
     def choose(self, texts: Sequence[str]) -> Answers:
         """Return the label that the model finds likeliest after each text."""
-        return [
-            each
-            if isinstance(each, InputTooLong)
-            else {
-                "label": each.label,
-                "scores": each.probabilities,
-                "prompt_tokens": each.prompt_tokens,
-                "truncated": each.truncated,
-                "original_prompt_tokens": each.original_prompt_tokens,
-            }
-            for each in self._model.classify(texts, on_error="return")
-        ]
+        answers = self._model.classify(texts, on_error="return")
+        return [each if isinstance(each, InputTooLong) else self._answer(each) for each in answers]
+
+    def _answer(self, chosen: Any) -> Answer:
+        read = {name: getattr(chosen, name) for name in ("prompt_tokens", "truncated", "original_prompt_tokens")}
+        return {"label": chosen.label, "scores": chosen.probabilities, **read}
 
 
 class _Nearest:

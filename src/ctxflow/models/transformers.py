@@ -1,6 +1,7 @@
-"""Load a model and its tokenizer with the transformers library: dtype, device, padding.
+"""Load a model with the transformers library, and run its work in internal batches that fit in memory, by tokens.
 
-What is done with them is in generate.py and classify.py. Importing this module imports torch.
+An internal batch is what goes through the model at once; the batch that ctxflow sent may be many of them. How much fits
+is estimated from free memory, and corrected by what did not fit; `run_batches` and `run_each` are pure planning.
 """
 
 from __future__ import annotations
@@ -9,28 +10,25 @@ import contextlib
 import dataclasses
 import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
 
 from ctxflow.models.model_folder import check_ability, locate_model
+from ctxflow.models.results import OutOfMemoryError
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
 
 @dataclasses.dataclass(eq=False)
 class LoadedModel:
-    """A model and its tokenizer on one device. Dropping the last reference frees both; `close()` does it now.
+    """A model and its tokenizer on one device. Dropping the last reference frees both; `close()` does it now."""
 
-    :ivar name: what was asked for, for messages.
-    :ivar folder: where the files came from.
-    """
-
-    name: str
-    folder: Path
+    name: str  # As it was asked for, for messages.
+    folder: Path  # Where the files came from.
     model: Any
     tokenizer: Any
     device: torch.device
@@ -49,6 +47,10 @@ class LoadedModel:
     def close(self) -> None:
         """Free the memory of the model now; it cannot be used afterwards. Closing twice does nothing."""
         self.model = self.tokenizer = None
+        self.release()
+
+    def release(self) -> None:
+        """Give unused memory back to the device."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -67,8 +69,7 @@ def load_language_model(
 
     :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.model_folder`.
     :param dtype: of the weights: "float32", "float64", "float16", "bfloat16", or "auto": as they were saved,
-        but float32 in place of a half type on a CPU, and float16 in place of bfloat16 on a GPU too old for
-        it.
+        but float32 in place of a half type on a CPU, and float16 in place of bfloat16 on a GPU too old for it.
     :param device: "cuda", "cuda:1", "cpu", "mps", or "auto": the first GPU if there is one, else the CPU.
     :param options: further arguments of transformers' `from_pretrained`, such as `attn_implementation`.
     :param task: what it is for: "chat" takes a chat template.
@@ -81,7 +82,7 @@ def load_language_model(
     folder = locate_model(model, revision=revision)
     check_ability(os.fspath(model), folder, task)
     options = dict(options or {})
-    trusted = {key: options[key] for key in ("trust_remote_code",) if key in options}
+    trusted = {key: value for key, value in options.items() if key == "trust_remote_code"}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
@@ -99,10 +100,7 @@ def load_language_model(
 
 
 def check_dtype(dtype: str) -> None:
-    """Check that weights can be loaded in a type.
-
-    :raises ValueError: naming those in which they can.
-    """
+    """Raise `ValueError` for a type in which weights cannot be loaded."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown: give one of {', '.join(DTYPES)}")
 
@@ -113,10 +111,7 @@ def _saved_dtype(config: Any) -> torch.dtype:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device of that name; for "auto" the first GPU if there is one, else the CPU.
-
-    :raises ValueError: for a device that is not here.
-    """
+    """Return the device of that name; for "auto" the first GPU if there is one, else the CPU."""
     if device == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -145,7 +140,7 @@ def resolve_dtype(dtype: str, saved: torch.dtype, device: torch.device) -> torch
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keep the bars of transformers, which say nothing to a machine, out of a library process's log."""
+    """Keep the progress bars of transformers out of a library process's log."""
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -158,10 +153,8 @@ def without_progress_bars() -> Iterator[None]:
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Any, Any]:
     """Return rows of token ids as a matrix filled up on the left, and its mask; both of shape (rows, longest)."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids.to(device), mask.to(device)
+    ids, mask = right_padded([row[::-1] for row in rows], pad_id, device)
+    return ids.flip(1), mask.flip(1)
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Any, Any]:
@@ -170,3 +163,233 @@ def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.devic
     ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
     return ids.to(device), mask.to(device)
+
+
+Result = TypeVar("Result")
+
+# Tokens of an internal batch on a CPU where a model only reads: its caches hold no more (measured).
+CPU_READING_TOKENS = 1024
+CPU_WRITING_TOKENS = 4096  # The same where it writes, since each step's pass over the weights serves all rows.
+GPU_BATCH_TOKENS = 131_072  # The most on a GPU by default: more rows gain nothing, but wait for the slowest among them.
+
+
+class InternalBatches:
+    """The size of one model's internal batches, and running them.
+
+    :param max_batch_tokens: tokens of an internal batch, padding included; None takes what fits in free memory.
+    :param max_batch_size: rows of an internal batch; None for any number.
+    :param keeps_cache: whether keys and values of all layers stay for every token.
+    :param cpu_tokens: tokens of an internal batch on a CPU, where free memory says little about what is quick.
+    :raises ValueError: for a number below 1.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_batch_tokens: int | None,
+        max_batch_size: int | None,
+        *,
+        keeps_cache: bool,
+        cpu_tokens: int,
+    ) -> None:
+        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r} is out of range: give a whole number of 1 or more, or None")
+        self._loaded = loaded
+        self._chosen = max_batch_tokens
+        self._max_rows = max_batch_size
+        self._keeps_cache = keeps_cache
+        self._cpu_tokens = cpu_tokens
+        self._ceiling: int | None = None  # set when an internal batch did not fit, kept for the model's life
+
+    def run(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
+        """Run rows of these lengths (tokens, those to be written too) in internal batches, without gradients.
+
+        :param run: takes rows' numbers, gives a result for each.
+        :returns: the results in the order of the rows.
+        :raises OutOfMemoryError: if one row alone does not fit.
+        """
+        return run_batches(lengths, _inferring(run), **self._limits())
+
+    def run_each(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> Iterator[Result]:
+        """Run rows as `run` does, but yield each result as soon as it and all before it are there."""
+        return run_each(lengths, _inferring(run), **self._limits())
+
+    def _limits(self) -> dict[str, Any]:
+        most = self._chosen or self._fitting()
+        return {
+            "max_tokens": min(most, self._ceiling or most),
+            "max_rows": self._max_rows,
+            "out_of_memory": torch.cuda.OutOfMemoryError,
+            "recover": self._shrink,
+        }
+
+    def _fitting(self) -> int:
+        """Return how many tokens of an internal batch should fit in the memory that is free on the device now."""
+        device = self._loaded.device
+        if device.type != "cuda":
+            return self._cpu_tokens
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        config, itemsize = getattr(self._loaded.model, "config", None), getattr(self._loaded.dtype, "itemsize", 4)
+        per_token = _bytes_per_token(config, itemsize, self._keeps_cache)
+        return max(1, min(int(0.7 * (free + unused) / per_token), GPU_BATCH_TOKENS))
+
+    def _shrink(self, tokens: int) -> None:
+        self._ceiling = tokens
+        self._loaded.release()
+
+
+def _inferring(run: Callable[[list[int]], Sequence[Result]]) -> Callable[[list[int]], Sequence[Result]]:
+    """Return the function with gradients off while it runs, and only then."""
+
+    def inferring(rows: list[int]) -> Sequence[Result]:
+        with torch.inference_mode():
+            return run(rows)
+
+    return inferring
+
+
+def _bytes_per_token(config: Any, itemsize: int, keeps_cache: bool) -> int:
+    """Return an estimate of the memory that one token of a batch takes while it goes through a model."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    hidden = getattr(config, "hidden_size", 4096)
+    passing = 8 * hidden + 3 * (getattr(config, "intermediate_size", None) or 4 * hidden)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    head_size = getattr(config, "head_dim", None) or hidden // heads
+    kept_heads = getattr(config, "num_key_value_heads", None) or heads
+    layers = getattr(config, "num_hidden_layers", 32) + 1  # one more: a layer's cache is copied when it grows
+    kept = 2 * layers * kept_heads * head_size if keeps_cache else 0
+    return itemsize * (passing + kept)
+
+
+AHEAD = 4
+"""How many internal batches' rows `run_each` looks at, to find rows of similar lengths among them."""
+
+
+def group_size(longest: int, waiting: int, max_tokens: int, max_rows: int | None = None) -> int:
+    """Return how many of the waiting rows go through the model together with the longest of them.
+
+    A group takes its number of rows times its longest row; a row longer than `max_tokens` goes alone.
+
+    >>> group_size(10, 4, max_tokens=20), group_size(30, 4, max_tokens=20)
+    (2, 1)
+    """
+    fit = max(1, max_tokens // max(1, longest))
+    return min(fit, waiting, max_rows or waiting)
+
+
+def run_batches(
+    lengths: Sequence[int],
+    run: Callable[[list[int]], Sequence[Result]],
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    out_of_memory: type[BaseException] = MemoryError,
+    recover: Callable[[int], None] = lambda tokens: None,
+) -> list[Result]:
+    """Run every row in internal batches of similar lengths, so that little is padded.
+
+    Longest first, so that what does not fit is found at once; then `max_tokens` becomes half of what was
+    tried, for this and all later groups.
+
+    :param lengths: tokens of each row.
+    :param run: takes rows' numbers, returns a result for each.
+    :param out_of_memory: the exception that means "did not fit"; `recover` is called then with the new `max_tokens`.
+    :returns: the results in the order of the rows.
+    :raises OutOfMemoryError: if a row alone does not fit.
+
+    >>> run_batches([3, 10, 4], lambda rows: [f"{row} of {rows}" for row in rows], max_tokens=12)
+    ['0 of [2, 0]', '1 of [1]', '2 of [2, 0]']
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    results: dict[int, Result] = {}
+    while order:
+        rows = order[: group_size(lengths[order[0]], len(order), max_tokens, max_rows)]
+        found = _tried(rows, run, out_of_memory)
+        if found is not None:
+            results.update(found)
+            order = order[len(rows) :]
+        else:
+            max_tokens = len(rows) * lengths[rows[0]] // 2
+            recover(max_tokens)
+    return [results[row] for row in range(len(lengths))]
+
+
+def run_each(
+    lengths: Sequence[int],
+    run: Callable[[list[int]], Sequence[Result]],
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    out_of_memory: type[BaseException] = MemoryError,
+    recover: Callable[[int], None] = lambda tokens: None,
+) -> Iterator[Result]:
+    """Run rows as `run_batches` does, but yield each result as soon as it and all before it are there.
+
+    Rows are looked at in their order, as many as fill a few internal batches; the next batch is made of those that are
+    most like the oldest in length. So little is padded, and none but the last few batches is smaller than it may be.
+
+    >>> ran = []
+    >>> results = run_each([3, 10, 4, 3] * 9, lambda rows: ran.append(rows) or rows, max_tokens=12)
+    >>> next(results), ran
+    (0, [[0, 3, 4, 7]])
+    >>> list(results) == list(range(1, 36))
+    True
+    """
+    waiting: list[int] = []
+    results: dict[int, Result] = {}
+    taken = due = tokens = 0
+    while due < len(lengths):
+        while taken < len(lengths) and tokens < AHEAD * max_tokens:
+            waiting.append(taken)
+            tokens += lengths[taken]
+            taken += 1
+        waiting.sort(key=lambda row: (-lengths[row], row))
+        rows = _like(waiting.index(due), waiting, [lengths[row] for row in waiting], max_tokens, max_rows)
+        found = _tried(rows, run, out_of_memory)
+        if found is None:
+            max_tokens = len(rows) * lengths[rows[0]] // 2
+            recover(max_tokens)
+            continue
+        results.update(found)
+        waiting = [row for row in waiting if row not in found]
+        tokens -= sum(lengths[row] for row in rows)
+        while due in results:
+            yield results.pop(due)
+            due += 1
+
+
+def _like(
+    place: int, waiting: Sequence[int], lengths: Sequence[int], max_tokens: int, max_rows: int | None
+) -> list[int]:
+    """Return the internal batch of the row at a place, among rows that are sorted longest first.
+
+    >>> _like(2, [7, 8, 9], [6, 5, 5], max_tokens=12, max_rows=None)
+    [8, 9]
+    """
+
+    def end(start: int) -> int:
+        return start + group_size(lengths[start], len(waiting) - start, max_tokens, max_rows)
+
+    start = place
+    # If there are not enough shorter ones, some that are a little longer come with them.
+    while start and end(start) == len(waiting) and end(start - 1) > place:
+        start -= 1
+    return list(waiting[start : end(start)])
+
+
+def _tried(
+    rows: list[int], run: Callable[[list[int]], Sequence[Result]], out_of_memory: type[BaseException]
+) -> dict[int, Result] | None:
+    """Return the results of an internal batch; None if it did not fit."""
+    try:
+        return dict(zip(rows, run(rows), strict=True))
+    except out_of_memory as error:  # With it go the frames that held tensors.
+        if len(rows) > 1:
+            return None
+        reason = str(error).split("\n", maxsplit=1)[0]
+    raise OutOfMemoryError(
+        "one prompt alone does not fit in the device's memory: give fewer max_new_tokens or "
+        f"max_input_tokens, a smaller dtype, or a larger GPU ({reason})"
+    )

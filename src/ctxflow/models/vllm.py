@@ -1,8 +1,7 @@
 """Generate text with vLLM, where it is installed: calls and answers as of generate.py's `TextGenerator`.
 
-vLLM batches by itself and pages its cache, so nothing of token_batches.py is used here. `parallelism` says how many
-GPUs a context's worker has, and how a model is to be spread over them: a site's tier decides, by its `gpus`, and by
-`env` where it wants something else than the default.
+vLLM batches by itself and pages its cache. `parallelism` says how many GPUs a context's worker has, and how a model is
+spread over them: a site's tier decides, by its `gpus`, and by `env` where it wants something else than the default.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ from ctxflow.models.reading import (
     Reader,
     Tokens,
     answered,
-    check_conversations,
-    check_texts,
     context_length,
-    tokenize,
 )
-from ctxflow.models.results import Generation, MissingPackageError
-from ctxflow.models.sampling import Sampling, per_row
+from ctxflow.models.results import Generation, MissingPackageError, Sampling
 
 
 class VLLMGenerator:
@@ -92,10 +87,7 @@ class VLLMGenerator:
 
         A seed gives the same text again on the same version of vLLM, not the text that `TextGenerator` gives.
         """
-        texts = check_texts(prompts)
-        sampling = per_row(len(texts), **parameters)
-        read = self._reader.texts(tokenize(self.tokenizer, texts), self._reader.rooms(sampling))
-        return self._run(read, sampling, on_error, "prompts")
+        return self._run(*self._reader.prompts(prompts, parameters), on_error, "prompts")
 
     def chat(
         self,
@@ -106,10 +98,8 @@ class VLLMGenerator:
         **parameters: Any,
     ) -> list[Generation]:
         """Answer each conversation; parameters, answers and errors as `TextGenerator.chat`."""
-        those = check_conversations(conversations)
-        sampling = [row.stopping_at(self._reader.chat_stops) for row in per_row(len(those), **parameters)]
-        read = self._reader.conversations(those, self._reader.rooms(sampling), template_options)
-        return self._run(read, sampling, on_error, "conversations")
+        read = self._reader.chats(conversations, template_options, parameters)
+        return self._run(*read, on_error, "conversations")
 
     def close(self) -> None:
         """End vLLM's engine and free its memory; the generator cannot be used afterwards."""
@@ -119,42 +109,37 @@ class VLLMGenerator:
     def _run(self, read: list[Read], sampling: list[Sampling], on_error: str, what: str) -> list[Generation]:
         def written(numbers: list[int]) -> list[Generation]:
             prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]
-            return self._written(prompts, [sampling[number] for number in numbers])
+            if not prompts:
+                return []
+            given = [{"prompt_token_ids": tokens.ids} for tokens in prompts]
+            parameters = [_vllm_parameters(sampling[number]) for number in numbers]
+            answers = self._llm.generate(given, sampling_params=parameters, use_tqdm=False)
+            return [_generation(answer.outputs[0], tokens) for answer, tokens in zip(answers, prompts, strict=True)]
 
         return cast(list[Generation], list(answered(read, written, on_error, what)))  # Errors if they were asked for.
 
-    def _written(self, prompts: list[Tokens], sampling: list[Sampling]) -> list[Generation]:
-        if not prompts:
-            return []
-        answers = self._llm.generate(
-            [{"prompt_token_ids": tokens.ids} for tokens in prompts],
-            sampling_params=[_vllm_parameters(row) for row in sampling],
-            use_tqdm=False,
-        )
-        return [
-            Generation(
-                text=answer.outputs[0].text,
-                prompt_tokens=len(tokens.ids),
-                completion_tokens=len(answer.outputs[0].token_ids),
-                finish_reason="length" if answer.outputs[0].finish_reason == "length" else "stop",
-                truncated=tokens.truncated,
-                original_prompt_tokens=tokens.original,
-            )
-            for answer, tokens in zip(answers, prompts, strict=True)
-        ]
+
+def _generation(output: Any, prompt: Tokens) -> Generation:
+    return Generation(
+        text=output.text,
+        prompt_tokens=len(prompt.ids),
+        completion_tokens=len(output.token_ids),
+        finish_reason="length" if output.finish_reason == "length" else "stop",
+        truncated=prompt.truncated,
+        original_prompt_tokens=prompt.original,
+    )
 
 
 def _vllm_parameters(sampling: Sampling) -> Any:
     import vllm
 
-    top_k = {"top_k": sampling.top_k} if sampling.top_k else {}
     return vllm.SamplingParams(
         max_tokens=sampling.max_new_tokens,
         temperature=0.0 if sampling.greedy else sampling.temperature,
         top_p=sampling.top_p,
         seed=sampling.seed,
         stop=list(sampling.stop),
-        **top_k,
+        **({"top_k": sampling.top_k} if sampling.top_k else {}),
     )
 
 
@@ -187,9 +172,7 @@ def parallelism(environment: Mapping[str, str] = os.environ) -> Parallelism:
     pipeline = _number(environment, PIPELINE) or 1
     tensor = _number(environment, TENSOR)
     if tensor is None:
-        tensor = 1
-        while 2 * tensor * pipeline <= gpus:
-            tensor *= 2
+        tensor = 1 << max(0, (gpus // pipeline).bit_length() - 1)
     if tensor * pipeline > gpus:
         raise ValueError(
             f"{TENSOR} times {PIPELINE} is {tensor * pipeline}, and the worker has {counted(gpus, 'GPU')}: change the "

@@ -13,7 +13,7 @@ import pydantic
 from pydantic import Field
 
 from ctxflow.app_options import read_errors
-from ctxflow.models.shape import BYTES
+from ctxflow.models.model_folder import BYTES
 from ctxflow.sites.loader import advice, located, read_toml
 from ctxflow.sites.site_problems import FileError, FileProblem, shown, suggestion
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ctxflow.errors import counted
 from ctxflow.factory.provider import PoolSurvey
-from ctxflow.models.model_folder import locate_model
-from ctxflow.models.shape import BYTES, Shape, shape_of
+from ctxflow.models.model_folder import BYTES, Shape, locate_model, shape_of
 from ctxflow.planning.job_file import CandidateModel, Known, PlanJob, Query
 from ctxflow.planning.roofline import USABLE, DataSheet, estimate, gpu_of
 from ctxflow.planning.worker_blocks import SiteOffer, Speed, StaffedModel, problem_of, staffing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ctxflow.models.shape import Shape
+from ctxflow.models.model_folder import Shape
 from ctxflow.planning.worker_blocks import Speed
 
 EFFICIENCY = 0.5

@@ -1,7 +1,7 @@
 """What a machine is made of and who uses it: sockets, NUMA nodes, core groups, cores and GPUs (FlexTopo).
 
 A topology (hardware.py) is read from the machine itself (machine.py), from HTCondor's machine ads (machine_ads.py) or
-from JSON and Kubernetes' custom resource (graph.py), and drawn as text (drawing.py). Nothing here decides anything.
+from JSON and Kubernetes' custom resource, and drawn as text (graph.py).
 """
 
 from ctxflow.topology.graph import from_graph, to_graph

@@ -1,8 +1,4 @@
-"""A machine's topology as values, and which GPU of it a name means.
-
-Batch systems, CUDA and the driver each have names of their own for GPUs. Which devices this process may use:
-host/devices.py.
-"""
+"""A machine's topology as values, and which GPU of it a name means: each batch system has its own."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.installing import how_to_install_package
-from ctxflow.topology.drawing import ranges
-from ctxflow.topology.graph import from_graph
+from ctxflow.topology.graph import from_graph, ranges
 from ctxflow.topology.hardware import Core, CoreGroup, Gpu, NumaNode, Topology
 from ctxflow.topology.machine import numbers
 

