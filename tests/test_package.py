@@ -96,7 +96,8 @@ def test_what_has_no_use_for_parsl_does_not_import_it():
     program = (
         "import sys, ctxflow.batch.driver, ctxflow.simulator, ctxflow.executors.bare\n"
         "import ctxflow.cli.batch_command\n"
-        "import ctxflow.cli.simulate_command, ctxflow.cli.plan, ctxflow.cli.run_commands, ctxflow.cli.report_command\n"
+        "import ctxflow.cli.simulate_command, ctxflow.cli.decision_commands, ctxflow.cli.run_commands\n"
+        "import ctxflow.cli.report_command\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('parsl', 'torch')])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)

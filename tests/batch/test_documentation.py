@@ -6,7 +6,7 @@ from pathlib import Path
 
 import forked
 from ctxflow.batch.job import load_job
-from ctxflow.cli.batch_options import reference
+from ctxflow.cli.batch_command import reference
 
 TEXT = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
 
@@ -34,4 +34,4 @@ def test_the_options_are_there():
 
 def test_the_reference_is_that_of_the_options():
     page = Path(__file__).parents[2] / "docs" / "batch-options.md"
-    assert page.read_text() == reference(), "write it anew: python -m ctxflow.cli.batch_options > docs/batch-options.md"
+    assert page.read_text() == reference(), "write it anew: python -m ctxflow.cli.batch_command > docs/batch-options.md"

@@ -96,12 +96,12 @@ def test_a_batch_on_this_machine_imports_nothing_that_has_no_part_in_it(tmp_path
 
 
 def test_what_help_texts_say_again_is_so():
-    from ctxflow.cli import machine_commands, plan, profile_scaling
+    from ctxflow.cli import decision_commands, machine_commands, profile_scaling
     from ctxflow.policies.agh.solution import METHODS
     from ctxflow.simulator.scaling_profile import SHARES
     from ctxflow.topology.machine import GROUP_SIZE
 
-    assert [each.value for each in plan.SolutionMethod] == list(METHODS)
+    assert [each.value for each in decision_commands.SolutionMethod] == list(METHODS)
     assert ",".join(map(str, SHARES)) == profile_scaling.SHARES
     assert machine_commands.CORES_OF_A_GROUP == GROUP_SIZE
 

@@ -1,26 +1,123 @@
-"""`ctxflow batch`: a prompts file in, a results file out, killed and restarted at will."""
+"""`ctxflow batch`: a prompts file in, a results file out, killed and restarted at will.
+
+Its options, and their reference, are made of the keys of a job (`ctxflow.batch.job.Job`):
+``python -m ctxflow.cli.batch_command > docs/batch-options.md`` writes the reference.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import inspect
 import json
 import signal
 import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ctxflow.batch.job import RUN, WHAT, load_job
-from ctxflow.batch.phrases import Outcome
-from ctxflow.cli.batch_options import with_job_options
+from ctxflow.batch.job import RUN, WHAT, Job, Option, load_job, options
+from ctxflow.cli.screen import metrics_place
 from ctxflow.errors import UsageError
 from ctxflow.terminal import timed
+
+if TYPE_CHECKING:
+    from ctxflow.batch.phrases import Outcome
+
+
+def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each key of a job, in front of its own; it gets those as keyword arguments.
+
+    :param command: a function with `**given`, which gets the keys that a person wrote something for.
+    """
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    made = [_parameter(name, said) for name, said in options().items()]
+    parameters = [*made, *(each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in own)]
+
+    def called(**given: Any) -> None:
+        command(
+            **{each.name: given.pop(each.name) for each in own},
+            **{name: _value(name, value) for name, value in given.items() if value is not None},
+        )
+
+    called.__doc__ = command.__doc__
+    called.__name__ = command.__name__
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def _parameter(name: str, said: Option) -> inspect.Parameter:
+    """Return the option, or the argument, of a key as typer reads it."""
+    about: Any = typer.Argument(metavar=said.metavar, help=said.help)
+    if said.panel:
+        about = _option(said.help, said.panel, *flags(name, said), metavar=said.metavar)
+    kind = Annotated[_written(name) | None, about]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def flags(name: str, said: Option) -> tuple[str, ...]:
+    """Return a key's flags.
+
+    >>> flags("id_column", options()["id_column"]), flags("model", options()["model"])
+    (('--id-column',), ('-m', '--model'))
+    """
+    return said.flags or (f"--{name.replace('_', '-')}",)
+
+
+def _plain(name: str) -> Any:
+    """Return the type of a key, without what it may be beside: None."""
+    kind = Job.model_fields[name].annotation
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next(each for each in typing.get_args(kind) if each is not type(None))
+    return kind
+
+
+def _written(name: str) -> Any:
+    """Return the type that typer takes for a key: the job's own check says what is wrong with a value."""
+    kind = _plain(name)
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return enum.Enum(name, {each: each for each in typing.get_args(kind)}, type=str)
+    if origin in (tuple, dict):
+        return list[str]
+    return kind if kind in (int, float) else str
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return what a person wrote as a job takes it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return constants(value) if typing.get_origin(_plain(name)) is dict else value
 
 
 def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def constants(given: Sequence[str]) -> dict[str, Any]:
+    """Return the constants of NAME=VALUE, where a value is JSON if it can be, else text.
+
+    :raises UsageError: for what is no constant.
+
+    >>> constants(["top=3", "name=Paris"])
+    {'top': 3, 'name': 'Paris'}
+    """
+    found = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator or not name.isidentifier():
+            raise UsageError(f"--set {each!r} is no constant: write NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 @with_job_options
@@ -37,12 +134,7 @@ def batch(
     quiet: Annotated[bool, _option("Print only errors.", RUN, "-q", "--quiet")] = False,
     metrics: Annotated[
         str | None,
-        _option(
-            "Serve Prometheus metrics at this address; 127.0.0.1 by default.",
-            RUN,
-            "--metrics",
-            metavar="[ADDRESS:]PORT",
-        ),
+        _option("Serve Prometheus metrics at this address; 127.0.0.1 by default.", RUN, metavar="[ADDRESS:]PORT"),
     ] = None,
     as_json: Annotated[bool, _option("Print the final figures as JSON.", RUN, "--json")] = False,
     detach: Annotated[
@@ -74,9 +166,7 @@ def batch(
       130  interrupted; what was       2    refused before anything was started:
            done is kept                     another command line fixes it
     """
-    from ctxflow.batch.display import make_display
-    from ctxflow.batch.driver import run_job
-    from ctxflow.batch.job_files import STANDARD, to_output, with_input
+    from ctxflow.batch.job_files import STANDARD
 
     chosen = load_job(job, **given)
     filtering = chosen.output == STANDARD
@@ -87,33 +177,52 @@ def batch(
         found = preview(chosen)
         print(json.dumps(found) if as_json else preview_text(found))
         return
-    display, place = make_display(quiet, "standard output" if filtering else str(chosen.output)), _place(metrics)
-    _end_as_by_ctrl_c()
+    output = "standard output" if filtering else str(chosen.output)
     try:
-        with contextlib.ExitStack() as stack:
-            passed_on = None
-            if filtering:
-                chosen, passed_on = stack.enter_context(to_output(chosen, sys.stdout.fileno(), display.note))
-            if chosen.input == STANDARD:
-                chosen = with_input(chosen, sys.stdin.buffer, display.note)
-            if detach:
-                from ctxflow.cli.detached_commands import submit_detached
-
-                if submit_detached(chosen, fresh, retry_errors, metrics, quiet, as_json):
-                    return
-                fresh = retry_errors = False  # All is done: what follows says so.
-            outcome = run_job(
-                chosen, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place, passed_on=passed_on
-            )
+        outcome = _run(chosen, output, fresh, retry_errors, metrics, quiet, as_json, detach)
     except KeyboardInterrupt:
         kept = "what was written is all there is" if filtering else _KEPT
         print(timed(f"ctxflow: interrupted; {kept}"), file=sys.stderr)
         raise typer.Exit(130) from None
+    if outcome is None:
+        return
     if as_json:
         print(json.dumps({name: getattr(outcome, name) for name in _FIGURES}))
     elif not quiet:
-        _tell(outcome, "standard-output" if filtering else str(chosen.output), filtering)
+        _tell(outcome, "standard-output" if filtering else output, filtering)
     raise typer.Exit(outcome.exit_status)
+
+
+def _run(
+    job: Job,
+    output: str,
+    fresh: bool,
+    retry_errors: bool,
+    metrics: str | None,
+    quiet: bool,
+    as_json: bool,
+    detach: bool,
+) -> Outcome | None:
+    """Run a job with the standard input and output where it names them; None if it was submitted."""
+    from ctxflow.batch.display import make_display
+    from ctxflow.batch.driver import run_job
+    from ctxflow.batch.job_files import STANDARD, to_output, with_input
+
+    display, place = make_display(quiet, output), metrics_place(metrics)
+    _end_as_by_ctrl_c()
+    with contextlib.ExitStack() as stack:
+        passed_on = None
+        if job.output == STANDARD:
+            job, passed_on = stack.enter_context(to_output(job, sys.stdout.fileno(), display.note))
+        if job.input == STANDARD:
+            job = with_input(job, sys.stdin.buffer, display.note)
+        if detach:
+            from ctxflow.cli.detached_commands import submit_detached
+
+            if submit_detached(job, fresh, retry_errors, metrics, quiet, as_json):
+                return None
+            fresh = retry_errors = False  # All is done: what follows says so.
+        return run_job(job, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place, passed_on=passed_on)
 
 
 _KEPT = "what is done is kept, the same command goes on from there"
@@ -152,11 +261,11 @@ def _end_as_by_ctrl_c() -> None:
     deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # In the background of a script, to the terminal's Ctrl-C.
     ended: list[int] = []
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
         if ended or not deaf:
             signal.default_int_handler(number, frame)
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: types.FrameType | None) -> None:
         ended.append(number)
         signal.raise_signal(signal.SIGINT)  # Which those parts wait for that must not be interrupted.
 
@@ -164,12 +273,44 @@ def _end_as_by_ctrl_c() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def _place(metrics: str | None) -> tuple[str, int] | None:
-    if metrics is None:
-        return None
-    from ctxflow.factory.service import place_of
+# --- the reference
 
-    try:
-        return place_of(metrics)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--metrics") from None
+_HEAD = """# Options of `ctxflow batch`, and keys of a job file
+
+This page is generated from the options (`python -m ctxflow.cli.batch_command`). A job file, TOML or JSON, holds any
+of the keys, and a flag overrides the file's key; [batch.md](batch.md) explains them. The flags that are not part
+of a job (`--job`, `--dry-run`, `--fresh`, ...) are in `ctxflow batch --help`.
+"""
+
+
+def reference() -> str:
+    """Return the reference of all keys, as Markdown."""
+    sections: dict[str, list[str]] = {}
+    for name, said in options().items():
+        shown = ", ".join(f"`{flag}`" for flag in flags(name, said)) if said.panel else f"`{said.metavar}`"
+        free = "" if not said.free else "yes"
+        text = said.help.replace("|", "\\|")
+        sections.setdefault(said.panel or "Input", []).append(
+            f"| {shown} | `{name}` | {_kind(name)} | {free} | {text} |"
+        )
+    parts = [_HEAD, "*Free* keys may change from one run of a job to the next: no result depends on them.\n"]
+    for title, lines in sections.items():
+        parts += [f"## {title}\n", "| flag | key | value | free | meaning |", "| --- | --- | --- | --- | --- |"]
+        parts += [*lines, ""]
+    return "\n".join(parts)
+
+
+def _kind(name: str) -> str:
+    kind = _plain(name)
+    origin, several = typing.get_origin(kind), ""
+    if origin is tuple:
+        kind, several = typing.get_args(kind)[0], "list of "
+        origin = typing.get_origin(kind)
+    if origin is Literal:
+        return several + ", ".join(f"`{each}`" for each in typing.get_args(kind))
+    words: Mapping[Any, str] = {int: "whole number", float: "number", dict: "table"}
+    return several + words.get(origin or kind, "texts" if several else "text")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

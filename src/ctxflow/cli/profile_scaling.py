@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from ctxflow.cli.screen import share_bar
+from ctxflow.cli.screen import AsJson, Seed, SiteOrRun, Workload, share_bar
 from ctxflow.cli.simulate_command import recorded_of
 from ctxflow.errors import counted
 from ctxflow.terminal import visible_console
@@ -26,14 +26,8 @@ SHARES = "0.25,0.35,0.5,0.65,0.8,1.0"
 
 
 def profile_scaling(
-    what: Annotated[
-        str,
-        typer.Argument(metavar="SITE|RUN", help="A site file, or the directory of a recorded run.", show_default=False),
-    ],
-    workload: Annotated[
-        Path | None,
-        typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.", show_default=False),
-    ] = None,
+    what: SiteOrRun,
+    workload: Workload = None,
     target: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.001, help="The longest that an item, or a session's chunk, may take."),
@@ -44,12 +38,10 @@ def profile_scaling(
     shares: Annotated[str, typer.Option(metavar="A,B,C", help="The shares of a worker's capacity to try.")] = SHARES,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a key, as `ctxflow simulate` does.", show_default=False
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as `ctxflow simulate` does."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Find the levels of `scaling = "closed-loop"`, in simulation.
 

@@ -1,4 +1,4 @@
-"""Bars and spinners on standard error, and standard output kept for a command's own words."""
+"""What commands share: options of one meaning, bars and spinners, and standard output kept clean."""
 
 from __future__ import annotations
 
@@ -8,10 +8,33 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from ctxflow.terminal import visible_console
 
 _PATIENCE = 2.0  # Seconds without a bar.
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Seed = Annotated[int, typer.Option(help="Of all randomness.")]
+SiteOrRun = Annotated[
+    str, typer.Argument(metavar="SITE|RUN", help="A site file, or the directory of a recorded run.", show_default=False)
+]
+Workload = Annotated[Path | None, typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.")]
+
+
+def metrics_place(metrics: str | None) -> tuple[str, int] | None:
+    """Return the address and port of --metrics, None where it is not given."""
+    if metrics is None:
+        return None
+    from ctxflow.factory.service import place_of
+
+    try:
+        return place_of(metrics)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--metrics") from None
 
 
 @contextlib.contextmanager
@@ -39,33 +62,35 @@ def spinner(text: str) -> contextlib.AbstractContextManager[object]:
     return console.status(text) if console.is_terminal else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def share_bar(what: str) -> Iterator[Callable[[float], None]]:
+def share_bar(what: str) -> contextlib.AbstractContextManager[Callable[[float], None]]:
     """Give a function that takes the share that is done; a bar is shown on a terminal once it has taken a while."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = visible_console(stderr=True)
-    begun = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=1.0, visible=False)
-        yield lambda share: bar.update(task, completed=share, visible=time.monotonic() - begun > _PATIENCE)
+    return _bar(1.0, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
 
 
 @contextlib.contextmanager
 def bytes_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Give a function that takes bytes read; a bar is shown on a terminal once it has taken a while."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = visible_console(stderr=True)
-    begun, done = time.monotonic(), 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total, visible=False)
+    done = 0
+    with _bar(total, TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn()) as tell:
 
         def advance(count: int) -> None:
             nonlocal done
             done += count
-            bar.update(task, completed=done, visible=time.monotonic() - begun > _PATIENCE)
+            tell(done)
 
         yield advance
+
+
+@contextlib.contextmanager
+def _bar(total: float, *columns: Any) -> Iterator[Callable[[float], None]]:
+    from rich.progress import Progress
+
+    console = visible_console(stderr=True)
+    begun = time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total, visible=False)
+        yield lambda done: bar.update(task, completed=done, visible=time.monotonic() - begun > _PATIENCE)

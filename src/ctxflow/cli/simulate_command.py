@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxflow.cli.screen import share_bar
+from ctxflow.cli.screen import AsJson, Seed, SiteOrRun, Workload, share_bar
 from ctxflow.errors import counted
 from ctxflow.installing import how_to_install
 from ctxflow.terminal import visible_console
@@ -28,29 +28,19 @@ AS_IT_WAS = "as it was"
 
 
 def simulate(
-    what: Annotated[
-        str,
-        typer.Argument(metavar="SITE|RUN", help="A site file, or the directory of a recorded run.", show_default=False),
-    ],
-    workload: Annotated[
-        Path | None,
-        typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.", show_default=False),
-    ] = None,
+    what: SiteOrRun,
+    workload: Workload = None,
     changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.", show_default=False),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.")
     ] = None,
     sweeps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep", metavar="KEY=A,B,C", help="Simulate each value; may be given again.", show_default=False
-        ),
+        list[str] | None, typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; may be given again.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    seed: Seed = 0,
     runs: Annotated[int, typer.Option(min=1, help="Simulate with so many seeds: medians and spreads.")] = 1,
     hours: Annotated[float, typer.Option("--until", min=0.001, help="Give up after so many virtual hours.")] = 168.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Folder for event logs and pictures.", show_default=False)] = None,
+    as_json: AsJson = False,
+    output: Annotated[Path | None, typer.Option(help="Folder for event logs and pictures.")] = None,
 ) -> None:
     """Predict a run in virtual time, before GPU time is spent on it.
 

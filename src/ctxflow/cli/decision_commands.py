@@ -1,22 +1,30 @@
-"""`ctxflow plan`: which models on which tiers, for a problem given as data or made of a site and a job (`planning`)."""
+"""`ctxflow plan` and `preempt`: a placement, and a preemption, decided for a case that is given as data."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside, spinner
+from ctxflow.errors import counted
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ctxflow.planning.job_problem import JobProblem
+    from ctxflow.policies.agh.problem import Problem
     from ctxflow.policies.agh.solution import Solution
+    from ctxflow.policies.flextopo.cluster import Preemptor
+    from ctxflow.policies.flextopo.preemption import Decision
 
 
 class SolutionMethod(str, enum.Enum):
@@ -29,42 +37,31 @@ class SolutionMethod(str, enum.Enum):
     exact = "exact"
 
 
+_PROBLEM = (
+    "The problem's JSON file (docs/placement.md lists its fields), or one of ctxflow's own instances: paper, azure."
+)
+
+
 def plan(
-    site: Annotated[
-        str | None, typer.Argument(metavar="SITE", help='A site file, or "local".', show_default=False)
-    ] = None,
+    site: Annotated[str | None, typer.Argument(metavar="SITE", help='A site file, or "local".')] = None,
     job: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOB", help="A job file (docs/placement.md lists its keys).", show_default=False),
+        Path | None, typer.Argument(metavar="JOB", help="A job file (docs/placement.md lists its keys).")
     ] = None,
-    problem: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The problem's JSON file (docs/placement.md lists its fields), "
-            "or one of ctxflow's own instances: paper, azure.",
-            show_default=False,
-        ),
-    ] = None,
+    problem: Annotated[Path | None, typer.Option(metavar="FILE", help=_PROBLEM)] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Ask the batch systems how many workers have a machine now.")
     ] = False,
     measured: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="An earlier run, whose measured speeds count.", show_default=False),
+        Path | None, typer.Option(metavar="RUN", help="An earlier run, whose measured speeds count.")
     ] = None,
     save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the problem that was made, for --problem.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Write the problem that was made, for --problem.")
     ] = None,
     method: Annotated[SolutionMethod, typer.Option(help="How it is solved.")] = SolutionMethod.agh,
     as_json: Annotated[bool, typer.Option("--json", help="Print the solution as JSON.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random orderings of agh and improved.")] = 0,
     time_limit: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, help="Seconds for the solver of improved (2 by default) and exact (600).", show_default=False
-        ),
+        float | None, typer.Option(min=0.001, help="Seconds for the solver of improved (2 by default) and exact (600).")
     ] = None,
     gap: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="The share of the cost at which exact stops looking.")
@@ -97,15 +94,13 @@ def plan(
     ctxflow plan --problem problem.json --method exact --time-limit 60
     ctxflow plan --problem azure --method improved --json | jq .costs.total
     """
-    from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
     from ctxflow.policies.agh.solution import solve
 
     made: JobProblem | None = None
     if problem is not None:
         if site is not None or live or measured is not None or save is not None:
             raise typer.BadParameter("give SITE and JOB, or --problem FILE alone")
-        own = {"paper": paper_instance, "azure": azure_instance}.get(str(problem))
-        given = Problem.read(problem) if own is None else own()
+        given = _given(problem)
     elif site is None or job is None:
         raise typer.BadParameter("give SITE and JOB, or --problem FILE")
     else:
@@ -129,8 +124,16 @@ def plan(
         raise typer.Exit(1)
 
 
+def _given(problem: Path) -> Problem:
+    """Return the problem of a file, or one of ctxflow's own by its name."""
+    from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
+
+    own = {"paper": paper_instance, "azure": azure_instance}.get(str(problem))
+    return Problem.read(problem) if own is None else own()
+
+
 def _made(site: str, job: Path, live: bool, measured: Path | None) -> JobProblem:
-    """The problem of a site and a job."""
+    """Return the problem of a site and a job."""
     from ctxflow.factory.tier_providers import ask_tiers
     from ctxflow.planning.job_file import load_job
     from ctxflow.planning.job_problem import make_problem, survey_site
@@ -172,13 +175,18 @@ def _show_site(made: JobProblem, found: Solution) -> None:
     for kind, share in zip(problem.query_types, found.allocation.unserved if found.allocation else (), strict=False):
         if share > 1e-6:
             console.print(f"{kind.name}: {share:.1%} of it is not served", style="yellow", markup=False)
+    _show_end(console, found, made.left_out, made.notes)
+
+
+def _show_end(console: Console, found: Solution, left_out: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+    """Print what is wrong with a solution, what was left out of it, and how it was found."""
     for violation in found.violations:
         console.print(f"not feasible: {violation}", style="red", markup=False)
     for reason in found.reasons:
         console.print(f"not served: {reason}", style="yellow", markup=False)
-    for text in made.left_out:
+    for text in left_out:
         console.print(f"left out: {text}", markup=False)
-    for text in made.notes:
+    for text in notes:
         console.print(f"note: {text}", style="dim", markup=False)
     console.print(f"{found.method}, {found.seconds:.3f} s", style="dim")
 
@@ -199,11 +207,7 @@ def show(found: Solution) -> None:
     if found.bound is not None:
         share = "" if found.gap is None else f", at most {found.gap:.3%} less"
         console.print(f"no allocation costs less than {found.bound:.2f} ${share}")
-    for violation in found.violations:
-        console.print(f"not feasible: {violation}", style="red", markup=False)
-    for reason in found.reasons:
-        console.print(f"not served: {reason}", style="yellow", markup=False)
-    console.print(f"{found.method}, {found.seconds:.3f} s", style="dim")
+    _show_end(console, found)
 
 
 def _deployments(found: Solution) -> Table:
@@ -233,3 +237,75 @@ def _routes(found: Solution) -> Table:
         if share > 1e-6:
             table.add_row(kind.name, "unserved", "", f"{share:.1%}", "", "")
     return table
+
+
+class SelectionMethod(str, enum.Enum):
+    """How victims are selected."""
+
+    standard = "standard"
+    imp = "imp"
+    exhaustive = "exhaustive"
+    exact = "exact"
+
+
+class Basis(str, enum.Enum):
+    """What topology is judged on."""
+
+    allocation = "allocation"
+    victims = "victims"
+
+
+def preempt(
+    cluster: Annotated[
+        Path,
+        typer.Option(help="The nodes, what runs on them, and the preemptor, as JSON.", exists=True, dir_okay=False),
+    ],
+    policy: Annotated[SelectionMethod, typer.Option(help="How victims are selected.")] = SelectionMethod.exact,
+    alpha: Annotated[float, typer.Option(help="What counts: 0 topology, 1 priorities.", min=0.0, max=1.0)] = 0.0,
+    basis: Annotated[Basis, typer.Option(help="What topology is judged on.")] = Basis.allocation,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the decision as JSON.")] = False,
+) -> None:
+    """Decide who gives way to a preemptor, in a cluster given as data (docs/preemption.md has the form).
+
+    Exits with 1 if the preemptor fits nowhere, whoever gives way.
+    """
+    from ctxflow.policies.flextopo.candidates import Scoring
+    from ctxflow.policies.flextopo.cluster_json import cluster_from_json
+    from ctxflow.policies.flextopo.preemption import decide
+
+    try:
+        data = json.loads(cluster.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{cluster} is no JSON: {error}") from None
+    nodes, preemptor = cluster_from_json(data)
+    if preemptor is None:
+        raise ValueError(f'{cluster} names no preemptor: add "preemptor": {{"id", "priority", "gpus", ...}}')
+    started = time.perf_counter()
+    decision = decide(nodes, preemptor, policy.value, Scoring(alpha, basis.value))
+    seconds = time.perf_counter() - started
+    if as_json:
+        print(json.dumps(_as_json(decision, policy, seconds), indent=2))
+    else:
+        print(_in_words(decision, preemptor, len(nodes)))
+    if decision is None:
+        raise typer.Exit(1)
+
+
+def _as_json(decision: Decision | None, policy: SelectionMethod, seconds: float) -> dict[str, Any]:
+    found = {"node": None} if decision is None else decision.to_json()
+    return {"policy": policy.value, **found, "seconds": round(seconds, 6)}
+
+
+def _in_words(decision: Decision | None, preemptor: Preemptor, nodes: int) -> str:
+    if decision is None:
+        wish = " aligned" if preemptor.affinity == "guaranteed" else ""
+        return f"{preemptor.id} fits on none of {counted(nodes, 'node')}{wish}, whoever of lower priority gives way."
+    together = {"numa": "in one NUMA node", "socket": "in one socket", "machine": "across sockets"}
+    lines = [
+        f"{preemptor.id} goes to {decision.node}, {together[decision.level.name.lower()]}"
+        + ("." if decision.hit else f"; the hardware could hold it {together[decision.target.name.lower()]}."),
+        f"  gives way    {', '.join(decision.victims) or 'nobody: there is room'}",
+        f"  GPUs         {', '.join(map(str, decision.gpus)) or 'none'}",
+        f"  core groups  {', '.join(map(str, decision.core_groups)) or 'none'}",
+    ]
+    return "\n".join(lines)
