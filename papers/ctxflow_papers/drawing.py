@@ -9,7 +9,7 @@ from typing import Any
 from ctxflow.errors import CtxflowError
 from ctxflow.files import written_whole
 from ctxflow.installing import how_to_install
-from ctxflow.observe.formatting import STYLE
+from ctxflow.observe.measures import STYLE
 
 
 def write_pictures(folder: Path, paper: str, pictures: Mapping[str, Callable[[Any], Any]]) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxflow.observe.causes import MOST, Causes, pattern
+from ctxflow.observe.history import MOST, Causes, pattern
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from played_run import RELIEF, SQUEEZE, Played
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.observe.history import TierHistory
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.report_text import as_text
-from ctxflow.observe.run_report import Report, as_data
+from ctxflow.observe.run_report import Report, as_data, as_text
 from ctxflow.observe.transfers import Transfers
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.observe.history import Histogram, SeenItems, Timeline
+from ctxflow.observe.measures import Histogram, SeenItems, Timeline
 
 durations = st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200)
 

@@ -14,10 +14,8 @@ from ctxflow.observe import run_report as reports
 from ctxflow.observe.history import AppHistory, ContextLoads
 from ctxflow.observe.history_reader import read_history, told_apart
 from ctxflow.observe.run_report import Report, read_report
-from ctxflow.observe.staging_notes import ContextFile, Peer
 from ctxflow.observe.summary import SUMMARY, keep, summarise
-from ctxflow.observe.transfer_trees import file_trees
-from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
+from ctxflow.observe.transfers import MANAGER, ContextFile, Peer, Transfer, Transfers, file_trees
 
 pytest.importorskip("jinja2")
 from ctxflow.observe.page import page, write_page
@@ -54,7 +52,7 @@ class Parsed(html.parser.HTMLParser):
 
 def drawn(report):
     pytest.importorskip("matplotlib")
-    from ctxflow.observe.plots import drawings
+    from ctxflow.observe.page import drawings
 
     return drawings(report)
 

@@ -7,12 +7,9 @@ from observe_data import EVENTS, RUN
 
 from ctxflow.observe.history import History
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.plots import draw
+from ctxflow.observe.plots import draw, workers_and_items
 from ctxflow.observe.run_report import read_report
-from ctxflow.observe.staging_notes import Peer
-from ctxflow.observe.tier_plots import workers_and_items
-from ctxflow.observe.transfer_trees import file_trees
-from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
+from ctxflow.observe.transfers import MANAGER, Peer, Transfer, Transfers, file_trees
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 

@@ -9,8 +9,8 @@ from observe_data import EVENTS
 from played_run import Played
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
-from ctxflow.observe.formatting import span_unit
 from ctxflow.observe.history_reader import read_history
+from ctxflow.observe.measures import span_unit
 from ctxflow.observe.summary import SUMMARY, fluid_seconds, keep, parts_rows, summarise, summary_text
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observe_data import DEBUG, STAGING
 
-from ctxflow.observe.staging_notes import ContextFile, Peer, StagingNotes, read_staging
-from ctxflow.observe.transfers import MANAGER, Transfer, read_transfers, with_notes
+from ctxflow.observe.manager_log import read_transfers
+from ctxflow.observe.transfers import MANAGER, ContextFile, Peer, StagingNotes, Transfer, read_staging, with_notes
 
 LINES = DEBUG.read_bytes().splitlines(keepends=True)
 NOTES = read_staging(STAGING.read_text().splitlines())

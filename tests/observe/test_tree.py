@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observe_data import DEBUG, STAGING
 
-from ctxflow.observe.staging_notes import read_staging
-from ctxflow.observe.transfer_trees import file_trees, tree_lines
-from ctxflow.observe.transfers import MANAGER, Transfer, Transfers, read_transfers, with_notes
+from ctxflow.observe.manager_log import read_transfers
+from ctxflow.observe.transfers import MANAGER, Transfer, Transfers, file_trees, read_staging, tree_lines, with_notes
 
 people = st.sampled_from([MANAGER, "", "a", "b", "c", "d"])
 

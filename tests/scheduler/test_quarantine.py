@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from played_hosts import GPU_ERROR, ORDINARY, Host, Pool, black_hole
 
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.report_text import as_text
-from ctxflow.observe.run_report import Report
+from ctxflow.observe.run_report import Report, as_text
 from ctxflow.observe.transfers import Transfers
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import events as ev

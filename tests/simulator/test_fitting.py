@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.observe.staging_notes import ContextFile
-from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
+from ctxflow.observe.transfers import MANAGER, ContextFile, Transfer, Transfers
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line
 from ctxflow.simulator.building import build

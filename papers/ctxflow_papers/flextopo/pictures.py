@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, WIDTH
+from ctxflow.observe.measures import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow.policies.flextopo.cluster import Node
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.flextopo.experiments import Tallies, crossing

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, WIDTH
+from ctxflow.observe.measures import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.pervasive_context.experiments import Run
 from ctxflow_papers.pervasive_context.tasks import TABLE_2

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.observe.formatting import COLOURS, GREY, PALE, WIDTH
+from ctxflow.observe.measures import COLOURS, GREY, PALE, WIDTH
 from ctxflow.policies.torta.quantities import Floats
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.torta import printed

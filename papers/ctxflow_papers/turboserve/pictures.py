@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, WIDTH
+from ctxflow.observe.measures import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import Compared

@@ -18,7 +18,7 @@ from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.run.futures import Failed, Stream
 from ctxflow.models.results import InputTooLong
-from ctxflow.observe.causes import Causes
+from ctxflow.observe.history import Causes
 from ctxflow.ownership import uninterrupted
 
 FIRST = 100

@@ -15,7 +15,7 @@ import typer
 from ctxflow.errors import UsageError, counted
 
 if TYPE_CHECKING:
-    from ctxflow.observe.ended_runs import KnownRun
+    from ctxflow.observe.progress import KnownRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -50,7 +50,7 @@ def clean(
       2    the command line is wrong
     """
     from ctxflow.factory.tier_providers import files_left, remove_files
-    from ctxflow.observe.ended_runs import known_runs, removable
+    from ctxflow.observe.progress import known_runs, removable
 
     age = seconds_of(older_than)
     if not folder.is_dir():
@@ -104,7 +104,7 @@ def _asked() -> bool:
 
 
 def _remove(run: KnownRun) -> bool:
-    from ctxflow.observe.ended_runs import remove
+    from ctxflow.observe.progress import remove
 
     try:
         if remove(run):

@@ -94,8 +94,7 @@ def report(
       0    it is said      1    what the run wrote cannot be read
                            2    no run is found, or it is not clear which
     """
-    from ctxflow.observe.report_text import as_text
-    from ctxflow.observe.run_report import as_data, find_run, logs_of, read_report
+    from ctxflow.observe.run_report import as_data, as_text, find_run, logs_of, read_report
 
     if html and file is None and run is not None and run.suffix == ".html" and not run.exists():
         run, file = None, run  # The latest run, to that file.
@@ -125,7 +124,7 @@ def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
     with spinner("Drawing ..."):
         drawings = {}
         if pictures and _may_draw():
-            from ctxflow.observe.plots import drawings as draw
+            from ctxflow.observe.page import drawings as draw
 
             drawings = draw(what)
         write_page(path, page(what, drawings, every))

@@ -187,7 +187,7 @@ def recorded_data(recorded: Recorded) -> dict[str, Any]:
 
 def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
     """Print one case as a list of figures, several as a table; and below what is to be known of them."""
-    from ctxflow.observe.formatting import seconds
+    from ctxflow.observe.measures import seconds
 
     console = visible_console()
     if len(summaries) == 1 and recorded is None:
@@ -210,7 +210,7 @@ def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
 
 def one(summary: Summary) -> str:
     """Return the figures of one case, a line each."""
-    from ctxflow.observe.formatting import seconds
+    from ctxflow.observe.measures import seconds
 
     median = summary.median
     several = len(summary.results) > 1
@@ -236,7 +236,7 @@ def one(summary: Summary) -> str:
 
 def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -> str:
     """Return a row a case; ratios are to the first row. A name that is too long for the width has its own line."""
-    from ctxflow.observe.formatting import seconds
+    from ctxflow.observe.measures import seconds
 
     several = len(summaries[0].results) > 1
     sent = any(summary.moved for summary in summaries)

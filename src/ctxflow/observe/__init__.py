@@ -1,4 +1,1 @@
-"""Observe runs: how they stand while they go on (progress.py), and what happened in them, as reports and pictures.
-
-What a scheduler knows at the moment is in executors/; the commands are in cli/.
-"""
+"""Observe runs: how they stand while they go on (progress.py), and what happened in them, as reports and pictures."""

@@ -1,164 +1,148 @@
-"""The history of a run: who was there, what was done when; and the measures that it is made of.
+"""What happened in a run: who was there, what was done when, and why something failed.
 
-A `Histogram` of durations and a `Timeline` of counts take a fixed amount of memory, however long the run. A history is
-read from an event log by history_reader.py.
+Failures that differ in numbers and paths alone have one cause. history_reader.py reads a history from an event log.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+import functools
+import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from ctxflow.observe.accounts import Accounts
-from ctxflow.observe.causes import Causes
+from ctxflow.observe.measures import Histogram, Timeline
 
-_PER_DECADE = 400
-_LOWEST, _DECADES = -6, 13  # From a microsecond to four months.
+MOST = 500  # Causes that are kept apart.
+_LONGEST = 300
+_KEPT = 6_000  # Characters of a message, of a traceback's end and of output's.
+# What a dead letter calls an error that is told in other words than the worker's.
+_WRAPPED = {"CallCrashed", "CallTimeout", "WorkersLost", "RemoteError"}
+_REPLACED = [
+    (r"(?<![\w.])~?(?:/[\w.@%+~-]+){2,}/?|(?<![\w/])~?/[\w.@%+~-]+\.\w+", "PATH"),
+    (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b0x[0-9a-fA-F]+\b", "ID"),
+    (r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b(?<!\d{12})", "ID"),
+    (r"\d+(?:[.,:_]\d+)*(?:[eE][+-]?\d+)?", "N"),
+    (r"\s+", " "),
+]
 
 
-class Histogram:
-    """Durations in seconds, counted in bins of equal ratio: percentiles are within 0.6 %, the rest is exact.
+@functools.cache
+def _replaced() -> list[tuple[re.Pattern[str], str]]:
+    """Compile what is replaced: at the first failure, since it takes longer than most of what a driver imports."""
+    return [(re.compile(expression), name) for expression, name in _REPLACED]
 
-    >>> times = Histogram()
-    >>> for n in range(1, 1001):
-    ...     times.add(n / 100)
-    >>> times.count, round(times.mean, 3), times.least, times.most
-    (1000, 5.005, 0.01, 10.0)
-    >>> round(times.percentile(50), 1), round(times.percentile(100), 1)
-    (5.0, 10.0)
+
+def pattern(message: str) -> str:
+    """Return a message without what differs from time to time: its numbers, ids and paths.
+
+    >>> pattern("row 17 of /data/night/claims.csv needs 2.5e9 bytes at 0x7f31")
+    'row N of PATH needs N bytes at ID'
+    """
+    text = message[: 4 * _LONGEST]
+    for expression, name in _replaced():
+        text = expression.sub(name, text)
+    return text.strip()[:_LONGEST]
+
+
+@dataclasses.dataclass
+class Cause:
+    """Failures that have one cause.
+
+    :ivar error: the name of the exception, or what kind of failure it was; `pattern`: its message without numbers.
+    :ivar calls, contexts: how many failed; `items`: how many died of it; `rows`: of a batch job's dead letters.
+    :ivar message, traceback, output, where: of the first that was seen; `place`: of the first dead letter's row.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.least = math.inf
-        self.most = 0.0
-        self._sum = 0.0
-        self._squares = 0.0
-        self._counts = [0] * (_PER_DECADE * _DECADES)
-
-    def add(self, seconds: float) -> None:
-        """Count one duration."""
-        self.count += 1
-        self._sum += seconds
-        self._squares += seconds * seconds
-        self.least = min(self.least, seconds)
-        self.most = max(self.most, seconds)
-        place = int((math.log10(seconds) - _LOWEST) * _PER_DECADE) if seconds > 10.0**_LOWEST else 0
-        self._counts[min(place, len(self._counts) - 1)] += 1
+    error: str
+    pattern: str
+    message: str = ""
+    traceback: str = ""
+    output: str = ""
+    where: str = ""
+    place: str = ""
+    calls: int = 0
+    contexts: int = 0
+    items: int = 0
+    rows: int = 0
 
     @property
-    def mean(self) -> float:
-        """The mean, in seconds; 0 of none."""
-        return self._sum / self.count if self.count else 0.0
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation, in seconds."""
-        return math.sqrt(max(0.0, self._squares / self.count - self.mean**2)) if self.count else 0.0
-
-    def percentile(self, percent: float) -> float:
-        """Return the duration that this share of all are not longer than, in seconds; 0 of none."""
-        wanted = percent / 100 * self.count
-        below = 0
-        for place, count in enumerate(self._counts):
-            if count and below + count >= wanted:
-                exponent: float = _LOWEST + (place + (wanted - below) / count) / _PER_DECADE
-                return min(max(math.pow(10.0, exponent), self.least), self.most)
-            below += count
-        return self.most
-
-    def rebinned(self, edges: Sequence[float]) -> list[float]:
-        """Return how many lie between each two edges, in seconds; a bin across an edge is shared out."""
-        places = np.linspace(_LOWEST, _LOWEST + _DECADES, _PER_DECADE * _DECADES + 1)
-        below = np.concatenate([[0], np.cumsum(self._counts)])
-        cumulated = np.interp(np.asarray(edges, dtype=float), 10.0**places, below)
-        return [float(count) for count in np.diff(cumulated)]
-
-    def summary(self) -> dict[str, float]:
-        """Return count, mean, deviation, least, percentiles and most, in seconds."""
-        percentiles = {f"p{percent}": self.percentile(percent) for percent in (50, 90, 95, 99)}
-        least = self.least if self.count else 0.0
-        return {
-            "count": self.count, "mean": self.mean, "deviation": self.deviation, "least": least, **percentiles,
-            "most": self.most,
-        }  # fmt: skip
+    def count(self) -> int:
+        """What causes are ordered by: items lost for good, or else failures."""
+        return max(self.rows, self.items) or self.calls + self.contexts
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the 10th, 50th and 90th percentile of some numbers, and the least and the most of them.
+@dataclasses.dataclass
+class Causes:
+    """The causes of a run's failures. Beyond `MOST`, those of further causes are one together.
 
-    >>> percentiles([3.0, 1.0, 2.0])
-    {'least': 1.0, 'p10': 1.2, 'p50': 2.0, 'p90': 2.8, 'most': 3.0}
-    """
-    points = np.percentile(values, (0, 10, 50, 90, 100))
-    return dict(zip(("least", "p10", "p50", "p90", "most"), map(float, points), strict=True))
-
-
-class Timeline:
-    """Counts over time in at most `bins` bins, whose width doubles as time goes on.
-
-    >>> done = Timeline(bins=4, width=1.0)
-    >>> for second in range(10):
-    ...     done.add(second, 2)
-    >>> done.width, done.cumulated()
-    (4.0, [(0.0, 0), (4.0, 8), (8.0, 16), (12.0, 20)])
+    >>> causes = Causes()
+    >>> for row in (3, 17):
+    ...     causes.call({"kind": "exception", "error": "ValueError", "message": f"row {row} is empty"})
+    >>> [(cause.error, cause.pattern, cause.calls, cause.message) for cause in causes.ordered()]
+    [('ValueError', 'row N is empty', 2, 'row 3 is empty')]
     """
 
-    def __init__(self, bins: int = 1024, width: float = 0.02) -> None:
-        if bins < 2 or bins % 2:
-            raise ValueError("a timeline needs an even number of bins, 2 or more")
-        self.width = width
-        self._counts = [0] * bins
-        self._last = -1
+    found: dict[tuple[str, str], Cause] = dataclasses.field(default_factory=dict)
+    _by_pattern: dict[str, Cause] = dataclasses.field(default_factory=dict)
 
-    def add(self, time: float, count: int) -> None:
-        """Add a count at a time, in seconds from 0."""
-        place = int(max(time, 0.0) / self.width)
-        while place >= len(self._counts):
-            pairs = zip(self._counts[::2], self._counts[1::2], strict=True)
-            self._counts = [a + b for a, b in pairs] + [0] * (len(self._counts) // 2)
-            self.width *= 2
-            self._last //= 2
-            place = int(time / self.width)
-        self._counts[place] += count
-        self._last = max(self._last, place)
+    def ordered(self) -> list[Cause]:
+        """Return the causes, that of the most failures first."""
+        return sorted(self.found.values(), key=lambda cause: -cause.count)
 
-    def cumulated(self) -> list[tuple[float, int]]:
-        """Return (time in seconds, how many until then) at each bin's end, as far as there were any."""
-        points, total = [(0.0, 0)], 0
-        for place in range(self._last + 1):
-            total += self._counts[place]
-            points.append(((place + 1) * self.width, total))
-        return points
+    def call(self, failure: dict[str, Any]) -> None:
+        """Count a failed call."""
+        self._of(failure).calls += 1
 
+    def context(self, failure: dict[str, Any]) -> None:
+        """Count a context that could not be built."""
+        self._of(failure).contexts += 1
 
-class SeenItems:
-    """The item numbers that were seen before, a byte each.
+    def bury(self, failure: dict[str, Any], items: int) -> None:
+        """Count items that died."""
+        self._of(failure).items += items
 
-    >>> seen = SeenItems()
-    >>> seen.add(3, 6), seen.add(5, 8)
-    (3, 2)
-    """
+    def dead_letters(self, lines: Iterable[bytes]) -> None:
+        """Count the rows of a batch job's dead letters; lines that are none are passed over."""
+        for text in lines:
+            try:
+                letter = json.loads(text)
+                error, message = letter["error"]["code"], letter["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            known = None
+            if error in _WRAPPED:
+                name, separator, rest = message.partition(": ")
+                if error == "RemoteError" and separator:
+                    error, message = name, rest
+                else:
+                    known = self._by_pattern.get(pattern(message))
+            cause = known or self._cause(str(error), str(message))
+            cause.rows += 1
+            if not cause.place:
+                cause.place = str(letter.get("place") or "")
+                cause.traceback = cause.traceback or str(letter.get("traceback") or "")[-_KEPT:]
 
-    def __init__(self) -> None:
-        self._marks = bytearray()
+    def _of(self, failure: dict[str, Any]) -> Cause:
+        cause = self._cause(failure.get("error") or failure["kind"], failure.get("message") or "")
+        if not cause.where:
+            places = [f"worker {failure['worker']}" if failure.get("worker") else "", failure.get("host") or ""]
+            cause.where = " on ".join(filter(None, places))
+            cause.traceback = (failure.get("traceback") or "")[-_KEPT:]
+            cause.output = (failure.get("output") or "")[-_KEPT:]
+        return cause
 
-    def add(self, first: int, end: int) -> int:
-        """Mark the items from `first` up to, not including, `end`, and return how many of them are new."""
-        marks = self._marks
-        if end > len(marks):
-            marks.extend(bytes(max(end - len(marks), len(marks))))
-        if end - first == 1:
-            new = 1 - marks[first]
-            marks[first] = 1
-            return new
-        new = marks.count(0, first, end)
-        marks[first:end] = b"\1" * (end - first)
-        return new
+    def _cause(self, error: str, message: str) -> Cause:
+        key = (error, pattern(message))
+        cause = self.found.get(key)
+        if cause is None:
+            if len(self.found) >= MOST:
+                key, message = ("other causes", ""), "these are too many to keep apart"
+            cause = self.found.setdefault(key, Cause(*key, message=message[:_KEPT]))
+            self._by_pattern.setdefault(key[1], cause)
+        return cause
 
 
 @dataclasses.dataclass

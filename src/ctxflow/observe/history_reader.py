@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ctxflow.observe.accounts import AccountsReader
-from ctxflow.observe.history import AppHistory, ContextLoads, History, HostFigures, SeenItems, TierHistory
+from ctxflow.observe.history import AppHistory, ContextLoads, History, HostFigures, TierHistory
+from ctxflow.observe.measures import SeenItems
 
 
 def read_history(lines: Iterable[str]) -> History:

@@ -1,15 +1,11 @@
-"""Draw the pictures of a report, into files and for its page.
+"""Draw the pictures of a report: transfers, workers and items over time, durations of calls, and lifetimes of workers.
 
-This needs matplotlib (the extra "report"), which is imported when a picture is drawn. The transfer tree and the
-histogram of call times are drawn here, the pictures of tiers in tier_plots.py; `drawings` gives all of them as SVG that
-takes its colours from the page, in a wide and in a narrow form.
+This needs matplotlib (the extra "report"), which is imported when a picture is drawn.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,15 +15,9 @@ import numpy as np
 from ctxflow.errors import CtxflowError, counted
 from ctxflow.files import written_whole
 from ctxflow.installing import how_to_install
-from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, STYLE, WIDTH, seconds, shortened
-from ctxflow.observe.history import AppHistory, History
-from ctxflow.observe.run_report import Report
-from ctxflow.observe.tier_plots import lifetimes, workers_and_items
-from ctxflow.observe.transfer_trees import FileTree, file_name, megabytes
-from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
-
-_LABELLED = 48  # More rows than this are labelled by host only.
-_ARROWS = 400  # More transfers than this are lines without heads.
+from ctxflow.observe.history import AppHistory, History, TierHistory
+from ctxflow.observe.measures import COLOURS, DARK, GREY, PALE, STYLE, WIDTH, seconds, shortened
+from ctxflow.observe.transfers import MANAGER, FileTree, Transfer, Transfers, file_name, megabytes
 
 
 def draw(
@@ -60,7 +50,7 @@ def pictures(
     """Return what there is to draw: each picture's name, and what makes it with a given class of figures."""
     there: list[tuple[str, Callable[[Any], Any]]] = []
     if found.transfers:
-        there.append(("transfers", lambda figure: _transfers(figure, found, trees)))
+        there.append(("transfers", lambda figure: transfers_picture(figure, found, trees)))
     if history is not None and (history.workers.joined or history.items.done):
         there.append(("workers_and_items", lambda figure: workers_and_items(figure, history)))
     if history is not None and any(app.calls for app in history.apps.values()):
@@ -70,17 +60,23 @@ def pictures(
     return there
 
 
-# --- the transfer tree
+# --- transfers
+
+_LINKED, _FAILED = (0, (3, 1.5)), (0, (1, 1.5))  # Dashes.
+_LABELLED = 48  # More rows than this are labelled by host only.
+_ARROWS = 400  # More transfers than this are lines without heads.
 
 
-def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -> Any:
+def transfers_picture(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -> Any:
     """Draw time to the right, a row for the manager and each worker, an arrow for each transfer."""
     rows, hosts = _rows(found)
     height = min(max(2.2, 0.9 + 0.2 * len(rows)), 9.5)
     figure = figure_class(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
-    begin, end = _span(found.transfers)
-    _stripes(axes, hosts, rows)
+    times = [at for t in found.transfers for at in (t.asked, t.start, t.end) if at is not None] or [0.0]
+    begin, end = min(times), max(*times, min(times) + 1e-3)
+    for _, first, last in hosts[::2]:
+        axes.axhspan(first - 0.5, last + 0.5, color="#F5F5F5", linewidth=0, zorder=0)
     _presence(axes, found, rows, begin, end)
     colours = _colours(found, trees)
     many = len(found.transfers)
@@ -96,11 +92,6 @@ def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -
     _label_rows(axes, rows, hosts, found)
     _key(figure, found, trees, colours)
     return figure
-
-
-def _span(transfers: Sequence[Transfer]) -> tuple[float, float]:
-    times = [at for t in transfers for at in (t.asked, t.start, t.end) if at is not None] or [0.0]
-    return min(times), max(*times, min(times) + 1e-3)
 
 
 def _rows(found: Transfers) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
@@ -121,12 +112,6 @@ def _rows(found: Transfers) -> tuple[dict[str, int], list[tuple[str, int, int]]]
         if host:
             hosts.append((host, first, len(rows) - 1))
     return rows, hosts
-
-
-def _stripes(axes: Any, hosts: list[tuple[str, int, int]], rows: dict[str, int]) -> None:
-    for n, (_, first, last) in enumerate(hosts):
-        if n % 2 == 0:
-            axes.axhspan(first - 0.5, last + 0.5, color="#F5F5F5", linewidth=0, zorder=0)
 
 
 def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, end: float) -> None:
@@ -157,32 +142,36 @@ def _lines(axes: Any, transfers: Sequence[Transfer], rows: dict[str, int], colou
     """Draw transfers that went well as lines that end in a dot."""
     alike: dict[tuple[str, bool], list[tuple[float, float, int, int]]] = {}
     for transfer in transfers:
-        begin = transfer.start if transfer.start is not None else transfer.asked
-        if begin is not None and not transfer.error and transfer.kind != "made":
-            over = transfer.end if transfer.end is not None else begin
+        begin, over = _drawn(transfer)
+        if begin is not None and over is not None and not transfer.error and transfer.kind != "made":
             key = (colours.get(transfer.file, GREY), transfer.kind == "linked")
             alike.setdefault(key, []).append((begin, over, rows[transfer.sender], rows[transfer.receiver]))
     for (colour, linked), lines in alike.items():
-        dashes = (0, (3, 1.5)) if linked else "-"
+        dashes = _LINKED if linked else "-"
         axes.plot(*_joined(lines), color=colour, linewidth=0.5, linestyle=dashes, zorder=3)
         ends = [over for _, over, _, _ in lines], [below for _, _, _, below in lines]
         axes.plot(*ends, marker=".", markersize=2, linestyle="", color=colour, zorder=4)
 
 
-def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, scale: float) -> None:
+def _drawn(transfer: Transfer) -> tuple[float | None, float | None]:
+    """Return from when until when a transfer is drawn, as far as that is known."""
     begin = transfer.start if transfer.start is not None else transfer.asked
+    return begin, transfer.end if transfer.end is not None else begin
+
+
+def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, scale: float) -> None:
+    begin, over = _drawn(transfer)
     if begin is None:
         return
-    over = transfer.end if transfer.end is not None else begin
     above, below = rows[transfer.sender], rows[transfer.receiver]
     if transfer.kind == "made":
         axes.plot([begin, over], [below, below], color=colour, linewidth=2.2, zorder=3)
         return
     if transfer.error:
-        axes.plot([begin, over], [above, below], color=colour, linewidth=1.0, linestyle=(0, (1, 1.5)), zorder=3)
+        axes.plot([begin, over], [above, below], color=colour, linewidth=1.0, linestyle=_FAILED, zorder=3)
         axes.plot([over], [below], marker="x", markersize=6, markeredgewidth=1.6, color=colour, zorder=4)
         return
-    dashes = (0, (3, 1.5)) if transfer.kind == "linked" else "-"
+    dashes = _LINKED if transfer.kind == "linked" else "-"
     arrow = {
         "arrowstyle": "-|>", "color": colour, "linewidth": 1.1 * scale, "linestyle": dashes,
         "mutation_scale": 7 * scale, "shrinkA": 0, "shrinkB": 0,
@@ -210,13 +199,9 @@ def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int
 
 
 def _colours(found: Transfers, trees: Sequence[FileTree]) -> dict[str, str]:
-    """Return the largest files have a colour each, the others are grey."""
-
-    def size(tree: FileTree) -> int:
-        file = found.files.get(tree.file)
-        return (file.bytes or 0) if file else 0
-
-    largest = sorted(trees, key=size, reverse=True)[: len(COLOURS)]
+    """Return a colour for each of the largest files; the others are grey."""
+    sizes = {digest: file.bytes or 0 for digest, file in found.files.items()}
+    largest = sorted(trees, key=lambda tree: sizes.get(tree.file, 0), reverse=True)[: len(COLOURS)]
     return {tree.file: colour for tree, colour in zip(largest, COLOURS, strict=False)}
 
 
@@ -234,28 +219,26 @@ def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict
         entries.append(Line2D([], [], color=GREY, label=f"{len(trees) - len(colours)} smaller files"))
     kinds = {transfer.kind for transfer in found.transfers if not transfer.error}
     if "linked" in kinds:
-        entries.append(Line2D([], [], color=DARK, linestyle=(0, (3, 1.5)), label="hard link"))
+        entries.append(Line2D([], [], color=DARK, linestyle=_LINKED, label="hard link"))
     if "made" in kinds:
         entries.append(Line2D([], [], color=DARK, linewidth=2.2, label="written by a call"))
     if any(transfer.error for transfer in found.transfers):
-        entries.append(Line2D([], [], color=DARK, linestyle=(0, (1, 1.5)), marker="x", label="failed"))
+        entries.append(Line2D([], [], color=DARK, linestyle=_FAILED, marker="x", label="failed"))
     if any(peer.lost is not None for peer in found.peers.values()):
         entries.append(Line2D([], [], color=DARK, linestyle="", marker="|", markersize=8, label="worker lost"))
     figure.legend(handles=entries, loc="outside upper left", ncols=3, frameon=False, handlelength=2.4)
 
 
-# --- call times
+# --- durations of calls
 
 
 def _call_times(figure_class: Any, history: History) -> Any:
-    """Return a histogram of the durations of calls for each of the apps that called most, one above the other."""
+    """Draw a histogram of the durations of calls for each of the apps that called most, one above the other."""
     apps = sorted((app for app in history.apps.values() if app.calls), key=lambda app: -app.calls)[:4]
     least = min(app.call_seconds.least for app in apps)
     most = max(app.call_seconds.most for app in apps)
-    spread = max(app.call_seconds.percentile(99) for app in apps) / max(
-        min(a.call_seconds.percentile(1) for a in apps), 1e-6
-    )
-    logarithmic = spread > 12
+    slow = max(app.call_seconds.percentile(99) for app in apps)
+    logarithmic = slow / max(min(app.call_seconds.percentile(1) for app in apps), 1e-6) > 12
     figure = figure_class(figsize=(WIDTH, 1.0 + 1.7 * len(apps)), layout="constrained")
     plots = figure.subplots(len(apps), sharex=True, squeeze=False)[:, 0]
     bins = int(np.clip(2 * np.sqrt(max(app.calls for app in apps)), 12, 48))
@@ -300,74 +283,151 @@ def _one_histogram(axes: Any, app: AppHistory, edges: Any, colour: str, logarith
     )
 
 
-NARROW = 3.9  # Inches: a phone.
-_COLUMNS = {"workers_and_items": 2, "call_times": 2}  # Of a narrow picture's key; all others have one.
-_MOST = 1500  # More transfers than this are pixels, or they would be a page of megabytes.
-_LINE = 0.17  # Inches of a line of a key.
-_DIGITS = re.compile(r"(\.\d\d)\d+")
-_STYLE = {
-    **STYLE, "svg.fonttype": "none", "text.color": DARK, "axes.labelcolor": DARK, "figure.facecolor": "none",
-    "axes.facecolor": "none", "savefig.facecolor": "none", "font.family": "sans-serif",
-}  # fmt: skip
+# --- tiers
+
+# Of Okabe and Ito's; vermilion is for evictions, and what is dark beside it is lost.
+_SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+_EVICTED = "#D55E00"
+_OTHERS = "other tiers"
+_POINTS = 700  # That can be told apart from left to right.
 
 
-def drawings(report: Report) -> dict[str, tuple[str, str]]:
-    """Return the wide and the narrow form of each picture, by name, as `<svg>` elements.
+def unit_of(longest: float) -> tuple[float, str]:
+    """Return seconds in the unit that fits an axis, and its name.
 
-    Their colours are CSS variables, named after what they are in print, such as `--c-0072b2`, with that as default.
-
-    :raises ImportError: if matplotlib is not installed.
+    >>> unit_of(90), unit_of(7200), unit_of(90000)
+    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
     """
-    from matplotlib import rc_context
-
-    found = {}
-    for name, picture in pictures(report.history, report.transfers, report.trees):
-        with rc_context(_STYLE):
-            many = name == "transfers" and len(report.transfers.transfers) + len(report.transfers.peers) > _MOST
-            forms = [_svg(name, picture, width, many) for width in (WIDTH, NARROW)]
-        found[name] = (forms[0], forms[1])
-    return found
+    for length, name in ((3600.0, "h"), (60.0, "min")):
+        if longest > 5 * length:
+            return length, name
+    return 1.0, "s"
 
 
-def _svg(name: str, picture: Callable[[Any], Any], width: float, pixels: bool) -> str:
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
-    class Sized(Figure):
-        """A figure as wide as the page has place for, with a key of so many columns."""
-
-        def __init__(self, figsize: tuple[float, float], **options: Any) -> None:
-            super().__init__(figsize=(width, figsize[1]), **options)
-
-        def legend(self, *what: Any, ncols: int = 1, **options: Any) -> Any:
-            most = ncols if width == WIDTH else min(ncols, _COLUMNS.get(name, 1))
-            made = super().legend(*what, ncols=most, **options)
-            entries = len(made.get_texts())
-            self.set_figheight(self.get_figheight() + _LINE * (math.ceil(entries / most) - math.ceil(entries / ncols)))
-            return made
-
-    figure = picture(Sized)
-    for axes in figure.axes if pixels else ():
-        axes.set_rasterization_zorder(10)
-    rcParams["svg.hashsalt"] = f"{name}-{width}"  # Names of parts must differ from those of other pictures.
-    written = io.StringIO()
-    figure.savefig(written, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
-    return themed(written.getvalue(), name.replace("_", " "))
+def shades(history: History) -> dict[str, str]:
+    """Return the colour of each tier that had workers, those with the most worker time first, and of all others."""
+    names = sorted(
+        (name for name, tier in history.tiers.items() if tier.joined),
+        key=lambda name: -history.tiers[name].worker_seconds,
+    )
+    colours = {name: _SHADES[n] if n < len(_SHADES) else GREY for n, name in enumerate(names)}
+    return {**colours, _OTHERS: GREY}
 
 
-def themed(svg: str, label: str) -> str:
-    """Return an SVG file as an element of a page, which decides its size, its letters and what its colours are.
+def workers_and_items(figure_class: Any, history: History) -> Any:
+    """Draw workers connected above, completed items below, stacked by tier, as the paper's Figures 6 and 7 have them.
 
-    >>> themed('<?xml?><svg width="9pt" height="9pt" viewBox="0 0 9 9"><path style="fill: #0072b2"/></svg>', "all")
-    '<svg role="img" aria-label="all" viewBox="0 0 9 9"><path style="fill: var(--c-0072b2, #0072b2)"/></svg>'
+    In a run of sessions alone, their chunks are below.
     """
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r" <metadata>.*?</metadata>\n", "", svg, count=1, flags=re.DOTALL)
-    head, rest = svg.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    rest = re.sub(r'<g id="[^"]*"', "<g", rest)  # Nobody refers to groups, and all pictures have the same.
-    rest = re.sub(r"(?<=[ :])#[0-9a-f]{6}(?=[;\"])", lambda found: f"var(--c-{found[0][1:]}, {found[0]})", rest)
-    rest = re.sub(r"font-family: [^;\"]*;? ?", "", rest)
-    rest = re.sub(r'(?<= )(d|x|y)="[^"]*"', lambda found: _DIGITS.sub(r"\1", found[0].replace(" \n", " ")), rest)
-    rest = re.sub(r"\n +", "\n", rest)
-    return f'<svg role="img" aria-label="{label}" {box[0] if box else ""}>{rest}'.strip()
+    figure = figure_class(figsize=(WIDTH, 4.2), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=(1.15, 1))
+    length, unit = unit_of(history.duration)
+    end = max(history.duration, 1e-3)
+    colours = shades(history)
+    counts = {name: history.tiers[name].counts for name in colours if name != _OTHERS}
+    times = _thinned(np.unique([time for points in counts.values() for time, _ in points] + [0.0, end]))
+    stacked = _folded({name: _steps(points, times) for name, points in counts.items()})
+    labels = {name: shortened(name) for name in stacked} if len(stacked) > 1 else dict.fromkeys(stacked, "workers")
+    _stacked(above, times / length, stacked, colours, labels, step="post")
+    _losses(above, history, length)
+    above.set(xlim=(0, end / length), ylim=(0, max(history.peak_workers * 1.08, 1)), ylabel="workers connected")
+    _items(below, history, end, length, colours)
+    below.set_xlabel(f"time in the run ({unit})")
+    for axes in (above, below):
+        axes.grid(axis="both", color=PALE, linewidth=0.6)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    figure.align_ylabels()
+    handles = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside upper left", ncols=5, frameon=False)
+    return figure
+
+
+def _thinned(times: Any) -> Any:
+    """Return as many of the times as can be told apart in a picture."""
+    return times if len(times) <= _POINTS else np.linspace(times[0], times[-1], _POINTS)
+
+
+def _steps(points: list[tuple[float, int]], times: Any) -> Any:
+    """Return what a count is at each of the times, when it changes at its points."""
+    at = np.array([time for time, _ in points])
+    return np.array([count for _, count in points])[np.searchsorted(at, times, side="right") - 1]
+
+
+def _folded(series: dict[str, Any]) -> dict[str, Any]:
+    """Return those that have no colour of their own, added up."""
+    folded: dict[str, Any] = {}
+    for n, (name, values) in enumerate(series.items()):
+        key = name if n < len(_SHADES) else _OTHERS
+        folded[key] = folded.get(key, 0) + values
+    return folded
+
+
+def _stacked(
+    axes: Any,
+    times: Any,
+    series: dict[str, Any],
+    colours: dict[str, str],
+    labels: dict[str, str] | None = None,
+    step: str | None = None,
+) -> None:
+    """Draw areas one upon the other, with a line along the top of all."""
+    total = np.zeros(len(times))
+    drawn = "default" if step is None else f"steps-{step}"
+    for name, values in series.items():
+        looks = {"color": colours[name], "alpha": 0.75, "linewidth": 0, "label": (labels or {}).get(name), "zorder": 2}
+        axes.fill_between(times, total, total + values, step=step, **looks)
+        axes.plot(times, total, drawstyle=drawn, color="white", linewidth=0.6, zorder=2)
+        total = total + values
+    axes.plot(times, total, drawstyle=drawn, color=DARK, linewidth=0.9, zorder=3)
+
+
+def _losses(axes: Any, history: History, length: float) -> None:
+    for evicted, label, colour in ((True, "eviction", _EVICTED), (False, "worker lost", DARK)):
+        step = max(history.duration, 1e-3) / _POINTS
+        places = sorted({round(time / step) for time, kind in history.losses if kind is evicted})
+        times = [place * step / length for place in places]
+        if times:
+            # Thin, so that many of them can be told apart.
+            marks = {"marker": "|", "linestyle": "", "markersize": 7, "markeredgewidth": 0.6, "clip_on": False}
+            axes.plot(times, [0.0] * len(times), color=colour, label=label, zorder=5, **marks)
+
+
+def _items(axes: Any, history: History, end: float, length: float, colours: dict[str, str]) -> None:
+    chunks = history.chunks > 0 and not history.items.done
+    tiers = {name: history.tiers[name] for name in colours if name != _OTHERS}
+    lines = {name: (tier.chunks if chunks else tier.done).cumulated() for name, tier in tiers.items()}
+    ends = {name: np.minimum([time for time, _ in points], end) for name, points in lines.items()}
+    times = _thinned(np.unique(np.concatenate([[0.0, end], *ends.values()])))
+    items = {name: np.interp(times, ends[name], [count for _, count in points]) for name, points in lines.items()}
+    _stacked(axes, times / length, _folded(items), colours)
+    most = history.chunks if chunks else history.items.done
+    axes.set(ylim=(0, max(1, most * 1.06)), ylabel="chunks of sessions" if chunks else "completed items")
+
+
+def lifetimes(figure_class: Any, history: History) -> Any:
+    """Draw the share of each tier's workers that were evicted by an age, as `TierHistory.survival` estimates it."""
+    figure = figure_class(figsize=(WIDTH, 2.9), layout="constrained")
+    axes = figure.add_subplot()
+    colours = shades(history)
+    lost_some = [(name, history.tiers[name]) for name in colours if name != _OTHERS and history.tiers[name].lifetimes]
+    shown = lost_some[: len(_SHADES)]
+    longest = max(_oldest(tier) for _, tier in shown)
+    length, unit = unit_of(longest)
+    for name, tier in shown:
+        points = [(0.0, 0.0), *tier.survival()]
+        points.append((_oldest(tier), points[-1][1]))
+        ages, shares = zip(*points, strict=True)
+        label = f"{shortened(name)}: {tier.evicted:,} of {counted(tier.joined, 'worker')} evicted"
+        looks = {"where": "post", "color": colours[name], "linewidth": 1.7, "label": label}
+        axes.step(np.array(ages) / length, 100 * np.array(shares), **looks)
+    axes.axhline(50, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axes.set(xlim=(0, 1.02 * longest / length), ylim=(0, 102), xlabel=f"time since the worker joined ({unit})")
+    axes.set_ylabel("evicted by then (% of workers)")
+    axes.grid(color=PALE, linewidth=0.6)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False)
+    return figure
+
+
+def _oldest(tier: TierHistory) -> float:
+    return max(*tier.lifetimes, *tier.stays, 1e-3)

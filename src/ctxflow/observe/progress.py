@@ -1,19 +1,21 @@
-"""Say how a batch job or a program's run stands while it runs: its progress, its rates, and the file that tells others.
+"""Say how a batch job or a program's run stands: progress, rates, its status file, and whether it has ended.
 
-`Progress` is plain data. `Rates` makes rates and the time left from counts; it is pure: time comes in. A status file is
-JSON that its owner rewrites about once a second for whoever looks.
+`Rates` makes rates and the time left from counts; it is pure: time comes in. A status file is JSON that its owner
+rewrites about once a second.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +109,14 @@ class Progress:
     @property
     def by_state(self) -> dict[str, int]:
         """How many workers are in which state of a context, over all contexts."""
-        found: dict[str, int] = {}
+        found: collections.Counter[str] = collections.Counter()
         for counts in self.contexts.values():
-            for state, count in counts.items():
-                found[state] = found.get(state, 0) + count
-        return found
+            found.update(counts)
+        return dict(found)
 
 
-_NOW_SECONDS = 10.0
-_NOW_STEPS = 4
-_KEPT_SECONDS = 300.0
-_STEP_SECONDS = 1.0
+_NOW_SECONDS, _NOW_STEPS = 10.0, 4
+_KEPT_SECONDS, _STEP_SECONDS = 300.0, 1.0
 _PARTS = 8
 _WIDTH = 2.0  # Standard deviations.
 
@@ -207,11 +206,9 @@ class Rates:
         return steps[index]
 
     def _left(self, seconds: float, items: int, rest: int | None) -> tuple[float | None, float | None, float | None]:
-        if rest is None:
-            return None, None, None
-        if rest <= 0:
+        if rest is not None and rest <= 0:
             return 0.0, 0.0, 0.0
-        if len(self._steps) < 2 or seconds <= self._steps[0][0]:
+        if rest is None or len(self._steps) < 2 or seconds <= self._steps[0][0]:
             return None, None, None
         begin, known, _ = self._steps[0]
         span = seconds - begin
@@ -289,17 +286,14 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
         return state
     age = (time.time() if now is None else now) - float(status.get("updated") or 0.0)
     # A file that was written this moment has a live owner, even one whose number means nothing here (a container's).
-    if abs(age) > _GONE_SECONDS and status.get("host") == socket.gethostname() and not _lives(status):
-        return "died"
+    if abs(age) > _GONE_SECONDS and status.get("host") == socket.gethostname():
+        try:
+            alive = lives(int(status["pid"]), status.get("born"))
+        except (KeyError, ValueError, TypeError):
+            alive = False
+        if not alive:
+            return "died"
     return "silent" if age > SILENT_SECONDS else state
-
-
-def _lives(status: Mapping[str, Any]) -> bool:
-    """Return whether the owner's process is there, and not another that has its number now."""
-    try:
-        return lives(int(status["pid"]), status.get("born"))
-    except (KeyError, ValueError, TypeError):
-        return False
 
 
 class StatusReader:
@@ -331,3 +325,86 @@ class StatusReader:
             time.sleep(seconds)
             self.look()
         return self.status
+
+
+_OVER = (*ENDED, "died")
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownRun:
+    """A run's folder.
+
+    :ivar state: "done", "failed", "interrupted" or "died" if it is over; "starting", "running", or "silent" where its
+        driver is on another machine and cannot be asked.
+    :ivar updated: when it said so last, in seconds since 1970.
+    :ivar size: of all that is in the folder, in bytes.
+    :ivar output: the output of the batch job that it was of, "" for another program's run.
+    """
+
+    folder: Path
+    state: str
+    updated: float
+    size: int
+    output: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its driver is gone."""
+        return self.state in _OVER
+
+
+def known_runs(base: Path) -> list[KnownRun]:
+    """Return the runs that wrote to `runs/TIME-PID/LABEL` below a folder, the oldest first; links are not followed."""
+    found = [run for folder in _folders(base / "runs") for run in _runs_in(folder)]
+    return sorted(found, key=lambda run: run.updated)
+
+
+def removable(runs: list[KnownRun], older_than: float, now: float | None = None) -> list[KnownRun]:
+    """Return those that are over, and have been for so many seconds.
+
+    >>> run = KnownRun(Path("runs/a/ctxflow"), "done", 100.0, 5, "")
+    >>> removable([run], 60, now=150.0), removable([run], 60, now=170.0) == [run]
+    ([], True)
+    """
+    then = (time.time() if now is None else now) - older_than
+    return [run for run in runs if run.is_over and run.updated <= then]
+
+
+def remove(run: KnownRun) -> bool:
+    """Remove a run's folder, and the one above it if nothing is left in that; False if the run goes on after all.
+
+    :raises OSError: if it cannot be removed.
+    """
+    status = load_status(run.folder / STATUS)
+    if status is None or condition(status) not in _OVER:
+        return False
+    shutil.rmtree(run.folder)
+    with contextlib.suppress(OSError):  # Something else is in it.
+        run.folder.parent.rmdir()
+    return True
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    yield from sorted(found)
+
+
+def _runs_in(folder: Path) -> Iterator[KnownRun]:
+    for place in _folders(folder):
+        status = load_status(place / STATUS)
+        if status is not None and "run" in status:
+            updated = float(status.get("updated") or 0.0)
+            yield KnownRun(place, condition(status), updated, _size(place), str(status.get("output") or ""))
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from ctxflow.errors import counted
 from ctxflow.files import written_whole
 from ctxflow.observe.accounts import PARTS, AccountGroup, Accounts
-from ctxflow.observe.formatting import even, gpus_text, percent, seconds, span_unit, table
-from ctxflow.observe.formatting import seconds as duration
 from ctxflow.observe.history import History
+from ctxflow.observe.measures import even, gpus_text, percent, seconds, span_unit, table
+from ctxflow.observe.measures import seconds as duration
 
 SUMMARY = "summary.json"
 PART_NAMES = {

@@ -1,46 +1,18 @@
-"""Read who sent which file to whom, when, and how fast, from the debug log of TaskVine's manager in one pass.
+"""A run's transfers: who sent which file to whom, the engine's notes of them, and each file's tree.
 
-The lines that tell it (TaskVine 7.15.9), each after a local time in hundredths of a second:
-
-- `tx to HOST (ADDRESS): put NAME LEVEL SIZE`: the manager sends a file, and waits until it is sent;
-- `tx to HOST (ADDRESS): infile NAME AS FLAGS`, `outfile ...`: a call takes or makes it, under a name that says which
-  of the run's files it is;
-- `HOST (ADDRESS) received 100.00 MB in 0.83s`, or `... failed to send ...`: which is over;
-- `tx to HOST (ADDRESS): puturl workerip://IP:PORT/NAME NAME LEVEL SIZE MODE ID`: a worker is told to fetch a file;
-- `rx from HOST (ADDRESS): cache-update NAME TYPE LEVEL SIZE MTIME MICROSECONDS START ID`: it has it, in so many us
-  since that Unix time; the ID is X if nobody asked for the file, so that a call of its own wrote it;
-- `rx from HOST (ADDRESS): cache-invalid NAME LENGTH ID`: it could not have it; the reason follows as a line;
-- `rx from HOST (ADDRESS): transfer-port PORT`: where the worker itself listens;
-- `worker HOST (ADDRESS) removed`: it is gone.
-
-Names and hard links come from staging_notes.py; the trees that transfers make, from transfer_trees.py.
+The notes, in `taskvine/staging.jsonl`, have names for what the manager's debug log (manager_log.py) calls by addresses
+and cache names, and hard links, of which that log knows nothing.
 """
 
 from __future__ import annotations
 
-import calendar
 import dataclasses
-import re
-from collections.abc import Iterable
-from urllib.parse import unquote
-
-from ctxflow.observe.staging_notes import ContextFile, Peer, StagingNotes
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 MANAGER = "manager"
 """What the manager is called as a sender."""
-
-_UNFINISHED = "it was not over when the log ended"
-_MOST_PUTS = 64  # Sends to a worker that may still turn out to be of a file worth telling of.
-_QUARTER = 900  # Seconds: the difference of any local time from UTC is a multiple of a quarter of an hour.
-_LINE = re.compile(
-    rb"(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d\d) [^:]*: (?:worker |tx to |rx from )?"
-    rb"(?P<host>[^ ]+) \((?P<address>[^)]+)\):? (?P<message>.*)"
-)
-# What every line worth reading holds one of.
-_WORTH = re.compile(
-    rb"\) (?:received|failed to send|removed|invalidated)|\): (?:put|infile |outfile |unlink |cache-|transfer-)"
-)
-_NAMED = re.compile(r"ctxflow-(?:in|out)-([\w.-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +50,29 @@ class Transfer:
         return self.bytes / seconds if self.kind == "sent" and not self.error and self.bytes and seconds else None
 
 
+@dataclasses.dataclass(frozen=True)
+class ContextFile:
+    """A file that contexts need. `digest` is its key; `bytes` is None where unknown; `context` may be ""."""
+
+    digest: str
+    name: str
+    bytes: int | None = None
+    context: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A worker as its site knows it: `address` is "IP:PORT" of its connection to the manager, `listens` where it
+    serves its peers; times in seconds."""
+
+    worker: str
+    host: str
+    address: str = ""
+    joined: float | None = None
+    lost: float | None = None
+    listens: str = ""
+
+
 @dataclasses.dataclass
 class Transfers:
     """All transfers of a run, by the time they were asked for, with the files and workers that they name."""
@@ -87,275 +82,68 @@ class Transfers:
     peers: dict[str, Peer] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass
-class _Sending:
-    """A transfer that was asked for: stamps are local times, as seconds since 1970."""
-
-    name: str
-    sender: str
-    size: int
-    stamp: float
-    transfer_id: str = ""
+# --- the engine's notes
 
 
 @dataclasses.dataclass
-class _Worker:
-    """A connection to the manager: what is on its way to it, and what it got and holds."""
+class StagingNotes:
+    """What a staging file says. Times in seconds on the run's clock.
 
-    pending: dict[str, _Sending] = dataclasses.field(default_factory=dict)
-    put: _Sending | None = None
-    puts: dict[str, tuple[_Sending, float, float]] = dataclasses.field(default_factory=dict)  # By name: start, end.
-    holds: set[str] = dataclasses.field(default_factory=set)
-    failed: Transfer | None = None
-
-
-def read_transfers(lines: Iterable[bytes], staging: StagingNotes | None = None) -> Transfers:
-    """Return the transfers that a manager's debug log tells of; `with_notes` adds those of which it knows nothing.
-
-    Takes time in proportion to the log, and memory for workers and transfers. Torn lines, and lines of other kinds,
-    are passed over. With staging notes, only the files that they name are told of, workers have their names, and
-    times are on the run's clock; without any, all files, workers are addresses, and 0 is the log's first line.
-
-    :param lines: of the file `vine-logs/debug`.
-
-    >>> lines = [
-    ...     b"2026/11/21 05:38:12.39 vine_manager[4]vine: rx from h1 (10.0.0.1:50): transfer-port 1025",
-    ...     b"2026/11/21 05:38:14.34 vine_manager[4]vine: tx to h2 (10.0.0.2:60): "
-    ...     b"puturl workerip://10.0.0.1:1025/temp-a temp-a 0 100 0755 ID",
-    ...     b"2026/11/21 05:38:15.21 vine_manager[4]vine: rx from h2 (10.0.0.2:60): "
-    ...     b"cache-update temp-a 2 0 100 33188 800000 1795239494410000 ID",
-    ... ]
-    >>> [transfer] = read_transfers(lines).transfers
-    >>> transfer.sender, transfer.receiver, transfer.bytes, round(transfer.start, 2), round(transfer.end, 2)
-    ('10.0.0.1:50', '10.0.0.2:60', 100, 2.02, 2.82)
+    :ivar origin: the Unix time of the run's clock 0, None if it is not said.
+    :ivar names: cache name -> digest.
+    :ivar links: (time, worker, the sibling whose file it linked, digest).
+    :ivar fetches: (time, worker, digest, seconds it took).
     """
-    reader = _Reader(staging or StagingNotes())
+
+    origin: float | None = None
+    peers: dict[str, Peer] = dataclasses.field(default_factory=dict)
+    files: dict[str, ContextFile] = dataclasses.field(default_factory=dict)
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    links: list[tuple[float, str, str, str]] = dataclasses.field(default_factory=list)
+    fetches: list[tuple[float, str, str, float]] = dataclasses.field(default_factory=list)
+
+
+def read_staging(lines: Iterable[str]) -> StagingNotes:
+    r"""Return what a staging file says; lines that are torn or of a kind not known here are left out.
+
+    >>> staging = read_staging(['{"is":"origin","unix":1763700000.0}\n', '{"is":"lin'])
+    >>> staging.origin, staging.links
+    (1763700000.0, [])
+    """
+    staging = StagingNotes()
     for line in lines:
-        reader.take(line)
-    return reader.result()
-
-
-class _Reader:
-    """Collect the transfers of a log, line by line."""
-
-    def __init__(self, staging: StagingNotes) -> None:
-        self._staging = staging
-        self._names = dict(staging.names)  # Cache name -> digest.
-        self._workers: dict[str, _Worker] = {}
-        self._listens: dict[str, str] = {}  # "IP:PORT" where a worker serves its peers -> its address.
-        self._found: list[Transfer] = []
-        self._files: dict[str, ContextFile] = {}
-        self._peers: dict[str, Peer] = {}
-        self._known: dict[str, list[Peer]] = {}
-        for peer in staging.peers.values():
-            self._known.setdefault(peer.address, []).append(peer)
-            if peer.listens:  # The log tells that too, but is not written all the time.
-                self._listens[peer.listens] = peer.address
-        self._hosts: dict[str, str] = {}  # Address -> host.
-        self._lines = 0
-        self._first: float | None = None
-        self._offset: float | None = None  # From local stamps to Unix time.
-        self._minute, self._minute_stamp = b"", 0.0
-
-    # --- lines
-
-    def take(self, line: bytes) -> None:
-        """Take a line of the log."""
-        if self._lines < 2:
-            self._begin(self._stamp(line[:22]))
-        if _WORTH.search(line) is None:
-            return
-        parts = _LINE.match(line)
-        stamp = self._stamp(parts["time"]) if parts else None
-        if parts is None or stamp is None:
-            return
-        address = parts["address"].decode("utf-8", "replace")
-        worker = self._workers.setdefault(address, _Worker())
-        self._hosts[address] = parts["host"].decode("utf-8", "replace")
-        message = parts["message"].decode("utf-8", "replace")
-        self._message(address, worker, stamp, message, message.split())
-
-    def _begin(self, stamp: float | None) -> None:
-        """Take the first lines: the very first may be in another time zone, since writing it makes TaskVine set TZ."""
-        self._lines += 1
-        if stamp is not None and (self._first is None or abs(stamp - self._first) >= _QUARTER):
-            self._first = stamp
-
-    def _message(self, address: str, worker: _Worker, stamp: float, message: str, words: list[str]) -> None:
-        match words:
-            case ["puturl" | "puturl_now", url, name, _, size, _, ident, *_] if _whole(size):
-                name = unquote(name)
-                worker.pending[name] = _Sending(name, self._sender(unquote(url)), int(size), stamp, ident)
-            case ["put", name, _, size] if _whole(size):
-                worker.put = _Sending(unquote(name), MANAGER, int(size), stamp)
-            case ["infile" | "outfile", name, alias, _]:
-                self._named(address, worker, unquote(name), unquote(alias))
-            case ["received", _, "MB", "in", seconds, *_] if worker.put is not None:
-                self._put_over(address, worker, stamp, _seconds(seconds))
-            case ["failed", "to", "send", *_] if worker.put is not None:
-                self._failed(address, worker, worker.put, stamp, "the manager could not send it")
-                worker.put = None
-            case ["cache-update", name, _, _, size, _, micros, start, ident] if (
-                _whole(size) and _whole(micros) and _whole(start)
-            ):
-                self._updated(address, worker, stamp, name, int(size), int(micros) / 1e6, int(start) / 1e6, ident)
-            case ["cache-invalid", name, _, *_]:
-                sending = worker.pending.pop(name, None)
-                worker.failed = None
-                if sending is not None:
-                    self._failed(address, worker, sending, stamp, "the worker could not have it")
-            case ["invalidated", name, "with", "error:", *_]:
-                self._reason(worker, name, message)
-            case ["unlink", name]:
-                worker.holds.discard(self._digest(unquote(name)))
-            case ["transfer-port" | "transfer-hostport", *where] if where:  # A port, after a host or not.
-                self._listens[":".join([address.rpartition(":")[0], *where][-2:])] = address
-            case ["removed"]:
-                self._removed(address, worker, stamp)
-
-    def _sender(self, url: str) -> str:
-        scheme, _, rest = url.partition("://")
-        if scheme not in ("worker", "workerip"):
-            return f"{scheme}://{rest.partition('/')[0]}" if rest else url[:60]
-        listens = rest.partition("/")[0]
-        return self._listens.get(listens, listens)
-
-    def _named(self, address: str, worker: _Worker, name: str, alias: str) -> None:
-        """Take the name of a call's file, which also tells what was sent for it just before."""
-        told = _NAMED.fullmatch(alias)
-        if told is None:
-            return
-        self._names[name] = told[1]
-        if name in worker.puts:
-            sending, start, end = worker.puts.pop(name)
-            worker.holds.add(told[1])
-            self._add(name, sending, address, "sent", start, end, sending.size)
-
-    def _put_over(self, address: str, worker: _Worker, stamp: float, seconds: float) -> None:
-        sending, worker.put = worker.put, None
-        assert sending is not None
-        if not self._told_of(sending.name):
-            worker.puts[sending.name] = sending, stamp - seconds, stamp
-            if len(worker.puts) > _MOST_PUTS:
-                del worker.puts[next(iter(worker.puts))]
-        else:
-            worker.holds.add(self._digest(sending.name))
-            self._add(sending.name, sending, address, "sent", stamp - seconds, stamp, sending.size)
-
-    def _updated(
-        self,
-        address: str,
-        worker: _Worker,
-        stamp: float,
-        name: str,
-        size: int,
-        seconds: float,
-        began: float,
-        ident: str,
-    ) -> None:
-        sending = worker.pending.pop(name, None)
-        if sending is not None:
-            if sending.transfer_id == ident:
-                self._offset = round((began + seconds - stamp) / _QUARTER) * _QUARTER
-            if self._told_of(name):
-                worker.holds.add(self._digest(name))
-                self._add(name, sending, address, "sent", stamp - seconds, stamp, size)
-        elif ident == "X" and self._told_of(name) and self._digest(name) not in worker.holds:
-            # A call wrote it. If that call was sent a file of this size, it is the one that the manager's copy became.
-            worker.holds.add(self._digest(name))
-            before = next((put for put in worker.puts.values() if put[0].size == size), None)
-            if before is not None:
-                self._add(name, before[0], address, "sent", before[1], before[2], size)
-            else:
-                made = _Sending(name, address, size, stamp)
-                self._add(name, made, address, "made", stamp - seconds, stamp, size)
-
-    def _failed(self, address: str, worker: _Worker, sending: _Sending, stamp: float, error: str) -> None:
-        if self._told_of(sending.name):
-            self._add(sending.name, sending, address, "sent", sending.stamp, stamp, sending.size, error)
-            worker.failed = self._found[-1]
-
-    def _reason(self, worker: _Worker, name: str, message: str) -> None:
-        """Take the line after a cache-invalid, which says why."""
-        if worker.failed is not None and self._found and self._found[-1] is worker.failed:
-            why = message.partition("with error:")[2].strip().rpartition(f"'{name}': ")[2]
-            self._found[-1] = dataclasses.replace(worker.failed, error=why or worker.failed.error)
-        worker.failed = None
-
-    def _removed(self, address: str, worker: _Worker, stamp: float) -> None:
-        for sending in [*worker.pending.values(), *([worker.put] if worker.put else [])]:
-            self._failed(address, worker, sending, stamp, "the worker was lost")
-        del self._workers[address]  # One that comes back from the same address is a new one.
-
-    # --- names and times
-
-    def _told_of(self, name: str) -> bool:
-        return name in self._names or (self._staging.origin is None and not self._staging.names)
-
-    def _digest(self, name: str) -> str:
-        return self._names.get(name, name)
-
-    def _add(
-        self,
-        name: str,
-        sending: _Sending,
-        address: str,
-        kind: str,
-        start: float | None,
-        end: float | None,
-        size: int,
-        error: str = "",
-    ) -> None:
-        """Record a transfer, for now in local stamps, by addresses."""
-        digest = self._digest(name)
-        if digest not in self._files:
-            self._files[digest] = self._staging.files.get(digest, ContextFile(digest, name, size))
-        self._found.append(Transfer(digest, sending.sender, address, kind, sending.stamp, start, end, size, error))
-
-    def _stamp(self, text: bytes) -> float | None:
-        """Return a local time as seconds since 1970 as if it were UTC."""
         try:
-            if text[:16] != self._minute:
-                date = (int(text[:4]), int(text[5:7]), int(text[8:10]), int(text[11:13]), int(text[14:16]), 0)
-                self._minute, self._minute_stamp = text[:16], float(calendar.timegm(date))
-            return self._minute_stamp + float(text[17:22])
-        except ValueError:
-            return None
+            record = json.loads(line)
+            _take_note(staging, record)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return staging
 
-    def _zero(self) -> float:
-        """Return the local stamp of the run's clock 0."""
-        first = self._first or 0.0
-        if self._staging.origin is None:
-            return first
-        offset = self._offset
-        if offset is None:  # No worker told a Unix time; but the manager starts with the run.
-            offset = round((self._staging.origin - first) / _QUARTER) * _QUARTER
-        return self._staging.origin - offset
 
-    def _peer(self, address: str, time: float) -> str:
-        """Return the name of whoever had an address at a time; the manager, a URL and what is unknown keep theirs."""
-        known = self._known.get(address, [])
-        if not known and address not in self._hosts:
-            return address
-        there = [peer for peer in known if peer.lost is None or peer.lost >= time]
-        peer = (there or known[-1:] or [Peer(address, self._hosts.get(address, ""), address)])[0]
-        return self._peers.setdefault(peer.worker, peer).worker
-
-    def result(self) -> Transfers:
-        """Return what was found, on the run's clock and by the workers' names."""
-        zero, staging = self._zero(), self._staging
-        for address, worker in self._workers.items():
-            for sending in worker.pending.values():
-                if self._told_of(sending.name):
-                    self._add(sending.name, sending, address, "sent", None, None, sending.size, _UNFINISHED)
-        found = []
-        for local in self._found:
-            asked, start, end = (None if at is None else at - zero for at in (local.asked, local.start, local.end))
-            sender, receiver = self._peer(local.sender, asked or 0.0), self._peer(local.receiver, asked or 0.0)
-            found.append(
-                dataclasses.replace(local, sender=sender, receiver=receiver, asked=asked, start=start, end=end)
+def _take_note(staging: StagingNotes, record: dict[str, Any]) -> None:
+    match record["is"]:
+        case "origin":
+            staging.origin = float(record["unix"])
+        case "worker":
+            name = record["worker"]
+            staging.peers[name] = Peer(
+                name, record["host"], record["address"], float(record["time"]), listens=record.get("listens", "")
             )
-        return Transfers(sorted(found, key=_began), {**staging.files, **self._files}, {**staging.peers, **self._peers})
+        case "lost":
+            name = record["worker"]
+            known = staging.peers.get(name, Peer(name, ""))
+            staging.peers[name] = dataclasses.replace(known, lost=float(record["time"]))
+        case "file":
+            digest = record["digest"]
+            if record.get("cached_name"):
+                staging.names[record["cached_name"]] = digest
+            staging.files[digest] = ContextFile(digest, record["name"], record["bytes"], record.get("context") or "")
+        case "linked":
+            staging.links.append((float(record["time"]), record["worker"], record["from"], record["digest"]))
+        case "fetched":
+            staging.fetches.append(
+                (float(record["time"]), record["worker"], record["digest"], float(record["seconds"]))
+            )
 
 
 def with_notes(found: list[Transfer], staging: StagingNotes) -> list[Transfer]:
@@ -371,21 +159,214 @@ def with_notes(found: list[Transfer], staging: StagingNotes) -> list[Transfer]:
         for time, worker, digest, seconds in staging.fetches
         if (worker, digest) not in told
     ]
-    return sorted([*found, *extra], key=_began)
+    return sorted([*found, *extra], key=began)
 
 
-def _began(transfer: Transfer) -> float:
+def began(transfer: Transfer) -> float:
+    """Return the first time that is known of a transfer, 0 if there is none."""
     times = (transfer.asked, transfer.start, transfer.end)
     return next((time for time in times if time is not None), 0.0)
 
 
-def _seconds(word: str) -> float:
-    """Return the seconds of "0.83s"."""
-    try:
-        return max(0.0, float(word.rstrip("s")))
-    except ValueError:
-        return 0.0
+# --- as trees
 
 
-def _whole(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) < 19
+@dataclasses.dataclass
+class TreeNode:
+    """A transfer and those that its receiver made possible, by time."""
+
+    transfer: Transfer
+    children: list[TreeNode] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class FileTree:
+    """How one file spread: under each root's sender ("manager", a URL, a worker that wrote it, "") hang its transfers.
+
+    :ivar copies: arrivals over the network; `links`: hard links; `failed`: transfers that failed.
+    :ivar depth: how many times the file was sent on the longest way from a root; hard links do not count.
+    :ivar seconds: from the first transfer's start to the last arrival, None if nothing arrived.
+    """
+
+    file: str
+    roots: list[TreeNode]
+    from_manager: int = 0
+    copies: int = 0
+    links: int = 0
+    failed: int = 0
+    depth: int = 0
+    seconds: float | None = None
+
+    def walk(self) -> Iterator[tuple[TreeNode, int]]:
+        """Yield every node, in the order of the text, with how many hops over the network led there."""
+        stack = [(node, 0) for node in reversed(self.roots)]
+        while stack:
+            node, before = stack.pop()
+            hops = before + (node.transfer.kind == "sent")
+            yield node, hops
+            stack += [(child, hops) for child in reversed(node.children)]
+
+    def by_sender(self, found: Transfers) -> list[tuple[str, list[TreeNode]]]:
+        """Return the roots by the sender that they begin with, in words."""
+        senders: dict[str, list[TreeNode]] = {}
+        for node in self.roots:
+            senders.setdefault("" if node.transfer.kind == "made" else node.transfer.sender, []).append(node)
+        return [(_root_name(sender, roots[0].transfer, found), roots) for sender, roots in senders.items()]
+
+
+def file_trees(transfers: Sequence[Transfer]) -> list[FileTree]:
+    """Return a tree for each file, in the order in which they were first asked for.
+
+    Every transfer is in exactly one tree, once. A sender that nobody is known to have sent the file to is a root.
+
+    >>> a = Transfer("f", "manager", "w1", "sent", 0.0, 0.0, 1.0, 100)
+    >>> b = Transfer("f", "w1", "w2", "sent", 1.0, 1.0, 2.0, 100)
+    >>> [tree] = file_trees([a, b])
+    >>> tree.copies, tree.from_manager, tree.depth, tree.seconds
+    (2, 1, 2, 2.0)
+    """
+    by_file: dict[str, list[Transfer]] = {}
+    for transfer in transfers:
+        by_file.setdefault(transfer.file, []).append(transfer)
+    return [_tree(file, of_file) for file, of_file in by_file.items()]
+
+
+def _tree(file: str, transfers: list[Transfer]) -> FileTree:
+    nodes = [TreeNode(transfer) for transfer in transfers]
+    arrivals: dict[str, list[TreeNode]] = {}
+    for node in sorted(nodes, key=lambda node: _or_zero(node.transfer.end)):
+        if not node.transfer.error:
+            arrivals.setdefault(node.transfer.receiver, []).append(node)
+    tree = FileTree(file, [])
+    for node in nodes:
+        source = _source(node, arrivals.get(node.transfer.sender, []))
+        (tree.roots if source is None else source.children).append(node)
+    _count(tree, transfers)
+    return tree
+
+
+def _source(node: TreeNode, arrivals: list[TreeNode]) -> TreeNode | None:
+    """Return the last arrival at the sender before this transfer ended; not itself, nor one that came later."""
+    end = node.transfer.end if node.transfer.end is not None else node.transfer.asked
+    if node.transfer.kind == "made" or end is None:
+        return None
+    # Strictly before its own end: so that no transfer is, over others, its own source.
+    before = [a for a in arrivals if a is not node and _or_zero(a.transfer.end) < end]
+    return before[-1] if before else None
+
+
+def _count(tree: FileTree, transfers: list[Transfer]) -> None:
+    arrived = [t for t in transfers if not t.error]
+    sent = [t for t in arrived if t.kind == "sent"]
+    tree.copies = len(sent)
+    tree.from_manager = sum(t.sender == MANAGER for t in sent)
+    tree.links = sum(t.kind == "linked" for t in arrived)
+    tree.failed = len(transfers) - len(arrived)
+    tree.depth = max((hops for node, hops in tree.walk() if not node.transfer.error), default=0)
+    starts = [t.start for t in transfers if t.start is not None]
+    ends = [t.end for t in arrived if t.end is not None]
+    tree.seconds = max(ends) - min(starts) if starts and ends else None
+
+
+def _or_zero(time: float | None) -> float:
+    return 0.0 if time is None else time
+
+
+# --- as text
+
+
+def tree_lines(tree: FileTree, found: Transfers, most: int | None = None) -> list[str]:
+    """Return a file's tree as lines of text.
+
+    :param most: leave out transfers beyond so many, saying how many; None for all.
+    """
+    lines = [title(tree, found)]
+    drawn = 0
+    total = sum(1 for _ in tree.walk())
+    for sender, roots in tree.by_sender(found):
+        lines.append(sender)
+        stack = [(node, "", n == len(roots) - 1) for n, node in enumerate(roots)][::-1]
+        while stack:
+            node, indent, last = stack.pop()
+            if most is not None and drawn >= most:
+                lines.append(f"{indent}... and {total - drawn} more transfers (--all shows them)")
+                return lines
+            drawn += 1
+            lines.append(indent + ("└─ " if last else "├─ ") + describe(node.transfer, found))
+            below = indent + ("   " if last else "│  ")
+            stack += [(child, below, n == len(node.children) - 1) for n, child in enumerate(node.children)][::-1]
+    return lines
+
+
+def title(tree: FileTree, found: Transfers) -> str:
+    """Return one line on a file and how it spread.
+
+    >>> title(FileTree("f", [], from_manager=1, copies=3, links=4, failed=1, depth=2, seconds=2.5), Transfers())
+    'f: 3 copies sent (1 by the manager), 4 hard links, 1 failed, 2 hops deep, 2.50 s'
+    """
+    file = found.files.get(tree.file)
+    name = tree.file if file is None else file_name(tree.file, found)
+    size = "" if file is None or file.bytes is None else f", {megabytes(file.bytes)}"
+    of = f" of {file.context}" if file is not None and file.context else ""
+    parts = [f"{_plural(tree.copies, 'copy', 'copies')} sent ({tree.from_manager} by the manager)"]
+    parts += [_plural(tree.links, "hard link")] if tree.links else []
+    parts += [f"{tree.failed} failed"] if tree.failed else []
+    parts += [f"{_plural(tree.depth, 'hop')} deep"]
+    parts += [f"{tree.seconds:.2f} s"] if tree.seconds is not None else []
+    return f"{name}{of}{size}: {', '.join(parts)}"
+
+
+def _root_name(sender: str, first: Transfer, found: Transfers) -> str:
+    if sender and sender != MANAGER:
+        return f"{worker_name(sender, found)}, which held it before"
+    return sender or ("written by a call" if first.kind == "made" else "(sender unknown)")
+
+
+def file_name(file: str, found: Transfers) -> str:
+    """Return a file's name, with its digest's beginning where another has that name too."""
+    known = found.files.get(file)
+    if known is None:
+        return file
+    same = sum(other.name == known.name for other in found.files.values())
+    return known.name if same == 1 else f"{known.name} [{file[:8]}]"
+
+
+def worker_name(worker: str, found: Transfers) -> str:
+    """Return a worker with its host."""
+    peer = found.peers.get(worker)
+    return f"{worker} ({peer.host.partition('.')[0]})" if peer is not None and peer.host else worker
+
+
+def describe(transfer: Transfer, found: Transfers) -> str:
+    """Return a transfer in words, but for its sender.
+
+    >>> describe(Transfer("f", "m", "w1", "sent", 2.4, 2.5, 4.5, 10_000_000), Transfers())
+    'w1  2.50-4.50 s, 10.0 MB at 5.0 MB/s'
+    """
+    who = worker_name(transfer.receiver, found)
+    start, end = (None if at is None else f"{at:.2f}" for at in (transfer.start, transfer.end))
+    if transfer.error:
+        when = f"{start}-{end} s" if start and end else f"asked at {_or_zero(transfer.asked):.2f} s"
+        return f"{who}  FAILED, {when}: {transfer.error}"
+    if transfer.kind == "linked":
+        return f"{who}  hard link at {end} s"
+    size = "" if transfer.bytes is None else f", {megabytes(transfer.bytes)}"
+    rate = transfer.bytes_per_second
+    waited = 0.0 if transfer.asked is None or transfer.start is None else transfer.start - transfer.asked
+    late = f", {waited:.1f} s after it was asked for" if waited >= 0.5 else ""
+    return f"{who}  {start}-{end} s{size}{'' if rate is None else f' at {rate / 1e6:.1f} MB/s'}{late}"
+
+
+def megabytes(count: int) -> str:
+    """Return bytes in megabytes, or gigabytes where there are many.
+
+    >>> megabytes(100_000_000), megabytes(1_234), megabytes(3_700_000_000)
+    ('100.0 MB', '0.001 MB', '3.70 GB')
+    """
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.1f} MB" if count >= 50_000 else f"{count / 1e6:.3f} MB"
+
+
+def _plural(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
