@@ -91,9 +91,8 @@ class Quarantines:
 
 def in_simulator(hosts: int, rows: int) -> Run:
     """Plays scenarios on so many hosts."""
-    from ctxflow.simulator.building import build
     from ctxflow.simulator.scenario import Scenario
-    from ctxflow.simulator.studies import run
+    from ctxflow.simulator.studies import build, run
     from ctxflow.simulator.workload_file import WorkloadFile
     from ctxflow.sites import Site
 

@@ -34,8 +34,8 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
+from ctxflow.simulator.pools import MixedTimes
 from ctxflow.simulator.simulation import tiers_of
-from ctxflow.simulator.times import MixedTimes
 
 POLICIES = ("context-affinity", "least-loaded", "round-robin", "skylb", "sdib", "torta")
 SECONDS = {"a10": 0.2727, "titan": 0.3846}

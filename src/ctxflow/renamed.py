@@ -73,6 +73,7 @@ RENAMED: dict[str, str] = {
     "ctxflow.simulator.flextopo": "ctxflow_papers.flextopo",
     "ctxflow.simulator.gh_agh": "ctxflow_papers.gh_agh",
     "ctxflow.simulator.pervasive_context": "ctxflow_papers.pervasive_context",
+    "ctxflow.simulator.times": "ctxflow.simulator.pools",
     "ctxflow.simulator.torta": "ctxflow_papers.torta",
     "ctxflow.simulator.turboserve": "ctxflow_papers.turboserve",
     "ctxflow.testing.models": "ctxflow.testing.small_models",

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from ctxflow.observe.transfers import MANAGER, ContextFile, Transfer, Transfers
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line
-from ctxflow.simulator.building import build
-from ctxflow.simulator.run_fitting import Sums, call_cost, fit
+from ctxflow.simulator.recorded_log import Sums, call_cost
+from ctxflow.simulator.recorded_run import fit
 from ctxflow.simulator.scenario import Scenario, recorded_scenario
-from ctxflow.simulator.studies import play, run
+from ctxflow.simulator.studies import build, play, run
 from ctxflow.simulator.workload_file import WorkloadFile
 from ctxflow.sites import Site
 

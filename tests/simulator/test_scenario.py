@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from ctxflow.errors import UsageError
 from ctxflow.observe.history_reader import read_history
 from ctxflow.scheduler.log import replay
-from ctxflow.simulator.building import build, machines_of
 from ctxflow.simulator.pools import during, faults_of, machines
 from ctxflow.simulator.scenario import Scenario, combinations, load_scenario, parse_change, parse_sweep
 from ctxflow.simulator.simulation import fluid_seconds, mixed_fluid_seconds
-from ctxflow.simulator.studies import Case, play, study
+from ctxflow.simulator.studies import Case, build, machines_of, play, study
 from ctxflow.simulator.workload_file import FaultEntry, WorkloadError, WorkloadFile
 from ctxflow.sites import Site
 

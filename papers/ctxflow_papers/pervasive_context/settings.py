@@ -16,7 +16,7 @@ from typing import Any
 from ctxflow.executors.simulated import SimulatedMachine
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
-from ctxflow.simulator.times import Drawn, GpuTimes
+from ctxflow.simulator.pools import Drawn, GpuTimes
 from ctxflow.simulator.tree_staging import Origin, Part
 
 A10, TITAN_X = "NVIDIA A10", "NVIDIA TITAN X (Pascal)"

@@ -1,11 +1,12 @@
-"""One pass over a run's event log, which gathers what parameters are fitted to: calls, loads, stays, arrivals."""
+"""One pass over a run's event log, which gathers what parameters are fitted to, and the estimators of some of them."""
 
 from __future__ import annotations
 
 import bisect
 import collections
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ctxflow.scheduler.events import PERVASIVE
@@ -283,3 +284,99 @@ class Recording:
 
 def _count(ranges: Iterable[list[int]]) -> int:
     return sum(end - first for first, end in ranges)
+
+
+# --- workers' places
+
+
+@dataclasses.dataclass(frozen=True)
+class Stay:
+    """One worker of a recorded run. Sizes in bytes.
+
+    :ivar until: when it was taken; infinity if it never was.
+    :ivar pace: how many times longer its items took than those of its kind.
+    """
+
+    worker: str
+    host: str
+    joined: float
+    until: float
+    gpu_model: str | None = None
+    gpus: int = 0
+    memory: int | None = None
+    gpu_memory: int | None = None
+    pace: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPlace:
+    """Room for one worker at a time in a recorded run: a tier had as many as it had workers at most."""
+
+    tier: str
+    stays: tuple[Stay, ...]
+
+
+def places_of(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -> list[RecordedPlace]:
+    """Assign workers to as few places as there were workers at a time, to one on their own host if it is free."""
+    stays: list[tuple[str, list[Stay], float]] = []
+    for name, worker in sorted(workers.items(), key=lambda pair: pair[1].joined):
+        spec, gone = worker.spec, math.inf if worker.gone is None else worker.gone
+        stay = Stay(
+            name, spec["host"], worker.joined, math.inf if worker.released else gone, spec["gpu_model"], spec["gpus"],
+            spec["memory"], spec["gpu_memory"], paces[name],
+        )  # fmt: skip
+        free = [n for n, (tier, _, until) in enumerate(stays) if tier == spec["tier"] and until <= worker.joined]
+        here = [n for n in free if stays[n][1][-1].host == spec["host"]] or free
+        if here:
+            place = max(here, key=lambda n: stays[n][2])
+            stays[place] = (spec["tier"], [*stays[place][1], stay], gone)
+        else:
+            stays.append((spec["tier"], [stay], gone))
+    return [RecordedPlace(tier, tuple(those)) for tier, those, _ in stays]
+
+
+# --- estimators
+
+
+def call_cost(kinds: Iterable[Sums]) -> float:
+    """Return the seconds of a call beside its items: the weighted mean of the lines' intercepts, a line for each kind.
+
+    0 where all calls of a kind had as many items: nobody can tell then.
+
+    >>> sums = Sums()
+    >>> for n in (1, 5, 20): sums.add(n, 0.5 + 2.0 * n)
+    >>> round(call_cost([sums]), 6)
+    0.5
+    """
+    total = weight = 0.0
+    for sums in kinds:
+        across = sums.inverse * sums.items - sums.calls**2
+        if across <= 1e-6 * sums.calls**2:
+            continue
+        height = (sums.items * sums.each - sums.calls * sums.seconds) / across
+        precision = across / sums.items / (sums.seconds / sums.items) ** 2
+        total += precision * height
+        weight += precision
+    return max(0.0, total / weight) if weight else 0.0
+
+
+def shrunk(seen: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return paces from (estimate, variance), shrunk towards 1 by the share of their scatter that is noise.
+
+    >>> shrunk({"a": (1.5, 0.0), "b": (0.5, 0.0)})
+    {'a': 1.5, 'b': 0.5}
+    >>> shrunk({"a": (1.05, 0.01), "b": (0.95, 0.01)})
+    {'a': 1.0, 'b': 1.0}
+    """
+    if len(seen) < 2:
+        return dict.fromkeys(seen, 1.0)
+    weights = {name: 1 / max(variance, 1e-8) for name, (_, variance) in seen.items()}
+    total = sum(weights.values())
+    mean = sum(weights[name] * pace for name, (pace, _) in seen.items()) / total
+    scatter = sum(weights[name] * (pace - mean) ** 2 for name, (pace, _) in seen.items())
+    between = max(0.0, scatter - (len(seen) - 1)) / (total - sum(w * w for w in weights.values()) / total)
+    paces = {}
+    for name, (pace, variance) in seen.items():
+        share = between / (between + variance) if between else 0.0
+        paces[name] = max(0.05, 1.0 + share * (pace - 1.0))
+    return paces

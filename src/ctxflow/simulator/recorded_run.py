@@ -1,41 +1,30 @@
-"""A recorded run as the simulator sees it: its outcome and fitted parameters, and the same as a site and a workload."""
+"""A recorded run as the simulator sees it: what `ctxflow simulate RUN` simulates, measured from its event log.
+
+Nothing is fitted to the makespan. Seconds of an item and of a call beside its items are a weighted least-squares line
+through the calls (a batch of n independent items varies as n, so that each is weighted by 1 / n); an item's spread is
+what is left of each worker's calls around its own line; a worker's pace is how far it is from its kind, shrunk towards
+it by how little it showed (DerSimonian and Laird's random effects). Loads are from the command to the context's being
+ready, with what the first call on it takes longer than others (imports, caches, kernels) where that is no chance; and
+a call's way is what it took on the driver's clock beyond what its worker says.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import counted
+from ctxflow.observe.transfers import MANAGER, Transfers
 from ctxflow.scheduler import Limits
-from ctxflow.scheduler.log import RunSetup
-
-
-@dataclasses.dataclass(frozen=True)
-class Stay:
-    """One worker of a recorded run. Sizes in bytes.
-
-    :ivar until: when it was taken; infinity if it never was.
-    :ivar pace: how many times longer its items took than those of its kind.
-    """
-
-    worker: str
-    host: str
-    joined: float
-    until: float
-    gpu_model: str | None = None
-    gpus: int = 0
-    memory: int | None = None
-    gpu_memory: int | None = None
-    pace: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedPlace:
-    """Room for one worker at a time in a recorded run: a tier had as many as it had workers at most."""
-
-    tier: str
-    stays: tuple[Stay, ...]
+from ctxflow.scheduler.log import RunSetup, read_setup
+from ctxflow.simulator.recorded_log import RecordedPlace, Recording, Sums, call_cost, places_of, shrunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,15 +141,10 @@ class Recorded:
 
     def workload_values(self) -> dict[str, Any]:
         """Return it as the values of a workload file."""
-        apps = [
-            {
-                "name": app.name, "context": app.context, **_arrivals(app.arrivals),
-                "item_seconds": _one(app.item_seconds), "spread": app.spread, "call_seconds": app.call_seconds,
-                "salvage": app.salvage, "batch": app.batch, "priority": app.priority,
-                **({} if app.batch_size is None else {"batch_size": app.batch_size}),
-            }
-            for app in self.apps
-        ]  # fmt: skip
+        apps = []
+        for app in self.apps:
+            values = {key: value for key, value in vars(app).items() if value is not None and key != "arrivals"}
+            apps.append({**values, **_arrivals(app.arrivals), "item_seconds": _one(app.item_seconds)})
         contexts = []
         for context in self.contexts:
             sizes = {"memory_gb": context.memory, "gpu_memory_gb": context.gpu_memory}
@@ -181,6 +165,230 @@ class Recorded:
             "matching": {"seconds": self.matching_seconds},
             "dispatch_seconds": self.dispatch_seconds,
         }
+
+
+def fit(lines: Iterable[str], name: str = "run", transfers: Transfers | None = None) -> Recorded:
+    """Fit parameters to a recorded run.
+
+    :param lines: of events.jsonl; a torn last line is left out.
+    :param transfers: who sent which file to whom, where files were sent.
+    :raises ValueError: for a line that is none, and for a run in which no call was answered.
+    """
+    log = Recording()
+    for number, text in enumerate(lines, 1):
+        if number == 1:
+            log.setup = read_setup(text)
+            if log.setup is not None:
+                continue
+        try:
+            record = json.loads(text)
+            log.take(record["event"], record["commands"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not text.endswith("\n"):
+                break
+            raise ValueError(f"line {number} is no line of an event log ({error})") from None
+    if not log.calls and not log.firsts:
+        raise ValueError(f"no call was answered in {name}: there is nothing to simulate")
+    return _Fit(log, transfers).recorded(name)
+
+
+class _Fit:
+    """The parameters that a log's sums give."""
+
+    def __init__(self, log: Recording, transfers: Transfers | None) -> None:
+        self.log = log
+        self.transfers = transfers
+
+    def recorded(self, name: str) -> Recorded:
+        """Return the recorded run."""
+        log = self.log
+        left = {app: log.apps[app].open for app in log.apps}
+        for app, count in left.items():
+            log.forget(app, count)
+        self._take_firsts()
+        self._add_up()
+        self.costs = {app: call_cost(kinds.values()) for app, kinds in self.kinds.items()}
+        self.spreads = {app: self._spread(app) for app in self.kinds}
+        self.paces = self._paces()
+        places = tuple(places_of(log.workers, self.paces))
+        gaps = [b.joined - a.until for place in places for a, b in zip(place.stays, place.stays[1:], strict=False)]
+        firsts = [place.stays[0].joined for place in places]
+        notices = [w.gone - w.noticed for w in log.workers.values() if w.gone is not None and w.noticed is not None]
+        names = _names({id: context["name"] or "none" for id, context in log.contexts.items()})
+        apps = tuple(self._app(app, names) for app in self.costs if log.apps[app].arrivals)
+        used = {log.apps[app].spec["context"] for app in self.costs}
+        driver, peers = _rates(self.transfers)
+        contexts = [self._context(id, names[id], peers or driver) for id in log.contexts if id in used]
+        own = _names({id: app.spec["name"] for id, app in log.apps.items() if id in self.costs})
+        return Recorded(
+            name=name,
+            seconds=log.settled,
+            items=sum(count for app in apps for _, count in app.arrivals),
+            done=log.counts["done"],
+            open=sum(left.values()),
+            failed=log.counts["failed"],
+            evicted=log.counts["evicted"],
+            joined=len(log.workers),
+            loads=log.counts["loads"],
+            batches=log.counts["batches"],
+            lost_items=log.counts["lost"],
+            setup=log.setup,
+            tiers={key: (tier["minimum"], tier["gpus"], tier["price"]) for key, tier in log.tiers.items()},
+            slots=max(worker.spec["slots"] for worker in log.workers.values()),
+            places=places,
+            apps=tuple(dataclasses.replace(app, name=own[app.name]) for app in apps),
+            contexts=tuple(contexts),
+            dispatch_seconds=statistics.fmean(log.ways) if log.ways else 0.0,
+            matching_seconds=max(0.0, statistics.fmean(log.waits or [gap for gap in gaps if gap >= 0] or firsts)),
+            notice_seconds=statistics.fmean(notices) if notices else 0.0,
+            rates=(driver, peers),
+        )
+
+    def _take_firsts(self) -> None:
+        """Count first calls with the others for apps that have no others: their warm-up cannot be estimated."""
+        others = {app for app, _ in self.log.calls}
+        for app, worker, count, seconds in self.log.firsts:
+            if app not in others:
+                self.log.calls.setdefault((app, worker), Sums()).add(count, seconds)
+        self.log.firsts = [first for first in self.log.firsts if first[0] in others]
+
+    def _add_up(self) -> None:
+        """Add up each app's calls by worker, and by the kind of worker."""
+        self.calls: dict[str, dict[str, Sums]] = {}
+        self.kinds: dict[str, dict[str, Sums]] = {}
+        for (app, worker), sums in self.log.calls.items():
+            self.calls.setdefault(app, {})[worker] = sums
+            kinds, kind = self.kinds.setdefault(app, {}), self.log.workers[worker].kind
+            kinds[kind] = kinds.get(kind, Sums()).plus(sums)
+
+    def _mean(self, app: str, kind: str) -> float:
+        """Return seconds of an item on workers of a kind; for a kind that ran none, as on all others together."""
+        kinds, cost = self.kinds[app], self.costs[app]
+        sums = kinds.get(kind) or functools.reduce(Sums.plus, kinds.values())
+        return max((sums.seconds - cost * sums.calls) / sums.items, 1e-9)
+
+    def _spread(self, app: str) -> float:
+        """Return the deviation of an item's seconds around each worker's own line, as a share of their mean."""
+        squares = freedom = 0.0
+        for sums in self.calls[app].values():
+            item = (sums.seconds - self.costs[app] * sums.calls) / sums.items
+            if sums.calls > 1 and item > 0:
+                squares += sums.residual(self.costs[app], item) / item**2
+                freedom += sums.calls - 1
+        return math.sqrt(squares / freedom) if freedom else 0.0
+
+    def _paces(self) -> dict[str, float]:
+        """Return how many times longer each worker takes than its kind."""
+        took: collections.defaultdict[str, float] = collections.defaultdict(float)
+        usual: collections.defaultdict[str, float] = collections.defaultdict(float)
+        noise: collections.defaultdict[str, float] = collections.defaultdict(float)
+        for app, workers in self.calls.items():
+            for worker, sums in workers.items():
+                mean = self._mean(app, self.log.workers[worker].kind)
+                took[worker] += sums.seconds - self.costs[app] * sums.calls
+                usual[worker] += mean * sums.items
+                noise[worker] += (mean * self.spreads[app]) ** 2 * sums.items
+        paces = dict.fromkeys(self.log.workers, 1.0)
+        for kind in {worker.kind for worker in self.log.workers.values()}:
+            those = [name for name in usual if self.log.workers[name].kind == kind]
+            paces |= shrunk({name: (took[name] / usual[name], noise[name] / usual[name] ** 2) for name in those})
+        return paces
+
+    def _warming(self, context: str, kind: str) -> float:
+        """Return by how many seconds a context's first calls take longer than later ones; 0 if that may be chance."""
+        excess, variance = [], 0.0
+        for app, worker, count, seconds in self.log.firsts:
+            if self.log.apps[app].spec["context"] == context and self.log.workers[worker].kind == kind:
+                mean = self._mean(app, kind)
+                excess.append(seconds - self.costs[app] - mean * self.paces[worker] * count)
+                variance += (mean * self.spreads[app]) ** 2 * count
+        chance = not excess or sum(excess) <= 2 * math.sqrt(variance)
+        return 0.0 if chance else statistics.fmean(excess)
+
+    def _by_kind(self, figure: Callable[[str], float]) -> dict[str, float]:
+        """Return a figure for every kind of worker, and for a tier of several kinds the mean over its workers."""
+        kinds: dict[str, list[str]] = {}
+        for worker in self.log.workers.values():
+            kinds.setdefault(worker.spec["tier"], []).append(worker.kind)
+        found = {kind: figure(kind) for kind in dict.fromkeys(kind for those in kinds.values() for kind in those)}
+        if len(found) == 1:
+            return found
+        return {tier: statistics.fmean(found[kind] for kind in those) for tier, those in kinds.items()} | found
+
+    def _item_seconds(self, app: str, kind: str) -> float:
+        """Return `_mean` for a worker of the usual pace."""
+        workers = {w: sums.items for w, sums in self.calls[app].items() if self.log.workers[w].kind == kind}
+        paced = sum(items * self.paces[worker] for worker, items in workers.items())
+        return self._mean(app, kind) * (sum(workers.values()) / paced if paced else 1.0)
+
+    def _app(self, app: str, names: Mapping[str, str]) -> FittedApp:
+        spec = self.log.apps[app].spec
+        return FittedApp(
+            name=app,
+            context=names[spec["context"]],
+            arrivals=tuple((time, count) for time, count in self.log.apps[app].arrivals),
+            item_seconds=self._by_kind(lambda kind: self._item_seconds(app, kind)),
+            spread=self.spreads[app],
+            call_seconds=self.costs[app],
+            salvage=app in self.log.salvaged,
+            batch=spec["batch"],
+            batch_size=spec["batch_size"],
+            priority=spec["priority"],
+        )
+
+    def _load_seconds(self, context: str, kind: str) -> float:
+        """Return the mean of a context's loads with its warm-up; for a kind that built none, of all loads."""
+        loads = {k: seconds for (each, k), seconds in self.log.loads.items() if each == context}
+        seen = loads.get(kind) or [each for seconds in loads.values() for each in seconds] or [0.0]
+        return statistics.fmean(seen) + self._warming(context, kind)
+
+    def _context(self, id: str, name: str, rate: float | None) -> FittedContext:
+        spec = self.log.contexts[id]
+        loads = [seconds for (context, _), seconds in self.log.loads.items() if context == id and len(seconds) > 1]
+        shares = [s / statistics.fmean(each) for each in loads if any(each) for s in each]
+        files = self.transfers.files.values() if self.transfers is not None else ()
+        size = float(sum(file.bytes or 0 for file in files if file.context and file.context in (id, spec["name"])))
+        stages = self.log.stages.get(id, [])
+        sent = size if rate else 0.0
+        # What the slowest part of staging does not explain by sending is a fixed time.
+        fixed = max(0.0, min(stages) - sent / (rate or 1.0)) if sent and stages else statistics.fmean(stages or [0.0])
+        return FittedContext(
+            name=name,
+            load_seconds=self._by_kind(lambda kind: self._load_seconds(id, kind)),
+            load_spread=statistics.pstdev(shares) if shares else 0.0,
+            stage_seconds=fixed,
+            size=sent,
+            gpus=spec["gpus"],
+            memory=max(filter(None, (spec["memory"], self.log.memory.get((id, "memory")))), default=None),
+            gpu_memory=max(filter(None, (spec["gpu_memory"], self.log.memory.get((id, "gpu_memory")))), default=None),
+            level=spec.get("level", "pervasive"),
+        )
+
+
+def _names(given: Mapping[str, str]) -> dict[str, str]:
+    """Return a name for each, made unique where several are called alike.
+
+    >>> _names({"1": "add", "2": "add", "3": "a b"})
+    {'1': 'add', '2': 'add-2', '3': 'a-b'}
+    """
+    found: dict[str, str] = {}
+    for id, name in given.items():
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "none"
+        number = 1
+        while (made := plain if number == 1 else f"{plain}-{number}") in found.values():
+            number += 1
+        found[id] = made
+    return found
+
+
+def _rates(transfers: Transfers | None) -> tuple[float | None, float | None]:
+    """Return the median bytes a second that the manager and that workers sent at; None where none sent."""
+    rates: tuple[list[float], list[float]] = ([], [])
+    for transfer in transfers.transfers if transfers is not None else ():
+        if transfer.kind == "sent" and not transfer.error and transfer.bytes_per_second:
+            rates[transfer.sender != MANAGER].append(transfer.bytes_per_second)
+    driver, peers = (statistics.median(each) if each else None for each in rates)
+    return driver, peers
 
 
 def _one(figures: Mapping[str, float]) -> float | dict[str, float]:

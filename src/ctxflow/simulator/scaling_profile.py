@@ -23,10 +23,10 @@ from ctxflow.policies.turboserve.profiling import Profiled, Replayed, profile
 from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.simulator.building import arrivals_of, build
 from ctxflow.simulator.scenario import Scenario
 from ctxflow.simulator.session_serving import Cluster, SessionTrace, Strategy, serve
-from ctxflow.simulator.studies import run
+from ctxflow.simulator.simulation import arrivals_of
+from ctxflow.simulator.studies import build, run
 from ctxflow.simulator.workload_file import WorkloadFile
 
 SHARES = (0.25, 0.35, 0.5, 0.65, 0.8, 1.0)

@@ -26,8 +26,8 @@ from ctxflow.policies.registry import DEFAULTS
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
-from ctxflow.simulator.recorded_run import Recorded, RecordedPlace
-from ctxflow.simulator.run_fitting import fit
+from ctxflow.simulator.recorded_log import RecordedPlace
+from ctxflow.simulator.recorded_run import Recorded, fit
 from ctxflow.simulator.workload_file import EvictionTable, WorkloadError, WorkloadFile, explain, problems
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.loader import located, read_toml

@@ -1,7 +1,4 @@
-"""The loop that feeds a scheduler from a simulated engine and a workload, the outcome, and its lower bound in time.
-
-Decisions are the scheduler's and its policies'; how long things take is in times.py and tree_staging.py.
-"""
+"""A workload, the loop that feeds it to a scheduler on a simulated engine, the outcome, and its lower bound in time."""
 
 from __future__ import annotations
 
@@ -9,13 +6,18 @@ import array
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ctxflow.errors import counted
 from ctxflow.executors.simulated import Account, SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+
+if TYPE_CHECKING:
+    from ctxflow.simulator.workload_file import AppEntry, WorkloadFile
 
 _STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
@@ -49,6 +51,23 @@ class Workload:
     def total(self) -> int:
         """The number of all items."""
         return sum(count for _, _, count in self.arrivals)
+
+
+def arrivals_of(workload: WorkloadFile, seed: int) -> list[tuple[float, str, int]]:
+    """Return (time, app, items) of all arrivals, in order of time."""
+    return sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
+
+
+def _arrivals(app: AppEntry, seed: int) -> Iterator[tuple[float, str, int]]:
+    if app.arrivals is not None:
+        yield from ((time, app.name, count) for time, count in app.arrivals)
+    elif app.per_second is None:
+        yield app.begin, app.name, app.items
+    else:
+        generator, time = random.Random(f"{seed}/arrivals/{app.name}"), app.begin
+        for _ in range(app.items):
+            yield time, app.name, 1
+            time += generator.expovariate(app.per_second)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Running scenarios: one, and many cases side by side, each with several seeds, on all cores.
-
-What comes of a run is a `Result`, of a case's runs a `Summary`.
-"""
+"""Scenarios: what one becomes, one run of it, and many cases side by side, with several seeds, on all cores."""
 
 from __future__ import annotations
 
@@ -13,20 +10,193 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TextIO
 
+from ctxflow.executors.simulated import Fault, SimulatedEngine, SimulatedMachine
+from ctxflow.policies.registry import FAMILIES
+from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line
-from ctxflow.simulator.building import Built, build
-from ctxflow.simulator.scenario import Scenario
-from ctxflow.simulator.simulation import Listener, mixed_fluid_seconds
+from ctxflow.simulator import pools
+from ctxflow.simulator.pools import Drawn, GpuTimes, Kind, MixedTimes
+from ctxflow.simulator.recorded_log import RecordedPlace
+from ctxflow.simulator.scenario import Scenario, ScenarioTier, tiers_of_site
+from ctxflow.simulator.simulation import Listener, Simulation, Workload, arrivals_of, mixed_fluid_seconds
+from ctxflow.simulator.tree_staging import TreeStaging, has_files, staging_of
+from ctxflow.simulator.workload_file import ContextEntry
+from ctxflow.sites import Site
+from ctxflow.sites.site_model import region_of, region_specs
 
 LOG = "events.jsonl"
 _POOL_SECONDS = 3.0  # What is sooner done than this is not worth another process.
+
+
+# --- a scenario becomes a simulation
+
+
+def machines_of(scenario: Scenario) -> tuple[list[SimulatedMachine], dict[str, float]]:
+    """Return all machines, and by name how many times longer than their kind those of a recorded run take."""
+    machines: list[SimulatedMachine] = []
+    paces: dict[str, float] = {}
+    for tier in tiers_of_site(scenario.site):
+        places, steps = scenario.places(tier.spec.name), scenario.steps(tier.spec.name)
+        if places:
+            machines += _as_recorded(scenario.site, tier, places, paces)
+        elif steps:
+            machines += pools.with_counts(
+                _plain(scenario, tier), [(time, min(count, tier.spec.maximum)) for time, count in steps]
+            )
+        else:
+            machines += _plain(scenario, tier)
+    evictions = scenario.workload.evictions
+    if evictions.drain_from is not None:
+        machines = pools.drained(machines, evictions.drain_from, evictions.drain_every)
+    return machines, paces
+
+
+def _plain(scenario: Scenario, tier: ScenarioTier) -> list[SimulatedMachine]:
+    """Return a tier's machines, which are always available or evicted at random."""
+    evictions, spec = scenario.workload.evictions, tier.spec
+    rate = evictions.per_hour if isinstance(evictions.per_hour, float) else evictions.per_hour.get(spec.name, 0.0)
+    available = pools.evicted(3600 / rate, evictions.away_seconds) if rate else pools.during(0.0)
+    together = scenario.workload.workers_per_host
+    return [
+        SimulatedMachine(
+            f"{spec.name}-{number}",
+            tier.gpu_model,
+            spec.name,
+            region_of(scenario.site.regions, scenario.site.home, spec.name),
+            f"{spec.name}-host-{number // together}" if together > 1 else "",
+            gpus=spec.gpus,
+            slots=scenario.site.slots,
+            memory=tier.memory,
+            available=available,
+        )
+        for number in range(spec.maximum)
+    ]
+
+
+def _as_recorded(
+    site: Site, tier: ScenarioTier, places: Sequence[RecordedPlace], paces: dict[str, float]
+) -> Iterator[SimulatedMachine]:
+    """Yield a tier's machines as a recorded run had them; more workers than it had are copies of its first ones."""
+    for number in range(tier.spec.maximum):
+        copy, which = divmod(number, len(places))
+        for stay in places[which].stays:
+            name = f"{stay.worker}{'+' * copy}"
+            paces[name] = stay.pace
+            host = f"{stay.host}{'+' * copy}"
+            region = region_of(site.regions, site.home, tier.spec.name, host)
+            model = stay.gpu_model or tier.gpu_model
+            yield SimulatedMachine(
+                name, model, tier.spec.name, region, host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
+                pools.during(stay.joined, stay.until),
+            )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A simulation that is ready to run, and what its figures are computed with.
+
+    :ivar items: of each app.
+    :ivar faults: what is wrong with hosts.
+    """
+
+    simulation: Simulation
+    times: MixedTimes
+    staging: TreeStaging
+    items: Mapping[str, int]
+    faults: Sequence[Fault] = ()
+
+
+def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -> Built:
+    """Build the simulation of a scenario.
+
+    :raises ValueError: if the workload has no seconds for some worker.
+    """
+    site, workload = scenario.site, scenario.workload
+    machines, paces = machines_of(scenario)
+    tiers = tiers_of_site(site)
+    times = _times(scenario, machines, paces, tiers)
+    staging = staging_of(workload, site.taskvine.fan_out)
+    salvage = {app.name for app in workload.apps if app.salvage}
+    faults = pools.faults_of(workload.faults, machines, seed)
+    notice = workload.evictions.notice_seconds
+    poison = {app.name: app.poison for app in workload.apps if app.poison is not None}
+    engine = SimulatedEngine(machines, times, staging, seed, notice, salvage, faults=faults, poison=poison)
+    policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
+    arrivals = arrivals_of(workload, seed)
+    apps = [
+        ev.AppSpec(app.name, app.name, workload.context_of(app), app.batch, app.batch_size, app.priority)
+        for app in workload.apps
+    ]
+    specs = [tier.spec for tier in tiers]
+    simulation = Simulation(
+        engine, policies, Workload(list(_contexts(scenario, tiers)), apps, arrivals), specs, scenario.limits, seed,
+        site.start_when, listener=listener, regions=region_specs(site.regions, site.home),
+    )  # fmt: skip
+    items = {app.name: sum(count for _, name, count in arrivals if name == app.name) for app in workload.apps}
+    return Built(simulation, times, staging, items, faults)
+
+
+def _times(
+    scenario: Scenario, machines: Iterable[SimulatedMachine], paces: Mapping[str, float], tiers: Sequence[ScenarioTier]
+) -> MixedTimes:
+    workload = scenario.workload
+    models = {tier.spec.name: tier.gpu_model for tier in tiers}
+    kinds = list(dict.fromkeys((machine.tier, machine.gpu_model) for machine in machines))
+    items = {
+        app.name: {
+            kind: GpuTimes({"": _figure(app.item_seconds, kind, models)}, app.spread, Drawn(app.call_seconds))
+            for kind in kinds
+        }
+        for app in workload.apps
+    }
+    loading = {context.name: {kind: _load(context, kind, models) for kind in kinds} for context in workload.contexts}
+    matching = {}
+    for tier in tiers:
+        if scenario.places(tier.spec.name):
+            continue  # They join when they joined.
+        mean = workload.matching.seconds if tier.spec.boot_seconds is None else tier.spec.boot_seconds
+        matching[tier.spec.name] = Drawn(mean, workload.matching.spread * mean)
+    dispatched = Drawn(workload.dispatch_seconds)
+    return MixedTimes(items, loading, matching, dispatched, paces)
+
+
+def _figure(given: float | dict[str, float], kind: Kind, models: Mapping[str, str]) -> float:
+    if not isinstance(given, dict):
+        return given
+    tier, model = kind
+    found = next((given[key] for key in (model, tier, models[tier]) if key in given), None)
+    if found is None:
+        raise ValueError(f"the workload has no seconds for workers of tier {tier} with {model}: add {tier} = SECONDS")
+    return found
+
+
+def _load(context: ContextEntry, kind: Kind, models: Mapping[str, str]) -> Drawn:
+    mean = _figure(context.load_seconds, kind, models)
+    return Drawn(mean, context.load_spread * mean)
+
+
+def _contexts(scenario: Scenario, tiers: Iterable[ScenarioTier]) -> Iterator[ev.ContextSpec]:
+    yield ev.ContextSpec(ev.PLAIN, "")
+    usual = min((tier.spec.gpus for tier in tiers), default=0)
+    for context in scenario.workload.contexts:
+        yield ev.ContextSpec(
+            context.name,
+            context.name,
+            has_files(context),
+            min(1, usual) if context.gpus is None else context.gpus,
+            None if context.memory_gb is None else int(context.memory_gb * 1e9),
+            None if context.gpu_memory_gb is None else int(context.gpu_memory_gb * 1e9),
+            context.level or scenario.site.level,
+        )
+
+
+# --- one run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +287,9 @@ def run(built: Built, until: float = math.inf) -> Result:
         dead=outcome.dead,
         raised=account.raised,
     )
+
+
+# --- many runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,12 +407,8 @@ def _play(job: _Job, tell: Callable[[float], None] | None = None) -> Result:
             job.log.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(job.log / LOG, "w", encoding="utf-8"))
             file.write(first_line(built.simulation.scheduler, job.scenario.site.level, simulated=True) + "\n")
-            listeners.append(lambda event, commands: _write(file, event, commands))
+            listeners.append(lambda event, commands: file.writelines((line(event, commands), "\n")))
         return run(built, job.until)
-
-
-def _write(file: TextIO, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
-    file.write(line(event, commands) + "\n")
 
 
 def _counting(built: Built, tell: Callable[[float], None]) -> Listener:

@@ -11,8 +11,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ctxflow.executors.simulated import SimulatedMachine, Timers
+
+if TYPE_CHECKING:
+    from ctxflow.simulator.workload_file import ContextEntry, WorkloadFile
+
+_BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
 
 
 class LinkTransfer:
@@ -376,3 +382,34 @@ class _Tree:
             self._staging.arrived(fetch, self._part)
         copy.waiting = []
         self._pump()
+
+
+# --- of a workload
+
+
+def staging_of(workload: WorkloadFile, fan_out: int) -> TreeStaging:
+    """Return the staging of a workload's contexts, over its links."""
+    links = workload.links
+    files = {
+        context.name: [
+            Part(
+                context.name, context.files_gb * 1e9, context.origin, context.files, context.shared,
+                context.unpack_seconds,
+            )
+        ]
+        for context in workload.contexts
+        if has_files(context)
+    }  # fmt: skip
+    origins = {
+        "driver": Origin(links.driver * _BYTES),
+        "filesystem": Origin(
+            links.filesystem * _BYTES, links.filesystem_reader * _BYTES, links.filesystem_opens or math.inf
+        ),
+        "internet": Origin(links.internet * _BYTES),
+    }
+    return TreeStaging(files, origins, links.peers * _BYTES, fan_out)
+
+
+def has_files(context: ContextEntry) -> bool:
+    """Return whether anything is staged for a context."""
+    return context.files_gb > 0 or context.unpack_seconds > 0

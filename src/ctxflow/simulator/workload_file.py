@@ -1,7 +1,6 @@
-"""The workload file of `ctxflow simulate`: the items, how long they take, and what the cluster is like.
+"""The workload file of `ctxflow simulate`: its models, what can be wrong in one, and its reference page.
 
-Its models are the reference of its keys (workload_reference.py); problems are reported in sentences that
-say what to write. The site is another file (ctxflow.sites), and scenario.py reads both.
+`python -m ctxflow.simulator.workload_file` prints the page. The site is another file, and `scenario.py` reads both.
 """
 
 from __future__ import annotations
@@ -9,50 +8,48 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import pydantic
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxflow.sites.loader import advice
-from ctxflow.sites.site_problems import FileError, FileProblem, KeyPath, shown, suggestion
+from ctxflow.sites.site_problems import FileError, FileProblem, KeyPath, shown, suggestion, toml_value
 
-Positive = Annotated[float, pydantic.Field(gt=0)]
-NotNegative = Annotated[float, pydantic.Field(ge=0)]
-_Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
-class _Entry(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class AppEntry(_Entry):
     """One app: its items, when they arrive, and how long they take."""
 
-    name: _Name = pydantic.Field("app", description="The name of the app.")
-    context: str | None = pydantic.Field(None, description="The context that it needs; by default the first.")
-    items: int = pydantic.Field(1000, ge=1, description="Number of items.")
-    begin: NotNegative = pydantic.Field(0.0, description="Arrival of the first items, in seconds.")
-    per_second: Positive | None = pydantic.Field(
+    name: _Name = Field("app", description="The name of the app.")
+    context: str | None = Field(None, description="The context that it needs; by default the first.")
+    items: int = Field(1000, ge=1, description="Number of items.")
+    begin: NotNegative = Field(0.0, description="Arrival of the first items, in seconds.")
+    per_second: Positive | None = Field(
         None, description="Arrivals per second, at random times; by default all items arrive at once."
     )
-    arrivals: tuple[tuple[NotNegative, Annotated[int, pydantic.Field(ge=1)]], ...] | None = pydantic.Field(
+    arrivals: tuple[tuple[NotNegative, Annotated[int, Field(ge=1)]], ...] | None = Field(
         None, description="`[[seconds, items], ...]`: arrivals over time, in place of the three above."
     )
-    item_seconds: Positive | dict[str, Positive] = pydantic.Field(
+    item_seconds: Positive | dict[str, Positive] = Field(
         1.0, description="Seconds of an item: a number, or a table by GPU model or tier."
     )
-    spread: NotNegative = pydantic.Field(
+    spread: NotNegative = Field(
         0.3, description="The standard deviation of an item's seconds, as a share of their mean."
     )
-    call_seconds: NotNegative = pydantic.Field(
-        0.0, description="Seconds of a call in addition to its items, on the worker."
-    )
-    salvage: bool = pydantic.Field(
+    call_seconds: NotNegative = Field(0.0, description="Seconds of a call in addition to its items, on the worker.")
+    salvage: bool = Field(
         False,
         description="Whether it yields its results one by one, so that an eviction costs only the item in flight.",
     )
-    batch: bool = pydantic.Field(True, description="Whether items may share a call.")
-    batch_size: int | None = pydantic.Field(None, ge=1, description="The app's own `batch_size`.")
-    priority: int = pydantic.Field(0, description="Higher runs first.")
-    poison: int | None = pydantic.Field(
+    batch: bool = Field(True, description="Whether items may share a call.")
+    batch_size: int | None = Field(None, ge=1, description="The app's own `batch_size`.")
+    priority: int = Field(0, description="Higher runs first.")
+    poison: int | None = Field(
         None, ge=1, description="One of this many items raises wherever it runs, and with it the call that contains it."
     )
 
@@ -60,28 +57,24 @@ class AppEntry(_Entry):
 class ContextEntry(_Entry):
     """One context: its files, and how long building it takes."""
 
-    name: _Name = pydantic.Field("context", description="The name of the context.")
-    load_seconds: NotNegative | dict[str, NotNegative] = pydantic.Field(
+    name: _Name = Field("context", description="The name of the context.")
+    load_seconds: NotNegative | dict[str, NotNegative] = Field(
         15.0, description="Seconds of building it: a number, or a table by GPU model or tier."
     )
-    load_spread: NotNegative = pydantic.Field(
-        0.3, description="Their standard deviation, as a share of their mean; log-normal."
-    )
-    files_gb: NotNegative = pydantic.Field(0.0, description="Size of its files in GB (weights, an environment).")
-    files: int = pydantic.Field(1, ge=1, description="Number of files, if opening them takes time.")
-    origin: Literal["driver", "filesystem", "internet"] = pydantic.Field(
+    load_spread: NotNegative = Field(0.3, description="Their standard deviation, as a share of their mean; log-normal.")
+    files_gb: NotNegative = Field(0.0, description="Size of its files in GB (weights, an environment).")
+    files: int = Field(1, ge=1, description="Number of files, if opening them takes time.")
+    origin: Literal["driver", "filesystem", "internet"] = Field(
         "driver", description="Their source: the machine of the program, a shared filesystem, the internet."
     )
-    shared: bool = pydantic.Field(
+    shared: bool = Field(
         True, description="Whether workers transfer them to each other; else each fetches them from the source."
     )
-    unpack_seconds: NotNegative = pydantic.Field(
-        0.0, description="Seconds from the files' arrival until they can be used."
-    )
-    gpus: int | None = pydantic.Field(None, ge=0, description="GPUs it needs; by default 1 if all workers have one.")
-    memory_gb: Positive | None = pydantic.Field(None, description="Memory it takes on a worker.")
-    gpu_memory_gb: Positive | None = pydantic.Field(None, description="GPU memory it takes; by default all of it.")
-    level: Literal["none", "partial", "pervasive"] | None = pydantic.Field(
+    unpack_seconds: NotNegative = Field(0.0, description="Seconds from the files' arrival until they can be used.")
+    gpus: int | None = Field(None, ge=0, description="GPUs it needs; by default 1 if all workers have one.")
+    memory_gb: Positive | None = Field(None, description="Memory it takes on a worker.")
+    gpu_memory_gb: Positive | None = Field(None, description="GPU memory it takes; by default all of it.")
+    level: Literal["none", "partial", "pervasive"] | None = Field(
         None, description="What workers keep of it; the default is the site's level."
     )
 
@@ -89,34 +82,30 @@ class ContextEntry(_Entry):
 class Links(_Entry):
     """Transfer rates of files, in Gbit/s."""
 
-    driver: Positive = pydantic.Field(1.0, description="Gbit/s from the program's machine, all transfers together.")
-    filesystem: Positive = pydantic.Field(10.0, description="Gbit/s of the shared filesystem, all readers together.")
-    filesystem_reader: Positive = pydantic.Field(1.0, description="Gbit/s of the shared filesystem for one reader.")
-    filesystem_opens: Positive | None = pydantic.Field(
+    driver: Positive = Field(1.0, description="Gbit/s from the program's machine, all transfers together.")
+    filesystem: Positive = Field(10.0, description="Gbit/s of the shared filesystem, all readers together.")
+    filesystem_reader: Positive = Field(1.0, description="Gbit/s of the shared filesystem for one reader.")
+    filesystem_opens: Positive | None = Field(
         None, description="Files that the shared filesystem opens in a second; no limit by default."
     )
-    internet: Positive = pydantic.Field(1.0, description="Gbit/s of the line to the internet, all transfers together.")
-    peers: Positive = pydantic.Field(
-        1.0, description="Gbit/s of each worker's machine; `fan_out` is a key of the site."
-    )
+    internet: Positive = Field(1.0, description="Gbit/s of the line to the internet, all transfers together.")
+    peers: Positive = Field(1.0, description="Gbit/s of each worker's machine; `fan_out` is a key of the site.")
 
 
 class EvictionTable(_Entry):
     """When workers are evicted. A table gives figures by tier; tiers that are not in it have no evictions."""
 
-    per_hour: NotNegative | dict[str, NotNegative] = pydantic.Field(
+    per_hour: NotNegative | dict[str, NotNegative] = Field(
         0.0, description="Evictions per hour of a worker, at random times; a number, or a table by tier."
     )
-    away_seconds: NotNegative = pydantic.Field(60.0, description="Mean seconds until a replacement can start.")
-    notice_seconds: NotNegative = pydantic.Field(
-        0.0, description="Seconds from the notice of an eviction to the eviction."
-    )
-    drain_from: NotNegative | None = pydantic.Field(
+    away_seconds: NotNegative = Field(60.0, description="Mean seconds until a replacement can start.")
+    notice_seconds: NotNegative = Field(0.0, description="Seconds from the notice of an eviction to the eviction.")
+    drain_from: NotNegative | None = Field(
         None,
         description="Seconds until the first eviction without replacement; the first tier's workers go first.",
     )
-    drain_every: Positive = pydantic.Field(60.0, description="Seconds from one drained worker to the next.")
-    trace: str | dict[str, str] | None = pydantic.Field(
+    drain_every: Positive = Field(60.0, description="Seconds from one drained worker to the next.")
+    trace: str | dict[str, str] | None = Field(
         None,
         description="The available workers over time: a spot trace (JSON with metadata.gap_seconds and data), or "
         "the directory of a recorded run, whose joins and losses count; a path, or a table by tier. In place of "
@@ -127,34 +116,30 @@ class EvictionTable(_Entry):
 class Matching(_Entry):
     """The delay from the request for a worker to its joining."""
 
-    seconds: NotNegative = pydantic.Field(10.0, description="Mean seconds, for tiers without `boot_seconds`.")
-    spread: NotNegative = pydantic.Field(0.5, description="Their standard deviation, as a share of their mean.")
+    seconds: NotNegative = Field(10.0, description="Mean seconds, for tiers without `boot_seconds`.")
+    spread: NotNegative = Field(0.5, description="Their standard deviation, as a share of their mean.")
 
 
 class FaultEntry(_Entry):
     """Bad hosts. Which ones is drawn from the seed."""
 
-    kind: Literal["black-hole", "slow", "flaky-gpu", "no-builds"] = pydantic.Field(
+    kind: Literal["black-hole", "slow", "flaky-gpu", "no-builds"] = Field(
         "black-hole",
         description="Every call raises at once; calls take longer; calls on one of the host's workers raise "
         "occasionally; no context can be built.",
     )
-    tier: str | None = pydantic.Field(None, description="The tier of the bad hosts; by default any.")
-    hosts: Annotated[int, pydantic.Field(ge=1)] | None = pydantic.Field(
+    tier: str | None = Field(None, description="The tier of the bad hosts; by default any.")
+    hosts: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Number of bad hosts; by default 1, or set by `share`."
     )
-    share: Annotated[float, pydantic.Field(gt=0, le=1)] | None = pydantic.Field(
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="The share of the hosts that are bad, in place of `hosts`."
     )
-    begin: NotNegative = pydantic.Field(0.0, description="Start, in seconds.")
-    end: Positive | None = pydantic.Field(None, description="End, in seconds; by default never.")
-    factor: Annotated[float, pydantic.Field(ge=1)] = pydantic.Field(
-        10.0, description="How many times longer calls take on slow hosts."
-    )
-    calls: Annotated[float, pydantic.Field(gt=0, le=1)] = pydantic.Field(
-        0.1, description="The share of a flaky GPU's calls that raise."
-    )
-    seconds: NotNegative = pydantic.Field(0.0, description="Seconds after which calls raise, and builds fail.")
+    begin: NotNegative = Field(0.0, description="Start, in seconds.")
+    end: Positive | None = Field(None, description="End, in seconds; by default never.")
+    factor: Annotated[float, Field(ge=1)] = Field(10.0, description="How many times longer calls take on slow hosts.")
+    calls: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="The share of a flaky GPU's calls that raise.")
+    seconds: NotNegative = Field(0.0, description="Seconds after which calls raise, and builds fail.")
 
 
 class WorkloadFile(_Entry):
@@ -164,20 +149,18 @@ class WorkloadFile(_Entry):
     1.0
     """
 
-    apps: tuple[AppEntry, ...] = pydantic.Field(
+    apps: tuple[AppEntry, ...] = Field(
         (AppEntry.model_validate({}),), min_length=1, description="The apps and their items."
     )
-    contexts: tuple[ContextEntry, ...] = pydantic.Field(
+    contexts: tuple[ContextEntry, ...] = Field(
         (ContextEntry.model_validate({}),), description="The contexts that they need."
     )
-    links: Links = pydantic.Field(Links.model_validate({}), description="Transfer rates of files.")
-    evictions: EvictionTable = pydantic.Field(EvictionTable.model_validate({}), description="When workers are evicted.")
-    matching: Matching = pydantic.Field(Matching.model_validate({}), description="The delay until workers join.")
-    faults: tuple[FaultEntry, ...] = pydantic.Field((), description="Bad hosts.")
-    workers_per_host: Annotated[int, pydantic.Field(ge=1)] = pydantic.Field(
-        1, description="Number of a tier's workers on one host."
-    )
-    dispatch_seconds: NotNegative = pydantic.Field(
+    links: Links = Field(Links.model_validate({}), description="Transfer rates of files.")
+    evictions: EvictionTable = Field(EvictionTable.model_validate({}), description="When workers are evicted.")
+    matching: Matching = Field(Matching.model_validate({}), description="The delay until workers join.")
+    faults: tuple[FaultEntry, ...] = Field((), description="Bad hosts.")
+    workers_per_host: Annotated[int, Field(ge=1)] = Field(1, description="Number of a tier's workers on one host.")
+    dispatch_seconds: NotNegative = Field(
         0.01,
         description="Seconds in which a worker waits for a call to be sent to it, and for its answer to be sent back.",
     )
@@ -192,21 +175,28 @@ class WorkloadFile(_Entry):
 # --- what can be wrong
 
 
-_LISTS: dict[str, type[pydantic.BaseModel]] = {"apps": AppEntry, "contexts": ContextEntry, "faults": FaultEntry}
-_CALLED = {"apps": "an app", "contexts": "a context", "faults": "a fault"}
-_TABLES: dict[str, type[pydantic.BaseModel]] = {"links": Links, "evictions": EvictionTable, "matching": Matching}
+_PARTS: dict[str, type[BaseModel]] = {
+    "apps": AppEntry, "contexts": ContextEntry, "links": Links, "evictions": EvictionTable, "matching": Matching,
+    "faults": FaultEntry,
+}  # fmt: skip
+_LISTS = {"apps": "an app", "contexts": "a context", "faults": "a fault"}
+"""Those of `_PARTS` that are lists, and what an entry is called; the others are tables."""
+
+
+def _header(part: str) -> str:
+    return f"[[{part}]]" if part in _LISTS else f"[{part}]"
 
 
 class WorkloadError(FileError):
     """A workload that cannot be used."""
 
 
-def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
+def explain(error: ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
     """Say what the model found wrong, each once.
 
     >>> try:
     ...     WorkloadFile(apps=[{"name": "verify", "itms": 3}])
-    ... except pydantic.ValidationError as error:
+    ... except ValidationError as error:
     ...     print(next(explain(error, {"apps": [{"name": "verify", "itms": 3}]})).text)
     an app has no key 'itms' (app verify): did you mean 'items'?
     """
@@ -234,16 +224,16 @@ def _place(loc: Sequence[str | int], values: Any) -> KeyPath:
     return tuple(path)
 
 
-def _inside(path: KeyPath, values: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], str, str, KeyPath]:
+def _inside(path: KeyPath, values: Mapping[str, Any]) -> tuple[type[BaseModel], str, str, KeyPath]:
     """Return the model that a place is in, what it is called, which one it is, and the keys from there on."""
     first = str(path[0])
     if first in _LISTS and len(path) > 2:
         kind, entry = first[:-1], values[first][path[1]]
         name = entry.get("name")
         which = f"{kind} {name}" if isinstance(name, str) else f"{kind} {int(path[1]) + 1}"
-        return _LISTS[first], _CALLED[first], which, path[2:]
-    if first in _TABLES and len(path) > 1:
-        return _TABLES[first], f"[{first}]", first, path[1:]
+        return _PARTS[first], _LISTS[first], which, path[2:]
+    if first in _PARTS and first not in _LISTS and len(path) > 1:
+        return _PARTS[first], f"[{first}]", first, path[1:]
     return WorkloadFile, "a workload", "", path
 
 
@@ -258,7 +248,7 @@ def _sentence(path: KeyPath, error: dict[str, Any], values: Mapping[str, Any]) -
     whose = f" of {which}" if which else ""
     if model is WorkloadFile and key in _LISTS and error["type"] != "too_short":
         return f"{key} is a list: write [[{key}]] on a line of its own, and the keys of each under it"
-    if model is WorkloadFile and key in _TABLES:
+    if model is WorkloadFile and key in _PARTS and key not in _LISTS:
         return f"{key} is a table: write [{key}] on a line of its own, and its keys under it"
     given: Any = values
     for each in path:
@@ -277,14 +267,13 @@ def _sentence(path: KeyPath, error: dict[str, Any], values: Mapping[str, Any]) -
     return f"{begin}: {advice(inner, {**error, 'input': given}, field)}"
 
 
-def _unknown(key: str, model: type[pydantic.BaseModel], what: str, which: str) -> str:
+def _unknown(key: str, model: type[BaseModel], what: str, which: str) -> str:
     begin = f"{what} has no key {key!r}" + (f" ({which})" if what.startswith("a") else "")
     if model is WorkloadFile:
         begin = f"a workload has no key {key!r}"
-        for table, inner in {**_LISTS, **_TABLES}.items():
+        for table, inner in sorted(_PARTS.items(), key=lambda part: part[0] not in _LISTS):
             if key in inner.model_fields:
-                header = f"[[{table}]]" if table in _LISTS else f"[{table}]"
-                return f"{begin}: put it under a header {header}"
+                return f"{begin}: put it under a header {_header(table)}"
     keys = ", ".join(model.model_fields)
     return f"{begin}: {suggestion(key, model.model_fields, f'its keys are {keys}')}"
 
@@ -349,3 +338,89 @@ def _eviction_problems(evictions: EvictionTable, tiers: Mapping[str, str]) -> It
     if evictions.trace is not None and evictions.per_hour:
         text = "evictions have a trace and per_hour: a trace says when workers are taken, so leave one out"
         yield FileProblem(("evictions", "per_hour"), text)
+
+
+# --- the reference page
+
+
+_HEAD = """\
+<!-- Made by `python -m ctxflow.simulator.workload_file > docs/workloads.md`: change the models, not this page. -->
+# Workload files
+
+What `ctxflow simulate SITE WORKLOAD` simulates on a site ([simulator.md](simulator.md)): the items, how long they
+take, what is staged and built on workers, and when workers join and leave. Every key has a default, so that
+this is a complete file:
+
+```toml
+[[apps]]
+items = 150_000
+item_seconds = {a10 = 0.27, titan-x = 0.38}   # seconds of an item, by tier or GPU model; or one number
+[[contexts]]
+load_seconds = 15
+```
+
+A file with many of the keys:
+
+```toml
+[[apps]]
+name = "verify"
+context = "llm"
+items = 150_000
+item_seconds = 0.3
+call_seconds = 0.5
+
+[[apps]]
+name = "interactive"
+context = "llm"
+items = 500
+begin = 600                     # from the tenth minute on,
+per_second = 0.5                # one every two seconds
+batch_size = 1
+priority = 1
+
+[[contexts]]
+name = "llm"
+load_seconds = 15
+files_gb = 7.4
+origin = "filesystem"           # from there once, and then from worker to worker
+
+[links]
+filesystem = 84                 # Gbit/s
+peers = 1
+
+[evictions]
+per_hour = 6                    # of each worker; or trace = "runs/20261121-054135-17"
+away_seconds = 120
+notice_seconds = 10
+
+[[faults]]
+kind = "slow"
+share = 0.05                    # of all hosts
+begin = 600
+```
+
+A tier's GPU model is the one in its `require_gpus`, `DeviceName == "..."`; other tiers are identified by their
+names. Problems in a file are reported with the line, the key, and what to write.
+"""
+
+
+def reference() -> str:
+    """Return the page, in Markdown."""
+    parts = [_HEAD]
+    for part, model in _PARTS.items():
+        parts += [f"\n## `{_header(part)}`\n\n{model.__doc__}\n", *_table(model, list(model.model_fields))]
+    keys = [key for key in WorkloadFile.model_fields if key not in _PARTS]
+    parts += ["\n## Above the first header\n", *_table(WorkloadFile, keys)]
+    return "".join(parts)
+
+
+def _table(model: type[BaseModel], keys: list[str]) -> Iterator[str]:
+    yield "\n| key | default | meaning |\n|---|---|---|\n"
+    for key in keys:
+        field = model.model_fields[key]
+        default = "" if field.default is None else f"`{toml_value(field.default)}`"
+        yield f"| `{key}` | {default} | {field.description} |\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201 - this is what it is for

@@ -27,7 +27,7 @@ from ctxflow.policies.views import AppView
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
-from ctxflow.simulator.times import MixedTimes
+from ctxflow.simulator.pools import MixedTimes
 from ctxflow.testing.drawn_scenes import Story, drawn, with_machines
 from ctxflow.testing.policy_scenes import Scene
 

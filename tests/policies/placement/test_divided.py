@@ -12,8 +12,8 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
+from ctxflow.simulator.pools import MixedTimes
 from ctxflow.simulator.simulation import tiers_of
-from ctxflow.simulator.times import MixedTimes
 
 TIERS = {"cheap": 8, "fast": 4}
 PRICES = {"cheap": 0.3, "fast": 1.0}

@@ -15,8 +15,8 @@ from ctxflow.scheduler import Policies, Scheduler, log
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
+from ctxflow.simulator.pools import MixedTimes
 from ctxflow.simulator.simulation import tiers_of
-from ctxflow.simulator.times import MixedTimes
 
 PERIOD = 300.0
 CHANGE = 1800.0

@@ -16,7 +16,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.proxies import ShownTier
 from ctxflow.scheduler.worker_state import TierState
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
-from ctxflow.simulator.times import MixedTimes
+from ctxflow.simulator.pools import MixedTimes
 
 GPUS = {"one": 1, "two": 2, "four": 4}
 SPECS = {name: ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100") for name, gpus in GPUS.items()}

@@ -12,8 +12,8 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
+from ctxflow.simulator.pools import MixedTimes
 from ctxflow.simulator.simulation import tiers_of
-from ctxflow.simulator.times import MixedTimes
 
 PERIOD = 100.0
 LOAD = 20.0

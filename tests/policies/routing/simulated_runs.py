@@ -10,7 +10,7 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
-from ctxflow.simulator.times import MixedTimes
+from ctxflow.simulator.pools import MixedTimes
 
 REGIONS = [
     ev.RegionSpec("campus", {"north": 0.04}, {"north": 25e6}, power_price=0.3, home=True),

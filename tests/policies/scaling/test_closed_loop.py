@@ -12,9 +12,8 @@ from ctxflow.policies.registry import described, make
 from ctxflow.policies.turboserve.autoscaling import WINDOW
 from ctxflow.policies.turboserve.scaling import ClosedLoop
 from ctxflow.scheduler import commands as cmd
-from ctxflow.simulator.building import build
 from ctxflow.simulator.scenario import Scenario
-from ctxflow.simulator.studies import run
+from ctxflow.simulator.studies import build, run
 from ctxflow.simulator.workload_file import WorkloadFile
 from ctxflow.sites import Site
 

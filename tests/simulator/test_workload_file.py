@@ -4,14 +4,14 @@ from pathlib import Path
 
 from ctxflow.simulator.scenario import load_scenario
 from ctxflow.simulator.studies import play
-from ctxflow.simulator.workload_reference import reference
+from ctxflow.simulator.workload_file import reference
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a10"\nworkers = 20\n[[tiers]]\nname = "titan-x"\nworkers = 20\n'
 
 
 def test_the_page_is_up_to_date():
-    advice = "run `python -m ctxflow.simulator.workload_reference > docs/workloads.md`"
+    advice = "run `python -m ctxflow.simulator.workload_file > docs/workloads.md`"
     assert (DOCS / "workloads.md").read_text() == reference(), advice
 
 
