@@ -28,10 +28,8 @@ import common
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ctxflow.policies.torta.forecast import forecast
-from ctxflow.policies.torta.micro import improve, match
-from ctxflow.policies.torta.quantities import Recent, Servers, Tasks
-from ctxflow.policies.torta.scores import fit
+from ctxflow.policies.torta.micro import fit, improve, match
+from ctxflow.policies.torta.quantities import Recent, Servers, Tasks, forecast
 from ctxflow.policies.torta.transport import capped, costs, lookahead, whole
 from ctxflow_papers.torta import experiments
 from ctxflow_papers.torta.world import TOPOLOGIES

@@ -8,11 +8,11 @@ import types
 import pytest
 
 from ctxflow.cli.app import main
-from ctxflow.policies.flextopo.cluster_json import cluster_from_json, cluster_to_json
+from ctxflow.policies.flextopo.cluster import cluster_from_json
 from ctxflow.simulator.experiments import ExperimentRequest, quantile, report
 from ctxflow_papers.flextopo.experiments import WAYS, churn, crossing, independent, scaling, sequential
 from ctxflow_papers.flextopo.reproduction import reproduce
-from ctxflow_papers.flextopo.workloads import LAYOUTS, WORKLOADS, B, C, D, beside, saturated, without
+from ctxflow_papers.flextopo.workloads import LAYOUTS, WORKLOADS, B, C, D, beside, cluster_to_json, saturated, without
 
 WAY = {way.name: way for way in WAYS}
 

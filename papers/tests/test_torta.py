@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from ctxflow.cli.app import main
 from ctxflow.errors import CtxflowError
 from ctxflow.policies.baselines import PrefixTree, replicas, spread
-from ctxflow.policies.torta.micro import match
-from ctxflow.policies.torta.networks import read
+from ctxflow.policies.torta.macro import read
+from ctxflow.policies.torta.micro import Weights, fit, match
 from ctxflow.policies.torta.quantities import Recent, Servers, Tasks
 from ctxflow.policies.torta.scaling import switches
-from ctxflow.policies.torta.scores import Weights, fit
 from ctxflow.simulator.experiments import ExperimentRequest
 from ctxflow_papers.torta import experiments, reproduction
 from ctxflow_papers.torta.cyclic import in_turn
@@ -344,7 +343,7 @@ def test_the_environment_is_gymnasium_s():
 def test_training_writes_networks_that_numpy_computes_alike(tmp_path, capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
-    from ctxflow.policies.torta.networks import allocated, outputs
+    from ctxflow.policies.torta.macro import allocated, outputs
     from ctxflow_papers.torta import training
     from ctxflow_papers.torta.environment import Allocations
 

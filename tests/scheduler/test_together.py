@@ -9,7 +9,7 @@ from test_steps import SessionBench, of_tier, step_of
 from ctxflow.policies.flextopo.preemption import ExactPreemption
 from ctxflow.policies.protocols import Assignment, Plan
 from ctxflow.policies.registry import make
-from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.quantities import Outlook
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import session_moves

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
+from typing import Any
 
-from ctxflow.policies.flextopo.alignment import Fit, allocate
+from ctxflow.policies.flextopo.candidates import Fit, allocate
 from ctxflow.policies.flextopo.cluster import Affinity, Hardware, Instance, Node, Preemptor
 
 NODE = Hardware.regular(sockets=2, numa_nodes=8, gpus=8, cores=64)
@@ -100,3 +102,31 @@ def without(node: Node, ids: tuple[str, ...]) -> Node:
 def beside(node: Node, *instances: Instance) -> Node:
     """A node when some instances have come."""
     return Node(node.name, node.hardware, (*node.instances, *instances))
+
+
+def cluster_to_json(nodes: Sequence[Node], preemptor: Preemptor | None = None) -> dict[str, Any]:
+    """Return the data that `cluster_from_json` takes; kinds of hardware are written once each."""
+    kinds: dict[Hardware, str] = {}
+    for node in nodes:
+        kinds.setdefault(node.hardware, f"kind-{len(kinds)}")
+    data: dict[str, Any] = {
+        "hardware": {
+            name: {
+                "gpus": [[place.socket, place.numa] for place in kind.gpus],
+                "core_groups": [[p.socket, p.numa, size] for p, size in zip(kind.groups, kind.sizes, strict=True)],
+            }
+            for kind, name in kinds.items()
+        },
+        "nodes": [
+            {
+                "name": node.name,
+                "hardware": kinds[node.hardware],
+                "instances": [
+                    dataclasses.asdict(each) | {"gpus": list(each.gpus), "core_groups": list(each.core_groups)}
+                    for each in node.instances
+                ],
+            }
+            for node in nodes
+        ],
+    }
+    return data if preemptor is None else data | {"preemptor": dataclasses.asdict(preemptor)}

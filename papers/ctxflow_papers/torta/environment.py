@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ctxflow.policies.torta.networks import FEATURES, SlotState, features, on_simplex
+from ctxflow.policies.torta.macro import FEATURES, SlotState, features, on_simplex
 from ctxflow.policies.torta.quantities import Floats
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.methods import Torta, planned

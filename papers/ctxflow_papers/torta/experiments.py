@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.torta.networks import Networks, read
+from ctxflow.policies.torta.macro import Networks, read
 from ctxflow.policies.torta.quantities import Bools, Floats
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.forecasting import Imperfect, Trained

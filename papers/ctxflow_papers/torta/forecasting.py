@@ -3,19 +3,22 @@
 The paper's predictor has one input and one output for each region of one topology; here one network looks at a region
 at a time, so that it serves any number of them: shares are a softmax over regions, times the predicted total. It sees
 the demand alone, since demand does not depend on utilisation and queues here. Without networks,
-`ctxflow.policies.torta.forecast` stands in.
+`ctxflow.policies.torta.quantities.forecast` stands in.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 
-from ctxflow.policies.torta.forecast import forecast
-from ctxflow.policies.torta.networks import Layers, Networks
-from ctxflow.policies.torta.quantities import Floats, amounts
+from ctxflow.policies.torta.macro import Layers, Networks
+from ctxflow.policies.torta.quantities import Floats, amounts, forecast
 from ctxflow_papers.torta.methods import State, plain
 
 SLOTS = 8
@@ -122,3 +125,15 @@ def deviation(accuracy: float) -> float:
         error = float(weights @ np.abs(np.exp(middle * points) - 1))
         low, high = (middle, high) if error < -np.log(accuracy) else (low, middle)
     return (low + high) / 2
+
+
+def write(networks: Networks, path: Path) -> None:
+    """Write them as a file of arrays, half as exact as they were computed with."""
+    arrays: dict[str, NDArray[Any]] = {"about": np.frombuffer(json.dumps(networks.about).encode(), dtype=np.uint8)}
+    for name in ("predictor", "body", "head"):
+        layers: Layers = getattr(networks, name)
+        for number, (weight, bias) in enumerate(zip(layers.weights, layers.biases, strict=True)):
+            arrays[f"{name}.{number}.weight"] = weight.astype(np.float32)
+            arrays[f"{name}.{number}.bias"] = bias.astype(np.float32)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

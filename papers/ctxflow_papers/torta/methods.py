@@ -13,9 +13,8 @@ import numpy as np
 
 from ctxflow.policies.baselines import forward
 from ctxflow.policies.torta import transport as looking
-from ctxflow.policies.torta.forecast import forecast
-from ctxflow.policies.torta.networks import Networks, SlotState, allocate
-from ctxflow.policies.torta.quantities import Floats, Ints
+from ctxflow.policies.torta.macro import Networks, SlotState, allocate
+from ctxflow.policies.torta.quantities import Floats, Ints, forecast
 from ctxflow.policies.torta.transport import capped, costs, whole
 from ctxflow_papers.torta.lanes import Rule
 from ctxflow_papers.torta.rules import Even, InTurn, KnownPrefix, Scored

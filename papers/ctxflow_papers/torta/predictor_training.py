@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ctxflow.policies.torta.networks import Layers
+from ctxflow.policies.torta.macro import Layers
 from ctxflow.policies.torta.quantities import Floats
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.forecasting import AHEAD, SLOTS, features

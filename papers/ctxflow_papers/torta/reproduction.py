@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.torta.networks import Networks
+from ctxflow.policies.torta.macro import Networks
 from ctxflow.policies.torta.quantities import Floats
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, rounded
 from ctxflow_papers.torta import experiments, printed

@@ -1,6 +1,6 @@
 """Which server of a region takes a task, for many regions at once: TORTA's score and the baselines'.
 
-Each is what `ctxflow.policies.torta` has for one region (`scores` and `matching`, `cyclic`, `skylb`, `sdib`), on the
+Each is what `ctxflow.policies.torta` has for one region (`micro`; `policies.baselines`; `cyclic` here), on the
 arrays of `lanes.Step`. The baselines know what fits; `suited` has them prefer the servers that a type of task is made
 for.
 """
@@ -11,8 +11,8 @@ import dataclasses
 
 import numpy as np
 
+from ctxflow.policies.torta.micro import MISMATCH, Weights
 from ctxflow.policies.torta.quantities import Bools, Floats, Ints
-from ctxflow.policies.torta.scores import MISMATCH, Weights
 from ctxflow_papers.torta.lanes import Step
 from ctxflow_papers.torta.settings import SECONDS, SLOT, UNSUITED
 from ctxflow_papers.torta.world import TASKS_PER_SLOT

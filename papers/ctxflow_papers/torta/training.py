@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxflow.policies.torta.networks import FEATURES, LEAST, MOST_PULL, Layers, Networks, write
+from ctxflow.policies.torta.macro import FEATURES, LEAST, MOST_PULL, Layers, Networks
 from ctxflow.policies.torta.transport import capped, costs
 from ctxflow.simulator.experiments import TrainingRequest
 from ctxflow_papers.torta import predictor_training
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.environment import Allocations
 from ctxflow_papers.torta.experiments import torta
+from ctxflow_papers.torta.forecasting import write
 from ctxflow_papers.torta.methods import Torta
 from ctxflow_papers.torta.settings import LOADS, MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT, START_HOUR
 from ctxflow_papers.torta.world import TASKS_PER_SLOT, world

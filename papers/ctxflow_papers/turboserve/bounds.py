@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxflow.errors import counted
-from ctxflow.policies.turboserve.assignment import Curve, Gpu, Residents, Session
+from ctxflow.policies.turboserve.autoscaling import Parameters, Replayed, cheapest
+from ctxflow.policies.turboserve.rebalancing import Curve, Gpu, Residents, Session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ def best_placement(
 
     :raises ValueError: if the sessions do not fit.
 
-    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
     >>> best_placement("abc", [0, 1], PowerCurve(0, 1))[0]
     2.0
     """
@@ -96,3 +97,37 @@ def best_placement(
         raise ValueError(f"{counted(len(gpus), 'GPU')} cannot hold {counted(len(sessions), 'session')}")
     pairs = list(zip(sessions, best[1], strict=True))
     return best[0], {gpu: [session for session, place in pairs if place == gpu] for gpu in gpus}
+
+
+def unplaced(active: Iterable[Session], residents: Residents) -> list[Session]:
+    """Compute U_e of (3): the active sessions without a GPU, or whose GPU is gone.
+
+    >>> unplaced(["a", "b"], {0: ["a"]})
+    ['b']
+    """
+    placed = {session for sessions in residents.values() for session in sessions}
+    return [session for session in active if session not in placed]
+
+
+def tuned(
+    windows: int,
+    candidates: Sequence[Parameters],
+    replay: Callable[[Sequence[Parameters]], Sequence[Replayed]],
+    target: float,
+) -> list[Parameters]:
+    """Return the tuned oracle: for each window the cheapest parameters that keep the target, knowing what comes.
+
+    Windows are decided from the last to the first, each for the cost of all, and once more from the first to the last.
+
+    :param replay: the parameters of each window -> what each window came to.
+    """
+    safest = min(candidates, key=lambda each: each.utilization)
+    chosen = [safest] * windows
+    for number in (*reversed(range(windows)), *range(windows)):
+
+        def together(each: Parameters, number: int = number) -> Replayed:
+            rows = replay([*chosen[:number], each, *chosen[number + 1 :]])
+            return Replayed(sum(row.cost for row in rows), max(row.worst for row in rows))
+
+        chosen[number] = cheapest(candidates, together, target)[0]
+    return chosen

@@ -16,12 +16,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.turboserve.assignment import PowerCurve
-from ctxflow.policies.turboserve.autoscaling import Levels, Parameters, constant
-from ctxflow.policies.turboserve.profiling import Profiled, Replayed, cheapest, levels, profile, tuned
-from ctxflow.policies.turboserve.rebalancing import Rule, rebalance
+from ctxflow.policies.turboserve.autoscaling import (
+    Levels,
+    Parameters,
+    Profiled,
+    Replayed,
+    cheapest,
+    constant,
+    levels,
+    profile,
+)
+from ctxflow.policies.turboserve.rebalancing import PowerCurve, Rule, rebalance
 from ctxflow.simulator.session_serving import Cluster, Placing, Served, SessionTrace, Strategy, serve
-from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule
+from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned
 from ctxflow_papers.turboserve.matching import MATCH, TOLERANCE, Runs
 from ctxflow_papers.turboserve.traces import Statistics, burst, generate, ten_windows
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from ctxflow.policies.turboserve.assignment import most_sessions
-from ctxflow.policies.turboserve.autoscaling import Parameters, target_gpus
-from ctxflow.policies.turboserve.profiling import Profiled
+from ctxflow.policies.turboserve.autoscaling import Parameters, Profiled, target_gpus
+from ctxflow.policies.turboserve.rebalancing import most_sessions
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, rounded
 from ctxflow.simulator.session_serving import Served
 from ctxflow_papers.turboserve import experiments, printed

@@ -17,7 +17,7 @@ from ctxflow.errors import counted
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
-    from ctxflow.policies.turboserve.profiling import Profiled
+    from ctxflow.policies.turboserve.autoscaling import Profiled
     from ctxflow.simulator.scaling_profile import RecordedSessions
     from ctxflow.simulator.scenario import Scenario
 
@@ -57,7 +57,7 @@ def profile_scaling(
     ctxflow profile-scaling runs/20261121-054135-17 --target 120
     """
     from ctxflow.policies.registry import described
-    from ctxflow.policies.turboserve.profiling import levels
+    from ctxflow.policies.turboserve.autoscaling import levels
     from ctxflow.simulator.scaling_profile import closed_loop_of, profiled, profiled_sessions, windows_of
 
     candidates = _shares(shares)

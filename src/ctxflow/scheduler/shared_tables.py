@@ -391,7 +391,7 @@ class Arrivals:
         """Return items a second by app, None before a slot is over; apps of which nothing comes are left out."""
         if self._forecast is None and len(self._seen) > 1:
             # Numpy is imported where somebody asks: most runs do without.
-            from ctxflow.policies.torta.forecast import forecast
+            from ctxflow.policies.torta.quantities import forecast
 
             names = list(self._seen[-1][1])
             slots = list(self._seen)

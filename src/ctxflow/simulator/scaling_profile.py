@@ -3,7 +3,7 @@
 A workload is cut into windows by when its items come; each is simulated on the site with every candidate. Of a recorded
 run of sessions, the event log says when each session had something to do and how long steps with so many of them took;
 windows of it are served in simulation (session_serving.py). The choice among candidates is the policy's
-(policies/scaling/profiling.py).
+(`policies.turboserve.autoscaling.profile`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.policies.registry import described
-from ctxflow.policies.turboserve.assignment import PowerCurve, most_sessions
-from ctxflow.policies.turboserve.autoscaling import Epochs, Parameters, constant
-from ctxflow.policies.turboserve.profiling import Profiled, Replayed, profile
+from ctxflow.policies.turboserve.autoscaling import Epochs, Parameters, Profiled, Replayed, constant, profile
+from ctxflow.policies.turboserve.rebalancing import PowerCurve, most_sessions
 from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -19,16 +19,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.turboserve.assignment import (
-    Curve,
-    Gpu,
-    MigrationCost,
-    PowerCurve,
-    Session,
-    load_aware,
-    memory_aware,
-    round_robin,
-)
 from ctxflow.policies.turboserve.autoscaling import (
     EPOCH,
     EPOCHS,
@@ -43,7 +33,20 @@ from ctxflow.policies.turboserve.autoscaling import (
     settled,
     volatility,
 )
-from ctxflow.policies.turboserve.rebalancing import Move, MoveCosts, consolidate, rebalance
+from ctxflow.policies.turboserve.rebalancing import (
+    Curve,
+    Gpu,
+    MigrationCost,
+    Move,
+    MoveCosts,
+    PowerCurve,
+    Session,
+    consolidate,
+    load_aware,
+    memory_aware,
+    rebalance,
+    round_robin,
+)
 
 Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)

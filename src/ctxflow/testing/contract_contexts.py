@@ -121,9 +121,7 @@ class ContextsContract(Contract):
         run.load(worker, context)
         attempt = run.run(worker, context, work.sleep_with_context, [60])
         run.execute(
-            cmd.Abandon(worker, attempt, context),
-            cmd.Unload(worker, context, files=True),
-            cmd.Stage(worker, context),
+            cmd.Abandon(worker, attempt, context), cmd.Unload(worker, context, files=True), cmd.Stage(worker, context)
         )
         run.wait(ev.ContextStaged)
         run.load(worker, context)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor
-from ctxflow.policies.flextopo.cluster_json import cluster_from_json, cluster_to_json
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor, cluster_from_json
 from ctxflow.topology import Core, CoreGroup, Gpu, NumaNode, Topology, to_graph
+from ctxflow_papers.flextopo.workloads import cluster_to_json
 
 sys.path.insert(0, str(Path(__file__).parent))
 import preemption_reference as reference

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.flextopo.alignment import Fits, allocate
-from ctxflow.policies.flextopo.candidates import Scorer, Scoring, feasible_sets, minimal_sets, reprieve
+from ctxflow.policies.flextopo.candidates import Fits, Scorer, Scoring, allocate, feasible_sets, minimal_sets, reprieve
 from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor
 from ctxflow.policies.flextopo.covering import best_candidate
 from ctxflow.policies.flextopo.preemption import METHODS, decide

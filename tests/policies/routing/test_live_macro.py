@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.torta.macro import Macro, by_lookahead, by_transport, region_costs
-from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.quantities import Outlook
 from ctxflow.policies.torta.transport import capped
 from ctxflow.scheduler.events import RegionSpec
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from ctxflow.policies.baselines import forward
-from ctxflow.policies.torta.forecast import accuracy, forecast
 from ctxflow.policies.torta.macro import by_lookahead
-from ctxflow.policies.torta.quantities import amounts
+from ctxflow.policies.torta.quantities import accuracy, amounts, forecast
 from ctxflow.policies.torta.transport import balanced, capped, costs, lookahead, whole
 from ctxflow_papers.torta.cyclic import even_shares
 

@@ -8,10 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.baselines import PrefixTree, replicas, spread
-from ctxflow.policies.torta.micro import NOWHERE, by_urgency, improve, match, objective
+from ctxflow.policies.torta.micro import (
+    MISMATCH,
+    NOWHERE,
+    Weights,
+    by_urgency,
+    fit,
+    hardware,
+    improve,
+    load,
+    locality,
+    match,
+    objective,
+)
 from ctxflow.policies.torta.quantities import Recent, Servers, Tasks
 from ctxflow.policies.torta.scaling import for_buffer, switches, target
-from ctxflow.policies.torta.scores import MISMATCH, Weights, fit, hardware, load, locality
 from ctxflow_papers.torta.cyclic import in_turn
 
 SETTINGS = settings(max_examples=60, deadline=None)

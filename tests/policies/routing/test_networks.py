@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.torta.forecast import accuracy, forecast
-from ctxflow.policies.torta.macro import form
-from ctxflow.policies.torta.networks import FEATURES, Layers, SlotState, allocate, allocated, read, write
-from ctxflow.policies.torta.quantities import amounts
-from ctxflow_papers.torta.forecasting import AHEAD, SLOTS, predict
+from ctxflow.policies.torta.macro import FEATURES, Layers, SlotState, allocate, allocated, form, read
+from ctxflow.policies.torta.quantities import accuracy, amounts, forecast
+from ctxflow_papers.torta.forecasting import AHEAD, SLOTS, predict, write
 
 SETTINGS = settings(max_examples=25, deadline=None)
 NUMBERS = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, float("nan"), float("inf"), -1.0]))

@@ -6,24 +6,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.turboserve.assignment import MigrationCost, PowerCurve, assign, most_sessions, unplaced
 from ctxflow.policies.turboserve.autoscaling import (
     PAPER,
     WINDOW,
     Anticipated,
     Levels,
     Parameters,
+    Replayed,
     Turnover,
     anticipated,
+    cheapest,
     decide,
     decide_ahead,
+    levels,
     load,
+    profile,
     settled,
     target_gpus,
 )
-from ctxflow.policies.turboserve.profiling import Replayed, cheapest, levels, profile, tuned
-from ctxflow.policies.turboserve.rebalancing import Move, MoveCosts, consolidate, rebalance, rebalance_groups, spread
-from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule
+from ctxflow.policies.turboserve.rebalancing import (
+    MigrationCost,
+    Move,
+    MoveCosts,
+    PowerCurve,
+    assign,
+    consolidate,
+    most_sessions,
+    rebalance,
+    rebalance_groups,
+    spread,
+)
+from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned, unplaced
 
 LINEAR = PowerCurve(0.0, 1.0)
 counts = st.lists(st.integers(0, 4), min_size=1, max_size=4)

@@ -38,11 +38,7 @@ class MilpResult:
 
 
 def exact(
-    arrays: Arrays,
-    time_limit: float = 600.0,
-    gap: float = 1e-4,
-    options: Bools | None = None,
-    tightened: bool = True,
+    arrays: Arrays, time_limit: float = 600.0, gap: float = 1e-4, options: Bools | None = None, tightened: bool = True
 ) -> MilpResult:
     """Return the cheapest allocation, or the best found in time, with a bound on how much better there could be.
 

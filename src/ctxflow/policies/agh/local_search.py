@@ -156,11 +156,7 @@ class Exchange:
                 fixed[way], weights[way] = self.fixed[n], self.weights[n]
             else:
                 split = self._split(n)
-                linear[:, way], most[:, way], shares[:, way] = (
-                    split.linear[:, m],
-                    split.most[:, m],
-                    split.share[:, m],
-                )
+                linear[:, way], most[:, way], shares[:, way] = (split.linear[:, m], split.most[:, m], split.share[:, m])
                 fixed[way], weights[way] = self.fixed[n] + self.fixed[m], self.weights[n] + self.weights[m]
         return Ways(chosen, ways, linear, most, shares, fixed, weights)
 

@@ -1,8 +1,7 @@
-"""The cluster as preemption sees it: nodes, what they are made of, what runs on them, and who wants to come in.
+"""The cluster as preemption sees it: nodes, instances on them, and the preemptor that finds no room; from JSON too.
 
-A *node* is a machine of the cluster and an *instance* whatever holds resources on it and may have to give way: a
-worker of ours, or another scheduler's pod. The preemptor is the one that finds no room. GPUs and core groups of a node
-are the bits of one integer, GPUs first, so that what a set of victims frees is a union of masks.
+An *instance* is whatever holds resources of a *node* and may be preempted: a worker of ours, or another scheduler's
+pod. GPUs and core groups of a node are the bits of one integer, GPUs first: what victims free is a union of masks.
 """
 
 from __future__ import annotations
@@ -10,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Literal
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from ctxflow.errors import counted
-from ctxflow.topology import Topology
+from ctxflow.topology import Topology, from_graph
 
 Affinity = Literal["guaranteed", "best-effort"]
 AFFINITIES: tuple[Affinity, ...] = ("guaranteed", "best-effort")
@@ -32,7 +33,7 @@ class Level(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Location:
-    """Where a GPU or a core group sits; None where nobody knows."""
+    """Where a GPU or a core group sits; None where it is unknown."""
 
     socket: int | None = None
     numa: int | None = None
@@ -79,9 +80,7 @@ class Hardware:
         :raises ValueError: if there are fewer NUMA nodes than sockets, or a group is no cores.
         """
         if not 1 <= sockets <= numa_nodes or group_size < 1 or min(gpus, cores) < 0:
-            raise ValueError(
-                "hardware needs a socket or more, a NUMA node or more in each, and groups of a core or more"
-            )
+            raise ValueError("hardware needs a socket or more, a NUMA node or more in each, groups of a core or more")
         sizes, groups = [], []
         for numa in range(numa_nodes):
             mine = (numa + 1) * cores // numa_nodes - numa * cores // numa_nodes
@@ -94,7 +93,7 @@ class Hardware:
 
     @classmethod
     def of(cls, topology: Topology) -> Hardware:
-        """Return what a machine's topology comes to."""
+        """Return the hardware of a machine's topology."""
         return cls(
             tuple(Location(topology.socket_of(gpu.numa), gpu.numa) for gpu in topology.gpus),
             tuple(Location(group.socket, group.numa) for group in topology.groups),
@@ -106,11 +105,8 @@ class Hardware:
 
         :raises ValueError: if there is no such GPU or core group.
         """
-        bits = 0
-        for kind, chosen, count, shift in (
-            ("GPU", gpus, len(self.gpus), 0),
-            ("core group", groups, len(self.groups), len(self.gpus)),
-        ):
+        bits, cards = 0, len(self.gpus)
+        for kind, chosen, count, shift in (("GPU", gpus, cards, 0), ("core group", groups, len(self.groups), cards)):
             for number in chosen:
                 if not 0 <= number < count:
                     raise ValueError(f"there is no {kind} {number} on a node with {count} of them")
@@ -138,18 +134,15 @@ class Hardware:
 
 
 def _domains(hardware: Hardware) -> Iterable[Domain]:
-    """Return sets by level; a NUMA node that spreads over sockets, as with NUMA turned off, is none."""
+    """Return sets by level, without NUMA nodes that spread over sockets, as with NUMA turned off."""
     places = hardware.gpus + hardware.groups
     gpus = (1 << len(hardware.gpus)) - 1
-    sockets_of: dict[int, set[int | None]] = {}
-    for place in places:
-        if place.numa is not None:
-            sockets_of.setdefault(place.numa, set()).add(place.socket)
+    pairs = {(place.numa, place.socket) for place in places}
+    spread = {numa for numa, count in Counter(numa for numa, _ in pairs).items() if count > 1}
     sets: list[tuple[Level, int]] = []
-    for numa in sorted(numa for numa, sockets in sockets_of.items() if len(sockets) == 1):
-        sets.append((Level.NUMA, sum(1 << bit for bit, place in enumerate(places) if place.numa == numa)))
-    for socket in sorted({place.socket for place in places if place.socket is not None}):
-        sets.append((Level.SOCKET, sum(1 << bit for bit, place in enumerate(places) if place.socket == socket)))
+    for level, kind, left_out in ((Level.NUMA, "numa", {None, *spread}), (Level.SOCKET, "socket", {None})):
+        for number in sorted({getattr(place, kind) for place in places} - left_out):
+            sets.append((level, sum(1 << bit for bit, place in enumerate(places) if getattr(place, kind) == number)))
     sets.append((Level.MACHINE, hardware.everything))
     return [Domain(level, mask & gpus, mask & ~gpus) for level, mask in sets]
 
@@ -158,10 +151,9 @@ def _domains(hardware: Hardware) -> Iterable[Domain]:
 class Instance:
     """What holds resources of a node.
 
-    :ivar gpus: the numbers of its GPUs.
-    :ivar core_groups: the numbers of its core groups.
+    :ivar gpus, core_groups: their numbers.
     :ivar started: when, in seconds.
-    :ivar preemptible: whether it may be asked to give way at all.
+    :ivar preemptible: whether it may be preempted at all.
     """
 
     id: str
@@ -222,9 +214,16 @@ class Node:
         object.__setattr__(self, "masks", tuple(masks))
         object.__setattr__(self, "idle", idle)
         order = [number for number, each in enumerate(self.instances) if each.preemptible]
-        order.sort(key=lambda number: (self.instances[number].priority, number))
+        order.sort(key=lambda number: self.instances[number].priority)
         object.__setattr__(self, "order", tuple(order))
         object.__setattr__(self, "ladder", tuple(_rungs(self, order)))
+
+    def without(self, victims: Iterable[int]) -> int:
+        """Return a mask of what is free once some instances, given by their positions, are gone."""
+        free = self.idle
+        for number in victims:
+            free |= self.masks[number]
+        return free
 
     def rungs(self, priority: int) -> tuple[Rung, ...]:
         """Return the ladder up to below a priority: what a preemptor of that priority can free."""
@@ -248,14 +247,13 @@ def _rungs(node: Node, order: Sequence[int]) -> Iterable[Rung]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Preemptor:
-    """Who wants in.
+    """A request for resources.
 
-    :ivar priority: only instances of lower priority give way to it.
-    :ivar gpus: how many GPUs it needs.
-    :ivar cores: how many cores.
-    :ivar affinity: "guaranteed" if it takes nothing less than the closest that the hardware allows, "best-effort" if
-        the closer the better, None if it does not care.
-    :raises ValueError: for an affinity that there is not, or a request for nothing.
+    :ivar priority: only instances of lower priority are preempted for it.
+    :ivar gpus, cores: how many it needs.
+    :ivar affinity: "guaranteed" for nothing less than the closest that the hardware allows, "best-effort" for the
+        closest there is, None if topology does not matter.
+    :raises ValueError: for an unknown affinity, or a request for nothing.
     """
 
     id: str
@@ -268,6 +266,129 @@ class Preemptor:
         if self.affinity not in (None, *AFFINITIES):
             raise ValueError(f"there is no affinity {self.affinity!r}: write {', '.join(AFFINITIES)} or leave it out")
         if min(self.gpus, self.cores) < 0 or self.gpus + self.cores == 0:
-            raise ValueError(
-                f"{self.id} asks for {counted(self.gpus, 'GPU')} and {counted(self.cores, 'core')}: ask for one or more"
-            )
+            asked = f"{counted(self.gpus, 'GPU')} and {counted(self.cores, 'core')}"
+            raise ValueError(f"{self.id} asks for {asked}: ask for one or more")
+
+
+MOST = 1 << 14
+"""Sockets, NUMA nodes, GPUs or cores of one node: more than this is a typing error."""
+
+
+def cluster_from_json(data: Mapping[str, Any]) -> tuple[tuple[Node, ...], Preemptor | None]:
+    """Return nodes, and the preemptor if the data names one.
+
+    :param data: {"hardware": {NAME: HARDWARE}, "nodes": [{"name", "hardware": NAME | HARDWARE | "topology": FLEXTOPO,
+        "instances": [{"id", "priority", "gpus": [0], "core_groups": [0], "started", "preemptible"}]}], "preemptor":
+        {"id", "priority", "gpus": 4, "cores": 32, "affinity"}}, where HARDWARE is {"sockets", "numa_nodes", "gpus",
+        "cores", "group_size"}, all numbers, or {"gpus": [[SOCKET, NUMA], ...], "core_groups": [[SOCKET, NUMA, CORES],
+        ...]}.
+    :raises ValueError: if something is missing, unknown or contradicts itself, saying what and where.
+    """
+    _check(data, "the cluster", {"nodes"}, {"hardware", "preemptor"})
+    described = data.get("hardware", {})
+    if not isinstance(described, Mapping):
+        raise ValueError(f"the cluster's hardware is an object with a name for each kind, not {described!r}")
+    kinds = {name: _hardware(each, f"hardware {name!r}") for name, each in described.items()}
+    nodes = tuple(_node(each, number, kinds) for number, each in enumerate(_list(data["nodes"], "the cluster's nodes")))
+    counts = Counter(node.name for node in nodes)
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        raise ValueError(f"two nodes are named {twice!r}: give each a name of its own")
+    wanted = data.get("preemptor")
+    return nodes, None if wanted is None else _made(Preemptor, wanted, "the preemptor")
+
+
+def _node(data: Any, number: int, kinds: Mapping[str, Hardware]) -> Node:
+    where = f"node {number}"
+    _check(data, where, {"name"}, {"hardware", "topology", "instances"})
+    if ("hardware" in data) == ("topology" in data):
+        raise ValueError(f"{where} needs either hardware or a topology")
+    _name(data["name"], "name", where)
+    kind = data.get("hardware")
+    if "topology" in data:
+        hardware = Hardware.of(from_graph(data["topology"]))
+    elif not isinstance(kind, str):
+        hardware = _hardware(kind, f"the hardware of {where}")
+    elif kind in kinds:
+        hardware = kinds[kind]
+    else:
+        raise ValueError(f"{where} is of hardware {kind!r}, which the cluster does not describe")
+    made = [_made(Instance, each, f"an instance of {where}") for each in _list(data.get("instances", []), where)]
+    if len({each.id for each in made}) < len(made):
+        raise ValueError(f"two instances of {where} have the same id: give each one of its own")
+    return Node(str(data["name"]), hardware, tuple(made))
+
+
+def _hardware(data: Any, where: str) -> Hardware:
+    if isinstance(data, Mapping) and "sockets" in data:
+        _check(data, where, {"sockets", "numa_nodes", "gpus"}, {"cores", "group_size"})
+        for name, value in data.items():
+            if not _whole(value) or value > MOST:
+                raise ValueError(f"the {name} of {where} is a whole number up to {MOST}, not {value!r}")
+        try:
+            return Hardware.regular(**data)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    _check(data, where, {"gpus"}, {"core_groups"})
+    gpus, groups = _list(data["gpus"], where), _list(data.get("core_groups", []), where)
+    sized = all(_is_place(each, 3) and _whole(each[2]) and each[2] > 0 for each in groups)
+    if not sized or not all(_is_place(each, 2) for each in gpus):
+        raise ValueError(
+            f"{where} needs GPUs as [socket, NUMA node] and groups as [socket, NUMA node, cores], "
+            "in whole numbers, null where nobody knows the place"
+        )
+    return Hardware(
+        tuple(Location(*each) for each in gpus),
+        tuple(Location(*each[:2]) for each in groups),
+        tuple(each[2] for each in groups),
+    )
+
+
+def _made(kind: type[Any], data: Any, where: str) -> Any:
+    fields = dataclasses.fields(kind)
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    _check(data, where, needed, {field.name for field in fields} - needed)
+    found = dict(data)
+    for name in ("priority", "gpus", "cores") if kind is Preemptor else ("priority",):
+        if name in found and not _whole(found[name]):
+            raise ValueError(f"the {name} of {where} is a whole number, not {found[name]!r}")
+    _name(found["id"], "id", where)
+    if kind is Instance:
+        started = found.get("started", 0.0)
+        if isinstance(started, bool) or not isinstance(started, int | float) or not math.isfinite(started):
+            raise ValueError(f"the start of {where} is a number of seconds, not {started!r}")
+        if not isinstance(found.get("preemptible", True), bool):
+            raise ValueError(f"preemptible of {where} is true or false, not {found['preemptible']!r}")
+        for name in ("gpus", "core_groups"):
+            numbers = _list(found.get(name, []), where)
+            if not all(_whole(each) for each in numbers) or len(set(numbers)) < len(numbers):
+                raise ValueError(f"the {name} of {where} are a list of numbers, each once, not {numbers!r}")
+            found[name] = tuple(numbers)
+    return kind(**found)
+
+
+def _check(data: Any, where: str, needed: set[str], allowed: set[str]) -> None:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} is an object with {', '.join(sorted(needed))}, not {data!r}")
+    if missing := sorted(needed - set(data)):
+        raise ValueError(f"{where} has no {missing[0]!r}")
+    if unknown := sorted(set(data) - needed - allowed):
+        raise ValueError(f"{where} has no use for {unknown[0]!r}: it takes {', '.join(sorted(needed | allowed))}")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_place(data: Any, length: int) -> bool:
+    return isinstance(data, list | tuple) and len(data) == length and all(p is None or _whole(p) for p in data[:2])
+
+
+def _name(value: Any, field: str, where: str) -> None:
+    if not isinstance(value, str) and not _whole(value):
+        raise ValueError(f"the {field} of {where} is a text, not {value!r}")
+
+
+def _list(data: Any, where: str) -> list[Any]:
+    if not isinstance(data, list | tuple):
+        raise ValueError(f"{where} is to be a list, not {data!r}")
+    return list(data)

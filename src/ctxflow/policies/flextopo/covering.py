@@ -1,26 +1,20 @@
-"""The best candidate by Equation 2 of FlexTopo, found without enumerating the sets of victims.
+"""The best candidate by Equation 2 of FlexTopo, as trying all sets of victims would give, without enumerating them.
 
-It gives what trying all sets would, best-effort included, where Incremental Minimal Preemption may stop at a small
-unaligned set though a larger aligned one scores higher. Pure.
-
-Why it is exact. Whatever set is best frees enough in one *domain* (a NUMA node, a socket, the machine) at its level.
-Within one domain the score is the same but for priorities, so the best set is a cheapest cover of what the request
-lacks there: a knapsack in two dimensions, GPUs and cores, that dynamic programming solves with one best partial set
-for each state (so equal victims cost nothing, and dominated sets are dropped). Priorities count 1 or more, so no
-cover holds a victim too many. Two things of the order among equals are no sums: the highest priority is taken care of
-by allowing only victims up to a limit, the latest start comes last of all. Most domains are never searched: each has a
-bound, from the least limit that suffices and the fractional knapsack, and the search goes from the best bound on until
-none can be better than what was found.
+It is exact: the best set frees enough in one *domain* (a NUMA node, a socket, the machine). Within one, the score is
+the same but for priorities, so the best set is a cheapest cover of what the request lacks there: a knapsack in GPUs and
+cores, solved by dynamic programming over states. Priorities count 1 or more, so no cover holds a victim too many. Two
+terms of the order are no sums: the highest priority is bounded by allowing only victims up to a limit, the latest start
+comes last. Domains are searched from the best bound on (the least limit that suffices, and the fractional knapsack).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from ctxflow.policies.flextopo.alignment import Fit, Fits
-from ctxflow.policies.flextopo.candidates import Rank, Scorer
+from ctxflow.policies.flextopo.candidates import Fit, Fits, Rank, Scorer
 from ctxflow.policies.flextopo.cluster import Domain, Level, Node, Preemptor, Rung
 
 _Item = tuple[int, int, int, float, int]
@@ -32,11 +26,7 @@ _Cover = tuple[int, int, float, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Search:
-    """One domain of one node that could be searched.
-
-    :ivar bound: no candidate in it ranks before this.
-    :ivar among: the victims that are allowed are those inside this mask.
-    """
+    """A domain of a node; no candidate in it ranks before `bound`, and only victims inside the mask `among` count."""
 
     bound: tuple[float, ...]
     domain: Domain
@@ -70,9 +60,7 @@ def best_candidate(
             made += 1
             victims = _cover(node, rungs, search, fit, scorer)
             if victims is not None:
-                free = node.idle
-                for number in victims:
-                    free |= node.masks[number]
+                free = node.without(victims)
                 level = fit.level(free)
                 judged = level if scorer.basis == "allocation" else node.hardware.span(free & ~node.idle)
                 candidate = (scorer.rank([node.instances[n] for n in victims], judged), position, victims, level)
@@ -84,7 +72,7 @@ def best_candidate(
 def _node_bound(
     rungs: Sequence[Rung], fit: Fit, scorer: Scorer, known: dict[tuple[int, int], tuple[float, ...]]
 ) -> tuple[float, ...] | None:
-    """Return no candidate on a node ranks before this; None if there is no candidate on it.
+    """Return a bound that no candidate on a node ranks before; None if there is no candidate on it.
 
     :param known: the bounds of earlier nodes, by the best level and the least highest priority that they allow.
     """
@@ -94,9 +82,7 @@ def _node_bound(
         return None
     if scorer.topology_counts and scorer.basis == "allocation" and not scorer.priorities_weigh:
         aim = level
-    for rung in rungs:
-        if fit.level(rung.free) >= aim:
-            break
+    rung = next(rung for rung in rungs if fit.level(rung.free) >= aim)
     key = level, rung.priority
     bound = known.get(key)
     if bound is None:
@@ -107,7 +93,7 @@ def _node_bound(
 
 
 def _searches(node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> Iterable[_Search]:
-    """Return what is to be searched on a node: where room is needed, and among whom."""
+    """Yield what to search on a node: where room is needed, and among which victims."""
     required = fit.required
     domains = [domain for domain in fit.domains if domain.level >= required]
     everything = node.hardware.everything
@@ -128,10 +114,9 @@ def _searches(node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> It
 def _bound(
     node: Node, rungs: Sequence[Rung], level: Level, domain: Domain, limit: Rung, fit: Fit, scorer: Scorer
 ) -> tuple[float, ...]:
-    """Return what no cover of a domain ranks before: each of the order's terms is at its least.
+    """Return a bound that no cover of a domain ranks before: each of the order's terms at its least.
 
-    The sum is that of the fractional knapsack in GPUs alone, where the victims of each priority are as wide as the
-    widest of them.
+    The sum is that of the fractional knapsack in GPUs alone, the victims of each priority as wide as their widest.
 
     :param rungs: of the victims that are allowed.
     :param limit: the rung from which on there is a cover.
@@ -160,13 +145,8 @@ def _bound(
 
 def _latest(rung: Rung, domain: Domain, count: int) -> float:
     """Return the latest start that so many victims of a priority in a domain can all have."""
-    inside = domain.gpus | domain.groups
-    for start, mask in rung.members:
-        if mask & inside:
-            count -= 1
-            if not count:
-                return start
-    return math.inf
+    inside = (start for start, mask in rung.members if mask & (domain.gpus | domain.groups))
+    return next(itertools.islice(inside, count - 1, None), math.inf)
 
 
 def _cover(node: Node, rungs: Sequence[Rung], search: _Search, fit: Fit, scorer: Scorer) -> tuple[int, ...] | None:

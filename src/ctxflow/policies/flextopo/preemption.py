@@ -1,8 +1,7 @@
-"""Where a preemptor goes and who gives way for it there: `decide`, and the preemption policies of a live run.
+"""Where a preemptor goes and whom it preempts there: `decide` (FlexTopo's Algorithm 1), and the live run's policies.
 
-`decide` is the pipeline of FlexTopo (Algorithm 1), on data: candidates are sourced on every node, scored, and the best
-one is taken. In a live run an instance is a worker of this run, of the priority of what it does; GPUs that somebody
-else uses belong to instances that do not give way.
+In a live run an instance is a worker of this run, of the priority of what it does; GPUs that somebody else uses belong
+to instances that are not preemptible.
 """
 
 from __future__ import annotations
@@ -11,8 +10,17 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ctxflow.policies.flextopo.alignment import Fits, allocate
-from ctxflow.policies.flextopo.candidates import Basis, Rank, Scorer, Scoring, feasible_sets, minimal_sets, reprieve
+from ctxflow.policies.flextopo.candidates import (
+    Basis,
+    Fits,
+    Rank,
+    Scorer,
+    Scoring,
+    allocate,
+    feasible_sets,
+    minimal_sets,
+    reprieve,
+)
 from ctxflow.policies.flextopo.cluster import Affinity, Hardware, Instance, Level, Node, Preemptor
 from ctxflow.policies.flextopo.covering import best_candidate
 from ctxflow.policies.protocols import PlaceRequest, Room, View
@@ -28,12 +36,10 @@ class Decision:
     """What was decided.
 
     :ivar node: where the preemptor goes.
-    :ivar victims: the ids of who gives way; none if there was room.
-    :ivar level: how close together the preemptor's resources will be.
-    :ivar target: the closest that the node's hardware allows.
+    :ivar victims: the ids of the instances to preempt; none if there was room.
+    :ivar level: how close together the preemptor's resources will be; `target`, the closest that the hardware allows.
     :ivar score: Equation 1, None without victims.
-    :ivar gpus: the numbers of the GPUs that it gets, neighbours beside each other.
-    :ivar core_groups: the numbers of its core groups.
+    :ivar gpus, core_groups: the numbers that it gets, neighbours beside each other.
     :ivar checks: how many feasibility checks were made; by the exact method, searches for a cover.
     """
 
@@ -68,7 +74,7 @@ def decide(
     :param method: "standard" (knows no topology), "imp" (the smallest feasible sets of each node), "exhaustive" (all
         feasible sets) or "exact" (the best of all feasible sets, without trying them all).
     :param scoring: alpha and what topology is judged on; not asked by the standard method.
-    :returns: None if it fits nowhere, whoever gives way.
+    :returns: None if it fits nowhere, whichever victims are preempted.
     :raises ValueError: for an unknown method, or if too many sets would have to be tried.
 
     >>> from ctxflow.policies.flextopo.cluster import Hardware, Instance, Preemptor
@@ -128,10 +134,7 @@ def _enumerated(
         for victims, level in sets:
             judged = level
             if scorer.basis == "victims":
-                freed = 0
-                for number in victims:
-                    freed |= node.masks[number]
-                judged = node.hardware.span(freed)
+                judged = node.hardware.span(node.without(victims) & ~node.idle)
             candidate = (scorer.rank([node.instances[n] for n in victims], judged), position, victims, level)
             if best is None or candidate[:3] < best[:3]:
                 best = candidate
@@ -139,9 +142,7 @@ def _enumerated(
 
 
 def _decision(node: Node, fits: Fits, victims: Sequence[int], score: float | None, checks: int) -> Decision:
-    fit, free = fits[node], node.idle
-    for number in victims:
-        free |= node.masks[number]
+    fit, free = fits[node], node.without(victims)
     got = allocate(fit, free)
     assert got is not None, "a set of victims was chosen that makes no room"
     names = tuple(node.instances[number].id for number in victims)
@@ -153,8 +154,7 @@ class _Selecting:
 
     :param alpha: how much priorities weigh against topology, from 0 to 1.
     :param basis: what topology is judged on, "allocation" or "victims".
-    :param patience: seconds that the batch system may take to give the GPUs that were made free, before they are
-        taken to be somebody else's.
+    :param patience: seconds that the batch system may take to give freed GPUs, before they count as somebody else's.
     :param grace: seconds that victims may take to finish what they run.
     :param idle: seconds without work after which the worker that took their place is given back.
     """
@@ -231,7 +231,7 @@ def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
 
 
 def _topology(machine: MachineView, workers: Iterable[WorkerView]) -> Topology:
-    """Return the machine's topology; where the batch system does not know where a GPU is, a worker's report may."""
+    """Return the machine's topology; a worker's report may say where a GPU is if the batch system does not."""
     told = machine.topology
     if all(gpu.numa is not None for gpu in told.gpus):
         return told
@@ -255,7 +255,7 @@ def _places(topology: Topology, names: Iterable[str]) -> set[int]:
 
 
 def _instance(view: View, worker: WorkerView, gpus: set[int], floor: int) -> Instance:
-    ours = worker.acquired or worker.pin is not None  # One that was started by hand is nobody's to give back.
+    ours = worker.acquired or worker.pin is not None  # One that was started by hand is not ours to give back.
     leaving = worker.draining or worker.noticed is not None
     return Instance(
         worker.id, _priority(view, worker, floor), tuple(sorted(gpus)), (), worker.joined, ours and not leaving
@@ -263,7 +263,7 @@ def _instance(view: View, worker: WorkerView, gpus: set[int], floor: int) -> Ins
 
 
 def _priority(view: View, worker: WorkerView, floor: int) -> int:
-    """Return that of the most urgent work it does or gets ready for; `floor` if it does nothing."""
+    """Return the highest priority of the work that a worker does or gets ready for; `floor` if it does nothing."""
     building = {held.context for held in worker.contexts.values() if held.state in ("staging", "loading")}
     doing = [view.apps[attempt.app].priority for attempt in worker.running.values()]
     doing += [app.priority for app in view.apps.values() if app.context in building and app.backlog]

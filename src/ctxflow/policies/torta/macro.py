@@ -1,22 +1,25 @@
-"""TORTA's macro layer: which share of each region's demand goes where, once a slot.
+"""TORTA's macro layer: which share of each region's demand goes where, once a slot (the algorithms: `transport`).
 
-First its one interface, `Allocate`, and the forms that need no training (the algorithms are in `transport`, the trained
-form in `networks`); then the layer on a live view. There demand and capacity are seconds of work: what is queued and
-what is forecast for the slot, beside the slots of each region's workers. All items come from the driver's region.
+First its one interface, `Allocate`, its forms, and the layer on a live view, where demand and capacity are seconds of
+work and all items come from the driver's region; then the trained form (section V-B2), with numpy alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.resources
+import json
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from ctxflow.errors import CtxflowError
 from ctxflow.policies.protocols import View
-from ctxflow.policies.torta.networks import ByNetworks, read
-from ctxflow.policies.torta.outlook import Outlook
-from ctxflow.policies.torta.quantities import Floats, Ints, amounts, prices, shares_of
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, Outlook, amounts, prices, shares_of
 from ctxflow.policies.torta.transport import capped, costs, fallback, lookahead, needs_scipy
 from ctxflow.policies.views import RegionView
 
@@ -37,8 +40,6 @@ class Allocate(Protocol):
 
 def by_transport(demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
     """Return optimal transport of the first slot's demand, with capacity as an upper bound.
-
-    What was before does not count.
 
     Where one region alone has demand, as in a live run, it fills the cheapest regions first, without a solver.
 
@@ -64,9 +65,7 @@ def _from_one(demand: Floats, capacity: Floats, costs: Floats, origins: Ints) ->
 
 
 def by_lookahead(demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
-    """Return transport over all slots of the forecast.
-
-    A unit by which a region's inflow rises costs as much as the dearest.
+    """Return transport over all slots of the forecast; a unit of rising inflow costs as much as the dearest.
 
     >>> stay = np.array([[1.0, 0.0], [1.0, 0.0]])
     >>> by_lookahead(np.array([[8.0, 0.0]]), np.array([9.0, 9.0]), np.array([[0.2, 0.1], [0.3, 0.1]]), stay)[0]
@@ -79,17 +78,13 @@ def by_lookahead(demand: Floats, capacity: Floats, costs: Floats, previous: Floa
     )
 
 
-FORMS: dict[str, Allocate] = {
-    "transport": by_transport,
-    "lookahead": by_lookahead,
-}
-"""The forms that can be chosen by name, beside "trained", which reads its networks from the package."""
+FORMS: dict[str, Allocate] = {"transport": by_transport, "lookahead": by_lookahead}
 
 
 def form(name: str) -> Allocate:
-    """Return a form by its name.
+    """Return a form by its name: one of `FORMS`, or "trained", which reads its networks from the package.
 
-    :raises ValueError: for one that there is not.
+    :raises ValueError: for an unknown one.
     :raises CtxflowError: for "trained" without networks.
     :raises ModuleNotFoundError: if it needs a package that is not installed, saying what to install.
     """
@@ -102,18 +97,12 @@ def form(name: str) -> Allocate:
     return FORMS[name]
 
 
-CALL_BYTES = 1e6
-"""What a call sends and gets back, to weigh bandwidth: a megabyte."""
-HORIZON = 4
-"""Slots that the look-ahead looks at."""
+CALL_BYTES = 1e6  # Of a call's way there and back.
+HORIZON = 4  # Slots of the look-ahead.
 
 
 class Macro:
-    """The shares of regions, kept for a slot.
-
-    :param allocate: who divides.
-    :param slot_seconds: how long a division holds; a region that comes or goes has it made anew.
-    """
+    """The shares of regions, kept for a slot, or until a region comes or goes."""
 
     def __init__(self, allocate: Allocate, slot_seconds: float) -> None:
         self._allocate = allocate
@@ -127,8 +116,7 @@ class Macro:
     def shares(self, view: View, outlook: Outlook) -> Mapping[str, float] | None:
         """Return region -> share of the work; None where it may go anywhere.
 
-        It may go anywhere with one region, while nobody knows how long items take, and while there is as much to do as
-        all regions together can: nothing is held back then, since every worker is wanted.
+        That is with one region, while an app's speed is unknown, and while every worker of all regions is needed.
         """
         if len(view.regions) < 2:
             return None
@@ -144,7 +132,7 @@ class Macro:
         return self._shares is not None
 
     def next_region(self) -> str | None:
-        """Return the region that the next call goes to, by who got least of its share in this slot."""
+        """Return the region of the next call: the one that got least of its share in this slot."""
         if self._shares is None:
             return None
         total = sum(self._given.values()) + 1
@@ -171,11 +159,9 @@ class Macro:
 
 
 def work_seconds(view: View, outlook: Outlook, slot_seconds: float) -> Floats | None:
-    """Return (HORIZON,) seconds of work of the coming slots.
+    """Return (HORIZON,) seconds of work of the coming slots, None where an app's speed is unknown.
 
     What is queued counts in the first, what is forecast in each.
-
-    :returns: None where nobody knows how long an app's items take.
     """
     queued = coming = 0.0
     forecast = view.forecast or {}
@@ -194,14 +180,14 @@ def work_seconds(view: View, outlook: Outlook, slot_seconds: float) -> Floats | 
 
 
 def region_costs(regions: Sequence[RegionView]) -> Floats:
-    """Return (R, R) what work of a region costs in another; what the site does not say is dearer than what it says."""
+    """Return (R, R) what work of a region costs in another; what the site does not say is above what it says."""
     network = np.array([[_seconds(origin, target) for target in regions] for origin in regions])
     power = np.array([math.nan if region.power_price is None else region.power_price for region in regions])
     return costs(power, network)
 
 
 def _seconds(origin: RegionView, target: RegionView) -> float:
-    """Return what a call's way between two regions takes, NaN if the site does not say."""
+    """Return the seconds of a call's way between two regions, NaN if the site does not say."""
     if origin.name == target.name:
         return 0.0
     latency, bandwidth = origin.latency.get(target.name), origin.bandwidth.get(target.name)
@@ -218,3 +204,171 @@ def _valid(matrix: Floats, capacity: Floats, prices: Floats) -> Floats:
     if fine and np.allclose(given.sum(axis=1), 1.0, atol=1e-6):
         return np.maximum(given, 0.0)
     return np.asarray(np.eye(regions)[fallback(amounts(capacity), prices)], dtype=np.float64)
+
+
+SHIPPED = "networks.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """A perceptron: linear layers with ReLU between them.
+
+    :ivar weights: (in, out) of each layer. :ivar biases: (out,) of each.
+    """
+
+    weights: tuple[Floats, ...]
+    biases: tuple[Floats, ...]
+
+    def __call__(self, values: Floats) -> Floats:
+        """Return (..., in) to (..., out).
+
+        >>> Layers((np.eye(2), np.ones((2, 1))), (np.zeros(2), np.zeros(1)))(np.array([3.0, -1.0])).tolist()
+        [3.0]
+        """
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            values = values @ weight + bias
+            if number < len(self.weights) - 1:
+                values = np.maximum(values, 0.0)
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+    """The trained networks: of the demand (predictor) and of the allocation (body, head), and how they were trained."""
+
+    predictor: Layers
+    body: Layers
+    head: Layers
+    about: dict[str, object] = dataclasses.field(default_factory=dict)
+
+
+def read(path: Path | None = None) -> Networks:
+    """Read networks, by default those that come with ctxflow; raise CtxflowError if they are missing or damaged."""
+    source = path or importlib.resources.files("ctxflow.policies.torta").joinpath(SHIPPED)
+    try:
+        with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            about = json.loads(arrays["about"].tobytes().decode())
+            predictor, body, head = (_layers(arrays, name) for name in ("predictor", "body", "head"))
+            return Networks(predictor, body, head, about)
+    except FileNotFoundError:
+        raise CtxflowError(f"there are no trained networks at {source}: `ctxflow train torta` writes them") from None
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise CtxflowError(f"{source} holds no networks of `ctxflow train torta` ({error})") from None
+
+
+def _layers(arrays: np.lib.npyio.NpzFile, name: str) -> Layers:
+    count = sum(1 for key in arrays.files if key.startswith(f"{name}.") and key.endswith(".weight"))
+    if not count:
+        raise KeyError(name)
+    found = ([arrays[f"{name}.{n}.{what}"].astype(np.float64) for n in range(count)] for what in ("weight", "bias"))
+    weights, biases = found
+    return Layers(tuple(weights), tuple(biases))
+
+
+FEATURES = 14
+LEAST = 1e-4  # Of transport's share in a column that is there, so that a pull can reach it.
+MOST_PULL = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotState:
+    """What is known before a slot: arrays of one decision, or of several (...).
+
+    :ivar demand: (..., R) tasks of the slot. :ivar ahead: (..., H, R) those expected after it.
+    :ivar capacity: (..., R) tasks that a region could do in a slot; 0 for one that has vanished.
+    :ivar room: (..., R) what a plan may use of it. :ivar waiting: (..., R) tasks. :ivar price: (..., R) of power.
+    :ivar active: (..., R) tasks that the active servers could do.
+    :ivar transport: (..., R, R) P*. :ivar before: (..., R, R) A_{t-1}.
+    """
+
+    demand: Floats
+    ahead: Floats
+    capacity: Floats
+    room: Floats
+    waiting: Floats
+    active: Floats
+    price: Floats
+    transport: Floats
+    before: Floats
+
+
+def features(seen: SlotState) -> Floats:
+    """Return (..., R, FEATURES) of each region, all without units."""
+    mean = seen.capacity.mean(axis=-1, keepdims=True) + 1e-9
+    own = seen.capacity + 0.1 * mean
+    planned = np.einsum("...i,...ij->...j", seen.demand, seen.transport)
+    kept = np.einsum("...i,...ij->...j", seen.demand, seen.before)
+    later = seen.ahead.max(axis=-2)
+    apart = np.sqrt(((seen.transport - seen.before) ** 2).sum(axis=-1))
+    home = (np.diagonal(each, axis1=-2, axis2=-1) for each in (seen.transport, seen.before))
+    price = seen.price / (seen.price.mean(axis=-1, keepdims=True) + 1e-9) - 1.0
+    columns = (
+        seen.demand / mean, later / mean, seen.capacity / mean, seen.room / own, seen.waiting / own, seen.active / own,
+        planned / own, kept / own, apart, price, (later - seen.demand) / mean, np.broadcast_to(
+            (seen.demand.sum(axis=-1) / (seen.capacity.sum(axis=-1) + 1e-9))[..., None], apart.shape
+        ), *home,
+    )  # fmt: skip
+    return np.asarray(np.clip(np.nan_to_num(np.stack(columns, axis=-1)), -5.0, 5.0), dtype=np.float64)
+
+
+def outputs(networks: Networks, seen: SlotState) -> Floats:
+    """Return (..., R, 2) the gate and the pull of each region, before `allocated` bounds them."""
+    hidden = np.maximum(networks.body(features(seen)), 0.0)
+    pooled = np.broadcast_to(hidden.mean(axis=-2, keepdims=True), hidden.shape)
+    return networks.head(np.concatenate([hidden, pooled], axis=-1))
+
+
+def allocated(decided: Floats, seen: SlotState) -> Floats:
+    """Return (..., R, R) A_t from gates and pulls (..., R, 2).
+
+    Rows are on the simplex, 0 for a region without capacity while another has some; what is not a number is a gate
+    wide open and no pull, which is transport.
+    """
+    gate = 1.0 / (1.0 + np.exp(-np.clip(np.nan_to_num(decided[..., 0], nan=50.0), -50.0, 50.0)))
+    pull = MOST_PULL * np.tanh(np.nan_to_num(decided[..., 1]))
+    alive = amounts(seen.capacity) > 0
+    alive = np.where(alive.any(axis=-1, keepdims=True), alive, True)[..., None, :]
+    aim = on_simplex((seen.transport + LEAST) * np.exp(pull)[..., None, :], alive)
+    kept = on_simplex(seen.before, alive, aim)
+    return np.asarray((1 - gate[..., None]) * kept + gate[..., None] * aim, dtype=np.float64)
+
+
+def on_simplex(rows: Floats, alive: Bools, otherwise: Floats | None = None) -> Floats:
+    """Return rows without dead columns, scaled to one; an empty row is even, or as in `otherwise`."""
+    masked = np.where(alive, amounts(rows), 0.0)
+    sums = masked.sum(axis=-1, keepdims=True)
+    even = np.broadcast_to(alive / alive.sum(axis=-1, keepdims=True), masked.shape)
+    instead = even if otherwise is None else otherwise
+    return np.where(sums > 0, masked / np.where(sums > 0, sums, 1.0), instead)
+
+
+def allocate(networks: Networks, seen: SlotState) -> Floats:
+    """Return (..., R, R) A_t, as the policy decides."""
+    return allocated(outputs(networks, seen), seen)
+
+
+MOST = 0.6  # The share of a region's capacity that transport fills, as in training.
+
+
+@dataclasses.dataclass(frozen=True)
+class ByNetworks:
+    """The trained policy as a form of the macro layer; queues are in the demand, and all capacity counts as active.
+
+    It says how far to go from the last allocation towards optimal transport P*. The paper's network has an output for
+    each pair of regions of one topology; ours sees one region at a time, and the mean of all, and so serves any number.
+    For each it gives a *gate*, how far its row moves, and a *pull*, how much more its column takes than in P*:
+
+        A_t[i] = (1 - gate_i) A_{t-1}[i] + gate_i softmax_j(log P*_t[i, j] + pull_j)
+    """
+
+    networks: Networks
+
+    def __call__(self, demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
+        """Return the shares of the first slot: (R, R), rows on the simplex."""
+        wanted, possible, dear = amounts(np.atleast_2d(demand)), amounts(capacity), prices(costs)
+        transport = capped(wanted.mean(axis=0), MOST * possible, dear)
+        nothing, price = np.zeros(len(possible)), dear.mean(axis=0)
+        before = transport if previous is None else amounts(previous)
+        ahead = wanted[1:] if len(wanted) > 1 else wanted
+        seen = SlotState(wanted[0], ahead, possible, MOST * possible, nothing, possible, price, transport, before)
+        return allocate(self.networks, seen)

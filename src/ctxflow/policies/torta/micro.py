@@ -1,30 +1,124 @@
-"""TORTA's micro layer: which task goes to which server of a region (section V-C2 and Algorithm 1).
+"""TORTA's micro layer: which task goes to which server of a region (section V-C2, Algorithm 1), on arrays.
 
-Greedy matching: tasks are taken in the order of urgency; each goes to the server of the highest score (`scores`) that
-has a place left, and that server's load is counted up. A task that finds no place waits in the buffer. Then local
-search (section IV), by moves of one task and exchanges of two, which makes one number larger, `objective`: the sum of
-the tasks' fits, and of each server's load the integral of Eq. 9, so that the gain of one more task is the load term
-that the greedy matching saw.
-
-And both on a live view: Eq. 8 sees the speed of a worker's GPU model, as measured; Eq. 9 what it runs; Eq. 10 what it
-ran lately, so that work gathers on few workers, and others rest and may go.
+First the scores of tasks on servers (Eqs. 7 to 10); then greedy matching, each task in the order of urgency to the
+server of the highest score with a place left; then local search (section IV) by moves and exchanges.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.torta.outlook import Outlook
 from ctxflow.policies.torta.quantities import Bools, Floats, Ints, Recent, Servers, Tasks, amounts
-from ctxflow.policies.torta.scores import Weights, fit, load
-from ctxflow.policies.views import AppView, WorkerView
 
-NOWHERE = -1
-"""In a matching: the task found no place."""
+MISMATCH = 0.5  # Eq. 8's Type_match where the architecture is not the right one.
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The weights of Eqs. 7 and 10. The paper prints none of them; these are ours.
+
+    :ivar hardware, load, locality: w1, w2, w3.
+    :ivar same_model: w_m, of the same model. :ivar similar_input: w_c, of the cosine of two inputs.
+    :ivar forgetting: lambda, per second.
+    """
+
+    hardware: float = 1.0
+    load: float = 1.0
+    locality: float = 1.0
+    same_model: float = 1.0
+    similar_input: float = 0.0
+    forgetting: float = 1 / 300
+
+
+def fit(tasks: Tasks, servers: Servers, recent: Recent | None, now: float, weights: Weights | None = None) -> Floats:
+    """Compute Eq. 7, w1 * hardware + w2 * load + w3 * locality, without its load term: (N, S), finite.
+
+    The load term alone changes while tasks are assigned.
+
+    :param recent: None if nothing has run yet.
+    :param now: seconds, on the clock of `recent`.
+    """
+    chosen = weights or Weights()
+    score = chosen.hardware * hardware(tasks, servers)
+    if recent is not None and len(recent.server) and chosen.locality:
+        score += chosen.locality * locality(tasks, recent, len(servers.compute), now, chosen)
+    return score
+
+
+def hardware(tasks: Tasks, servers: Servers) -> Floats:
+    """Compute Eq. 8: (N, S) between 0 and 1; 1 for a task that asks for nothing.
+
+    >>> figures = (np.array([x]) for x in (50.0, 24.0, 4.0, 0.0, 0.0))
+    >>> servers = Servers(*figures, np.array([4]), np.array([[True, False]]))
+    >>> asked = np.array([100.0, 25.0])
+    >>> tasks = Tasks(asked, np.array([12.0, 48.0]), np.array([0, 1]), np.zeros(2, int), asked, asked)
+    >>> hardware(tasks, servers).tolist()
+    [[0.5], [0.25]]
+    """
+    score = _covered(servers.compute, tasks.compute) * _covered(servers.memory, tasks.memory)
+    score *= np.where(servers.suits.T[tasks.kind], 1.0, MISMATCH)
+    return score
+
+
+def _covered(offered: Floats, asked: Floats) -> Floats:
+    """Return min(1, offered / asked) for each pair."""
+    there, wanted = amounts(offered)[None, :], amounts(asked)[:, None]
+    enough = there >= wanted
+    return np.asarray(np.where(enough, 1.0, there / np.where(enough, 1.0, wanted)), dtype=np.float64)
+
+
+def load(held: Floats, capacity: Floats) -> Floats:
+    """Compute Eq. 9: exp(-(utilisation + queue) / capacity), with both in tasks; a server without capacity scores 0.
+
+    :param held: (S,) work under way and tasks that wait.
+
+    >>> load(np.array([0.0, 1.0, 1.0]), np.array([2.0, 2.0, 0.0])).round(3).tolist()
+    [1.0, 0.607, 0.0]
+    """
+    room = amounts(capacity)
+    ratio = np.divide(amounts(held), room, out=np.full(len(room), np.inf), where=room > 0)
+    return np.asarray(np.exp(-ratio), dtype=np.float64)
+
+
+def locality(tasks: Tasks, recent: Recent, servers: int, now: float, weights: Weights | None = None) -> Floats:
+    """Compute Eq. 10: (N, S), the similarity of each task to what each server ran lately, by age.
+
+    As printed it is a sum, so what counts as recent is the caller's choice; a time in the future counts as now.
+    Similarity is linear in an input of length one, so a server's inputs are summed before they are compared.
+
+    :param servers: how many there are.
+
+    >>> recent = Recent(np.array([1, 1]), np.array([7, 8]), np.array([0.0, 0.0]))
+    >>> one = np.ones(1)
+    >>> locality(Tasks(one, one, np.array([0]), np.array([7]), one, one), recent, 2, 0.0).tolist()
+    [[0.0, 1.0]]
+    """
+    chosen = weights or Weights()
+    fresh = np.exp(-chosen.forgetting * amounts(now - recent.time))
+    models, number = np.unique(np.concatenate([recent.model, tasks.model]), return_inverse=True)
+    held = np.zeros((len(models), servers))
+    np.add.at(held, (number[: len(recent.model)], recent.server), fresh)
+    score = chosen.same_model * held[number[len(recent.model) :]]
+    if chosen.similar_input and tasks.embedding is not None and recent.embedding is not None:
+        inputs = np.zeros((servers, recent.embedding.shape[1]))
+        np.add.at(inputs, recent.server, _unit(recent.embedding) * fresh[:, None])
+        score += chosen.similar_input * (_unit(tasks.embedding) @ inputs.T)
+    return np.asarray(score, dtype=np.float64)
+
+
+def _unit(vectors: Floats) -> Floats:
+    """Return the vectors with length one each; zero for those that are zero or not finite."""
+    known = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
+    largest = np.abs(known).max(axis=1, keepdims=True, initial=0.0)
+    scaled = np.divide(known, largest, out=np.zeros_like(known), where=largest > 0)
+    length = np.linalg.norm(scaled, axis=1, keepdims=True)
+    return np.asarray(np.divide(scaled, length, out=scaled, where=length > 0), dtype=np.float64)
+
+
+NOWHERE = -1  # In a matching: the task waits.
 
 
 def by_urgency(tasks: Tasks) -> Ints:
@@ -41,10 +135,10 @@ def by_urgency(tasks: Tasks) -> Ints:
 def match(fit: Floats, tasks: Tasks, servers: Servers, load_weight: float = 1.0, allowed: Bools | None = None) -> Ints:
     """Return (N,) the server of each task, `NOWHERE` for those that wait.
 
-    Guarantees: no server gets more tasks than it has places, nor one that it is not allowed; a task waits only if
-    no server that it is allowed on had a place left when its turn came.
+    Guarantees: no server gets more tasks than it has places, nor one that is not allowed there; a task waits only if
+    no server where it is allowed had a place left at its turn.
 
-    :param fit: (N, S) `scores.fit`; what is not a number is the worst there can be, and still a place.
+    :param fit: (N, S) of `fit`; what is not a number ranks last.
     :param load_weight: w2 of Eq. 7.
     :param allowed: (N, S) where a task may run at all, None for anywhere.
 
@@ -97,7 +191,10 @@ WORTHWHILE = 1e-9  # Gains under this are rounding.
 
 
 def objective(fit: Floats, where: Ints, tasks: Tasks, servers: Servers, load_weight: float = 1.0) -> float:
-    """Return what the local search makes larger, for a matching.
+    """Compute what the local search maximizes for a matching.
+
+    It is the sum of the tasks' fits and, for each server, the integral of Eq. 9 over its load, so that the gain of one
+    more task is the load term of the greedy matching.
 
     >>> one = np.ones(1)
     >>> servers = Servers(one, one, one, 0 * one, 0 * one, np.array([1]), np.ones((1, 1), bool))
@@ -117,13 +214,13 @@ def improve(
     allowed: Bools | None = None,
     rounds: int = 4,
 ) -> Ints:
-    """Return a matching that is at least as good; what waits still waits.
+    """Return a matching that is at least as good; tasks that wait still wait.
 
     Guarantees: `objective` is not lower; no server gets more tasks than it has places, if none did before, nor a
-    task that it is not allowed. In a round each server takes part in one move or exchange at most.
+    task that is not allowed there. In a round each server takes part in one move or exchange at most.
 
-    :param where: (N,) the matching, of `matching.match`; it is not changed.
-    :param rounds: at most so many; 0 gives the matching back.
+    :param where: (N,) the matching, of `match`; it is not changed.
+    :param rounds: the most; 0 returns the matching as it is.
 
     >>> one, two = np.ones(1), np.ones(2)
     >>> servers = Servers(two, two, two, 0 * two, 0 * two, np.array([1, 1]), np.ones((2, 1), bool))
@@ -159,7 +256,7 @@ class _Search:
         return fits + float(self._worth(np.arange(len(self.capacity)), self.held).sum())
 
     def _worth(self, servers: Ints, held: Floats) -> Floats:
-        """Return the integral of the load term from no load to this one, in loads of a mean task."""
+        """Return the integral of the load term from no load to this, in loads of a mean task."""
         room = self.capacity[servers]
         return np.asarray(self.weight * room * (1 - load(held, room)) / self.unit, dtype=np.float64)
 
@@ -184,10 +281,7 @@ class _Search:
         return bool(touched)
 
     def _candidates(self, best: Floats, present: Ints) -> list[tuple[int, int, bool]]:
-        """Return the most promising exchange and move of each server, the best ones first.
-
-        Each is (from, to, whether both ways).
-        """
+        """Return the most promising move and exchange of each server, best first: (from, to, whether both ways)."""
         row = np.arange(len(present))
         steps: list[tuple[float, int, int, bool]] = []
         slope = self.weight * load(self.held, self.capacity)
@@ -207,7 +301,7 @@ class _Search:
         return int(group[(self.fit[group, target] - self.fit[group, source]).argmax()])
 
     def _change(self, source: int, target: int, there: int, back: int | None) -> bool:
-        """Do it if the objective gains; whether it did."""
+        """Carry out a move or exchange if the objective gains; return whether it did."""
         moved = self.sizes[there] - (self.sizes[back] if back is not None else 0.0)
         gain = self.fit[there, target] - self.fit[there, source]
         if back is not None:
@@ -224,102 +318,3 @@ class _Search:
         else:
             self.where[back] = source
         return True
-
-
-CROWDED = 0.1
-"""What each context that a worker holds counts against loading another there: it may have to go."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """A call that waits.
-
-    :ivar where: the workers that may take it, at least one.
-    """
-
-    app: AppView
-    where: Sequence[WorkerView]
-
-
-def given_out(
-    wishes: Sequence[Wish], now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], search: int
-) -> list[tuple[Wish, WorkerView]]:
-    """Return which worker takes which call; what finds no place is left out.
-
-    Guarantees: a worker takes no more calls than it has free slots, and only such as may go there.
-
-    :param wishes: in the order of urgency.
-    :param recent: worker -> context -> when a call of it was last given there.
-    :param search: rounds of local search.
-    """
-    if len(wishes) == 1:
-        return [(wishes[0], _best(wishes[0], now, outlook, recent))]
-    groups = {id(wish.where): wish.where for wish in wishes}
-    workers = list({worker.id: worker for where in groups.values() for worker in where}.values())
-    if not workers:
-        return []
-    column = {worker.id: number for number, worker in enumerate(workers)}
-    contexts = {context: number for number, context in enumerate({wish.app.context: None for wish in wishes})}
-    allowed = np.zeros((len(wishes), len(workers)), dtype=bool)
-    columns = {key: [column[worker.id] for worker in where] for key, where in groups.items()}
-    for row, wish in enumerate(wishes):
-        allowed[row, columns[id(wish.where)]] = True
-    tasks, servers = _tasks(wishes, contexts), _servers(workers, outlook)
-    score = fit(tasks, servers, _recent(workers, contexts, recent), now)
-    score -= CROWDED * np.array([[len(worker.contexts) for worker in workers]])
-    where = match(score, tasks, servers, allowed=allowed)
-    where = improve(score, where, tasks, servers, allowed=allowed, rounds=search)
-    return [(wish, workers[number]) for wish, number in zip(wishes, where.tolist(), strict=True) if number != NOWHERE]
-
-
-def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]) -> WorkerView:
-    """Return the worker of one call alone: the same scores, without the arrays."""
-    weights, context = Weights(), wish.app.context
-
-    def score(worker: WorkerView) -> float:
-        held, had = worker.contexts.get(context), recent.get(worker.id, {}).get(context, -math.inf)
-        had = had if held is None else max(had, held.last_used)
-        locality = weights.same_model * math.exp(-weights.forgetting * max(0.0, now - had))
-        free = math.exp(-(worker.slots - worker.free_slots) / worker.slots)
-        hardware = weights.hardware * outlook.speed(worker.gpu_model)
-        return hardware + weights.load * free + weights.locality * locality - CROWDED * len(worker.contexts)
-
-    return max(wish.where, key=score)
-
-
-def _tasks(wishes: Sequence[Wish], contexts: Mapping[str, int]) -> Tasks:
-    count = len(wishes)
-    model = np.array([contexts[wish.app.context] for wish in wishes], dtype=np.int64)
-    # Each asks for the fastest GPU; how urgent it is, is its place.
-    nothing, place = np.zeros(count), np.arange(count, dtype=np.float64)
-    return Tasks(np.ones(count), nothing, np.zeros(count, dtype=np.int64), model, place, nothing)
-
-
-def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
-    def each(values: Sequence[float]) -> Floats:
-        return np.array(values, dtype=np.float64)
-
-    return Servers(
-        compute=each([outlook.speed(worker.gpu_model) for worker in workers]),
-        memory=np.zeros(len(workers)),
-        capacity=each([worker.slots for worker in workers]),
-        used=each([worker.slots - worker.free_slots for worker in workers]),
-        queue=np.zeros(len(workers)),
-        places=np.array([worker.free_slots for worker in workers], dtype=np.int64),
-        suits=np.ones((len(workers), 1), dtype=bool),
-    )
-
-
-def _recent(
-    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]]
-) -> Recent:
-    """Return what each worker holds, by when it was used, and what it had."""
-    ran: list[tuple[int, int, float]] = []
-    for number, worker in enumerate(workers):
-        times = {**recent.get(worker.id, {})}
-        for context, held in worker.contexts.items():
-            times[context] = max(held.last_used, times.get(context, -math.inf))
-        ran += [(number, contexts[context], time) for context, time in times.items() if context in contexts]
-    columns = zip(*ran, strict=True) if ran else ((), (), ())
-    server, model, time = (list(column) for column in columns)
-    return Recent(np.array(server, dtype=np.int64), np.array(model, dtype=np.int64), np.array(time, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""What TORTA's functions compute with: numbers made fit for use whatever they hold, and a region's servers and tasks.
+"""What TORTA's layers decide on: amounts and prices, servers and tasks, the demand forecast, what a run has shown.
 
 A region is a row or a column; times are seconds. *Server* and *task* are the paper's words for a worker and for a call
 that waits for one. Compute and memory are in any units that are the same for both, such as TFLOP/s and GB.
@@ -7,21 +7,27 @@ that waits for one. Compute and memory are in any units that are the same for bo
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from ctxflow.policies.helpers import forget, serving
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import WorkerView
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-
-LARGEST = 1e100
-"""What is beyond it is taken for infinite, and what is below its inverse for nothing: so no ratio of two overflows."""
+LARGEST = 1e100  # Beyond it counts as infinite, and below its inverse as zero, so that no ratio of two overflows.
 
 
 def amounts(values: npt.ArrayLike) -> Floats:
-    """Return amounts that can be counted on: what is negative, infinite or not a number is nothing.
+    """Return amounts with zero for what is negative, infinite or not a number.
 
     >>> amounts([2, -1, float("nan"), float("inf")])
     array([2., 0., 0., 0.])
@@ -31,7 +37,7 @@ def amounts(values: npt.ArrayLike) -> Floats:
 
 
 def prices(values: npt.ArrayLike) -> Floats:
-    """Return costs that can be compared: one that is unknown or infinite is dearer than all the others together.
+    """Return costs that can be compared: one that is unknown or infinite is above all the others together.
 
     >>> prices([1.0, -2.0, float("nan")])
     array([ 1., -2.,  4.])
@@ -65,11 +71,9 @@ def shares_of(flows: npt.ArrayLike, otherwise: npt.ArrayLike) -> Floats:
 class Servers:
     """S servers of one region.
 
-    :ivar compute: (S,) what each can compute.
-    :ivar memory: (S,) of its GPU.
+    :ivar compute, memory: (S,) of its GPU.
     :ivar capacity: (S,) tasks that it is made for, running and waiting.
-    :ivar used: (S,) the work it has under way, in tasks.
-    :ivar queue: (S,) tasks that wait on it.
+    :ivar used: (S,) its work in flight, in tasks. :ivar queue: (S,) tasks that wait on it.
     :ivar places: (S,) tasks that it may still be given.
     :ivar suits: (S, K) whether its architecture is the right one for a type of task.
     """
@@ -87,10 +91,8 @@ class Servers:
 class Tasks:
     """N tasks.
 
-    :ivar compute: (N,) what each asks for.
-    :ivar memory: (N,) what it needs of a GPU.
-    :ivar kind: (N,) its type, a column of `Servers.suits`.
-    :ivar model: (N,) the number of its model, or context.
+    :ivar compute, memory: (N,) what each asks of a GPU.
+    :ivar kind: (N,) its type, a column of `Servers.suits`. :ivar model: (N,) the number of its model, or context.
     :ivar deadline: (N,) when its result is wanted; infinite for never.
     :ivar work: (N,) what it adds to the work of a server, in tasks.
     :ivar embedding: (N, D) of its input, None if the app gives none.
@@ -107,11 +109,9 @@ class Tasks:
 
 @dataclasses.dataclass(frozen=True)
 class Recent:
-    """M tasks that ran lately: who holds what.
+    """M tasks that ran lately.
 
-    :ivar server: (M,) where.
-    :ivar model: (M,) which model.
-    :ivar time: (M,) when, in seconds.
+    :ivar server, model, time: (M,) where, of which model, and when, in seconds.
     :ivar embedding: (M, D) of their inputs, None if they had none.
     """
 
@@ -119,3 +119,162 @@ class Recent:
     model: Ints
     time: Floats
     embedding: Floats | None = None
+
+
+MEMORY = 0.5
+"""The weight of the newest slot in level, trend and shares: less is steadier, more follows a surge sooner."""
+DAMPING = 0.5  # What is left of the trend from one slot to the next.
+SOME = 1.0  # The constant in the denominator of Eq. 12, in tasks.
+
+
+def forecast(arrivals: npt.ArrayLike, horizon: int = 1, memory: float = MEMORY, damping: float = DAMPING) -> Floats:
+    """Predict what will arrive in the next slots, by a plain predictor that needs no training (section V-B2).
+
+    The total follows its damped trend, and is shared out by the regions' smoothed shares; the paper trains a network.
+    Guarantees: (horizon, R), finite and not negative; a region that was not seen to have demand has none.
+
+    :param arrivals: (K, R) tasks of the last slots, oldest first; what is negative or not a number counts as none.
+    :param horizon: slots to look ahead.
+    :raises ValueError: for a history that is not a table, or a weight that is not in its range.
+
+    >>> forecast([[10, 30]] * 3, horizon=2).round(6).tolist()
+    [[10.0, 30.0], [10.0, 30.0]]
+    >>> bool(forecast([[10], [20], [30]])[0, 0] > 20)
+    True
+    """
+    history = amounts(arrivals)
+    if history.ndim != 2 or horizon < 1:
+        raise ValueError("a forecast needs a table of slots and regions, and at least one slot to look ahead")
+    if not (0 < memory <= 1 and 0 <= damping < 1):
+        raise ValueError("memory is above 0 and at most 1, damping at least 0 and below 1")
+    slots, regions = history.shape
+    if not slots or not history.any():
+        return np.zeros((horizon, regions))
+    weights = (1 - memory) ** np.arange(slots - 1, -1, -1)
+    smoothed = weights @ (history / history.max())
+    level, trend = _holt(history.sum(axis=1), memory, damping)
+    ahead = level + trend * np.cumsum(damping ** np.arange(1, horizon + 1))
+    return np.asarray(np.maximum(ahead, 0.0)[:, None] * (smoothed / smoothed.sum())[None, :], dtype=np.float64)
+
+
+def _holt(totals: Floats, memory: float, damping: float) -> tuple[float, float]:
+    """Return the level and the trend of exponential smoothing with a damped trend."""
+    level, trend = float(totals[0]), 0.0
+    for total in totals[1:]:
+        before, expected = level, level + damping * trend
+        level = memory * float(total) + (1 - memory) * expected
+        trend = memory * (level - before) + (1 - memory) * damping * trend
+    return level, trend
+
+
+def accuracy(predicted: npt.ArrayLike, actual: npt.ArrayLike, some: float = SOME) -> float:
+    """Compute Eq. 12: exp of minus the mean relative error; 1 is perfect, 0 is worthless.
+
+    >>> accuracy([9.0, 9.0], [9.0, 9.0])
+    1.0
+    >>> round(accuracy([4.0], [9.0]), 3)
+    0.607
+    """
+    there = amounts(actual)
+    wrong = np.abs(amounts(predicted) - there) / (there + some)
+    return float(np.exp(-wrong.mean())) if wrong.size else 1.0
+
+
+EVERY_SECONDS = 1.0  # How old an outlook may be: its time is in proportion to the workers.
+SAMPLE = 100  # Workers whose speeds the means are over.
+
+
+class Outlook:
+    """What a run's view shows of all its workers, at most a second old. What was not measured is None.
+
+    :ivar slots: region -> slots of the workers that stay and serve any app.
+    :ivar holders: (context, region) -> workers that stay and hold or load it.
+    :ivar speeds: GPU model -> items a second, as a share of the fastest model's.
+    """
+
+    def __init__(self) -> None:
+        self.at = -math.inf
+        self.slots: Counter[str] = Counter()
+        self.holders: Counter[tuple[str, str]] = Counter()
+        self.speeds: dict[str | None, float] = {}
+        self._items: dict[str, float] = {}
+        self._loads: dict[tuple[str, str | None], float] = {}
+        self._longest: dict[str, float] = {}
+
+    def look(self, view: View) -> bool:
+        """Gather it anew if it is too old; return whether it was."""
+        if self.at <= view.now < self.at + EVERY_SECONDS:
+            return False
+        self.at = view.now
+        staying = [w for w in view.workers.values() if w.noticed is None and not w.draining]
+        self.holders = Counter((context, worker.region) for worker in staying for context in worker.contexts)
+        self.slots = Counter()
+        for worker in serving(staying):
+            self.slots[worker.region] += worker.slots
+        some = list(itertools.islice(staying, 0, None, max(1, len(staying) // SAMPLE)))
+        items, speeds = _paces(some, [app.id for app in view.apps.values() if app.arrived])
+        # Measurements of workers that are gone hold until others replace them.
+        self._items.update(items)
+        self.speeds.update(speeds)
+        self._loads.update(_loads(some, {app.context for app in view.apps.values() if app.arrived}))
+        contexts = {app.context for app in view.apps.values()}
+        forget(self._items, view.apps)
+        forget(self._loads, contexts, lambda key: key[0])
+        self._longest = {}
+        for (context, _), seconds in self._loads.items():
+            self._longest[context] = max(seconds, self.longest_load(context))
+        return True
+
+    def item_seconds(self, app: str) -> float | None:
+        """Return the mean seconds of an item over workers."""
+        return self._items.get(app)
+
+    def load_seconds(self, context: str, region: str) -> float | None:
+        """Return the seconds from deciding a load until the context is ready, in the region, else anywhere."""
+        found = self._loads.get((context, region))
+        return self._loads.get((context, None)) if found is None else found
+
+    def longest_load(self, context: str) -> float:
+        """Return the seconds of a load in the region where it takes longest, 0 if it was not measured."""
+        return self._longest.get(context, 0.0)
+
+    def speed(self, gpu_model: str | None) -> float:
+        """Return the model's speed, 1 if it was not measured."""
+        return self.speeds.get(gpu_model, 1.0)
+
+
+def _paces(workers: Sequence[WorkerView], apps: Iterable[str]) -> tuple[dict[str, float], dict[str | None, float]]:
+    """Return mean seconds of an item by app, and speeds of models as shares of the fastest one's."""
+    items: dict[str, float] = {}
+    shares: dict[str | None, list[float]] = defaultdict(list)
+    for app in apps:
+        by_model: dict[str | None, list[float]] = defaultdict(list)
+        for worker in workers:
+            seconds = worker.seconds_per_item(app)
+            if seconds is not None and seconds > 0:
+                by_model[worker.gpu_model].append(seconds)
+        if not by_model:
+            continue
+        means = {model: _mean(found) for model, found in by_model.items()}
+        items[app] = _mean([seconds for found in by_model.values() for seconds in found])
+        fastest = min(means.values())
+        for model, mean in means.items():
+            shares[model].append(fastest / mean)
+    return items, {model: _mean(found) for model, found in shares.items()}
+
+
+def _loads(workers: Sequence[WorkerView], contexts: Iterable[str]) -> dict[tuple[str, str | None], float]:
+    """Return mean seconds of staging and loading by context and region, and by context over all regions."""
+    found: dict[tuple[str, str | None], list[float]] = defaultdict(list)
+    for context in contexts:
+        for worker in workers:
+            seconds = worker.load_seconds(context)
+            if seconds is not None:
+                whole = seconds + (worker.stage_seconds(context) or 0.0)
+                found[context, worker.region].append(whole)
+                found[context, None].append(whole)
+    return {key: _mean(values) for key, values in found.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

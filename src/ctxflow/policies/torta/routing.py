@@ -1,9 +1,7 @@
-"""TORTA on a live run: the routing policy `torta`.
+"""TORTA on a live run: the routing policy `torta`, whose macro layer divides work among regions once a slot (`macro`).
 
-Two layers. The macro layer says once a slot which share of the work goes to which region (`macro`); with one region
-there is nothing to say. The micro layer gives calls to free workers: by urgency, and each to the worker that scores
-best by hardware, locality and load (`micro`). A context is loaded on one more worker only if the queue lasts longer
-than the load would; and ahead of demand, on workers that idle and hold nothing that is wanted.
+Its micro layer (`micro`) assigns calls to free workers by urgency: Eq. 8 sees the measured speed of a worker's GPU
+model, Eq. 9 what it runs, Eq. 10 what it ran lately, so that work gathers on few workers, and others may go.
 """
 
 from __future__ import annotations
@@ -13,17 +11,17 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ctxflow.policies.helpers import forget
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.macro import Allocate, Macro, form
-from ctxflow.policies.torta.micro import Wish, given_out
-from ctxflow.policies.torta.outlook import Outlook
-from ctxflow.policies.torta.quantities import amounts
+from ctxflow.policies.torta.micro import NOWHERE, Weights, fit, improve, match
+from ctxflow.policies.torta.quantities import Outlook, Recent, Servers, Tasks, amounts
 from ctxflow.policies.torta.scaling import target
 from ctxflow.policies.views import AppView, WorkerView
 
-MOST_CALLS = 256
-"""Calls that are given out in one matching; more make another."""
+MOST_CALLS = 256  # In one matching.
 
 Key = tuple[int, int, float, float, int]
 URGENT, HELD, COLD = range(3)
@@ -34,14 +32,13 @@ class Torta:
 
     In the order of priorities: first an app whose deadline is at risk, or that got no worker for `longest_wait`
     seconds; then work for workers that hold its context; then loads, the longest queue per holder first. A context is
-    loaded on one more worker if its queue, shared by those that hold it, lasts longer than the load is known to take
-    there; what was never measured is tried. With several regions, a call waits for a worker in the region that the
-    macro layer gave it, for `patience` seconds.
+    loaded on one more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was
+    measured. With several regions, a call waits `patience` seconds for a worker in the region of the macro layer.
 
-    Guarantees: whatever the view holds, only free workers are given what they can run, none more than it has slots;
-    of apps of one priority, none waits for ever while a worker could run it.
+    Guarantees: only free workers are given what they can run, none more than it has slots; of apps of one priority,
+    none waits for ever while a worker could run it.
 
-    :param macro: "transport", "lookahead", or an object of the protocol `allocation.Allocate`.
+    :param macro: "transport", "lookahead", "trained", or an object of the protocol `macro.Allocate`.
     :param slot_seconds: how long shares of regions hold, and how far ahead contexts are loaded.
     :param patience: seconds that work waits for its region.
     :param longest_wait: seconds, or four times its load if that is longer.
@@ -73,7 +70,7 @@ class Torta:
         self._recent: dict[str, dict[str, float]] = {}
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
-        """Choose; one free slot is filled without a matching, since then there is nothing to match."""
+        """Choose; one free slot is filled without a matching."""
         self._look(view)
         self._macro.shares(view, self._outlook)
         if len(view.free) == 1:
@@ -96,8 +93,6 @@ class Torta:
                 forget(held, contexts)
             forget(self._served, view.apps)
 
-    # --- one free slot
-
     def _for_one(self, view: View, worker: WorkerView, ready: Sequence[AppView]) -> list[Assignment]:
         found: list[tuple[Key, AppView]] = []
         for app in ready:
@@ -114,8 +109,6 @@ class Torta:
                 return [self._gave(view, worker, app)]
         return []
 
-    # --- several
-
     def _for_many(self, view: View, ready: Sequence[AppView]) -> list[Assignment]:
         wishes = [pair for app in ready for pair in self._wishes(view, app)]
         wishes.sort(key=lambda pair: pair[0])
@@ -124,7 +117,7 @@ class Torta:
         return [self._gave(view, worker, wish.app) for wish, worker in pairs]
 
     def _wishes(self, view: View, app: AppView) -> Iterator[tuple[Key, Wish]]:
-        """Yield the calls that an app has for the free workers, each with those that may take it."""
+        """Yield an app's calls for the free workers, each with the workers that may take it."""
         able = (worker for worker in view.free_holders(app.context) if view.can_run(app, worker))
         holders = list(itertools.islice(able, MOST_CALLS))
         urgent, left = self._urgent(view, app), app.backlog
@@ -135,7 +128,6 @@ class Torta:
             if where := self._in_region(view, app, holders):
                 yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where)
         worth = {region: self._loads_worth(view, app, region) for region in self._outlook.slots}
-        # One that got nobody for long gets one worker, whatever that pays.
         first = urgent and not held
         if calls <= held or not (first or any(count >= 1 for count in worth.values())):
             return
@@ -148,13 +140,11 @@ class Torta:
             yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where)
 
     def _in_region(self, view: View, app: AppView, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        """Return those of some workers that are in the region of the app's next call."""
+        """Return the workers in the region of the app's next call."""
         if not self._macro.divides:
             return workers
         region = self._region_for(view, app, {worker.region for worker in workers})
         return workers if region is None else [worker for worker in workers if worker.region == region]
-
-    # --- judgements
 
     def _key(self, view: View, app: AppView, level: int) -> Key:
         """Return where a call stands in the order of urgency."""
@@ -175,7 +165,7 @@ class Torta:
         return view.now + app.backlog * seconds / max(1, holders) + (0 if holders else load) > app.deadline
 
     def _loads_worth(self, view: View, app: AppView, region: str) -> float:
-        """Return on how many more workers of a region loading the app's context pays, as far as that is known."""
+        """Return on how many more workers of a region a load of the app's context pays; infinite if not measured."""
         seconds = self._outlook.item_seconds(app.id)
         load = self._outlook.load_seconds(app.context, region)
         holders = view.holders(app.context)
@@ -184,10 +174,7 @@ class Torta:
         return max(0, math.ceil(app.backlog * seconds / load) - 1 - holders)
 
     def _region_for(self, view: View, app: AppView, regions: Iterable[str]) -> str | None:
-        """Return the region that the app's next call goes to, None for any.
-
-        Any, where it has waited long enough, and where the region that it is given would not take it at all.
-        """
+        """Return the region of the app's next call; None for any: it waited long enough, or no load pays there."""
         region = self._macro.next_region()
         if region is None or region in regions:
             return region
@@ -209,12 +196,11 @@ class Torta:
 def warmings(
     view: View, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], slot_seconds: float
 ) -> Iterator[Assignment]:
-    """Yield loads without work, the context that lacks most workers first.
+    """Yield loads ahead of demand, the context that lacks most workers first.
 
-    A context is wanted on as many workers as Eq. 6 says for what is queued and what is forecast, with a worker's
-    capacity being the items that it does in a slot. Loaded is only what is lacking, and only on workers that run
-    nothing and hold nothing of which there are too few; and where several contexts are in use, one free worker stays as
-    it is, for what nobody foresaw. An app whose speed nobody measured is not loaded ahead.
+    A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, the capacity being the items
+    of a slot, once its speed was measured. It is loaded on workers that run nothing and hold nothing that is lacking;
+    where several contexts are in use, one free worker is left as it is.
 
     :param recent: worker -> context -> when a call of it was last given there: such workers come first.
     """
@@ -231,11 +217,11 @@ def warmings(
         for _, worker in sorted([(_rank(w, context, outlook, recent), w) for w in idle], key=lambda pair: pair[0]):
             if spare[context] >= 0 or len(view.free) <= several:
                 break
-            held = [c for c in worker.contexts if c]  # What needs no context is in nobody's way.
+            held = [c for c in worker.contexts if c]  # "" is no context.
             if context in held or any(spare.get(c, 1) <= 0 for c in held):
                 continue
             yield Assignment(worker.id, app.id)
-            if context in worker.contexts:  # It was possible.
+            if context in worker.contexts:  # The load was possible.
                 idle.remove(worker)
                 for changed, by in [(context, 1), *((c, -1) for c in held if c not in worker.contexts)]:
                     spare[changed] = spare.get(changed, 0) + by
@@ -259,7 +245,7 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
             continue
         need, seconds = needs.setdefault(app.context, _Need()), outlook.item_seconds(app.id)
         if not seconds:
-            need.workers = math.inf  # Nobody knows: who holds it keeps it, and nobody else loads it.
+            need.workers = math.inf  # Not measured: holders keep it, and no other worker loads it.
             continue
         need.workers += int(target([app.backlog], [expected], [slot_seconds / seconds], [len(view.workers)])[0])
         if expected >= 1:
@@ -273,6 +259,91 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
 def _rank(
     worker: WorkerView, context: str, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]
 ) -> tuple[float, float, int]:
-    """Return those that had it last come first, then the fastest, then those that hold least."""
+    """Return a key: workers that had the context last come first, then the fastest, then those that hold least."""
     had = recent.get(worker.id, {}).get(context, -math.inf)
     return -had, -outlook.speed(worker.gpu_model), len(worker.contexts)
+
+
+CROWDED = 0.1  # What each context that a worker holds counts against loading another there.
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """A call that waits, and the workers that may take it, at least one."""
+
+    app: AppView
+    where: Sequence[WorkerView]
+
+
+def given_out(
+    wishes: Sequence[Wish], now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], search: int
+) -> list[tuple[Wish, WorkerView]]:
+    """Return which worker takes which call, without the calls that still wait.
+
+
+    :param wishes: in the order of urgency.
+    :param recent: worker -> context -> when a call of it was last given there.
+    :param search: rounds of local search.
+    """
+    if len(wishes) == 1:
+        return [(wishes[0], _best(wishes[0], now, outlook, recent))]
+    groups = {id(wish.where): wish.where for wish in wishes}
+    workers = list({worker.id: worker for where in groups.values() for worker in where}.values())
+    if not workers:
+        return []
+    column = {worker.id: number for number, worker in enumerate(workers)}
+    contexts = {context: number for number, context in enumerate({wish.app.context: None for wish in wishes})}
+    allowed = np.zeros((len(wishes), len(workers)), dtype=bool)
+    columns = {key: [column[worker.id] for worker in where] for key, where in groups.items()}
+    for row, wish in enumerate(wishes):
+        allowed[row, columns[id(wish.where)]] = True
+    tasks, servers = _tasks(wishes, contexts), _servers(workers, outlook)
+    score = fit(tasks, servers, _recent(workers, contexts, recent), now)
+    score -= CROWDED * np.array([[len(worker.contexts) for worker in workers]])
+    where = match(score, tasks, servers, allowed=allowed)
+    where = improve(score, where, tasks, servers, allowed=allowed, rounds=search)
+    return [(wish, workers[number]) for wish, number in zip(wishes, where.tolist(), strict=True) if number != NOWHERE]
+
+
+def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]) -> WorkerView:
+    """Return the worker of one call alone: the same scores, without the arrays."""
+    weights, context = Weights(), wish.app.context
+
+    def score(worker: WorkerView) -> float:
+        held, had = worker.contexts.get(context), recent.get(worker.id, {}).get(context, -math.inf)
+        had = had if held is None else max(had, held.last_used)
+        locality = weights.same_model * math.exp(-weights.forgetting * max(0.0, now - had))
+        free = math.exp(-(worker.slots - worker.free_slots) / worker.slots)
+        hardware = weights.hardware * outlook.speed(worker.gpu_model)
+        return hardware + weights.load * free + weights.locality * locality - CROWDED * len(worker.contexts)
+
+    return max(wish.where, key=score)
+
+
+def _tasks(wishes: Sequence[Wish], contexts: Mapping[str, int]) -> Tasks:
+    count = len(wishes)
+    model = np.array([contexts[wish.app.context] for wish in wishes], dtype=np.int64)
+    # Each asks for the fastest GPU; how urgent it is, is its place.
+    nothing, place = np.zeros(count), np.arange(count, dtype=np.float64)
+    return Tasks(np.ones(count), nothing, np.zeros(count, dtype=np.int64), model, place, nothing)
+
+
+def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
+    nothing, slots = np.zeros(len(workers)), np.array([worker.slots for worker in workers], dtype=np.float64)
+    speeds = np.array([outlook.speed(worker.gpu_model) for worker in workers], dtype=np.float64)
+    free = np.array([worker.free_slots for worker in workers], dtype=np.int64)
+    return Servers(speeds, nothing, slots, slots - free, nothing, free, np.ones((len(workers), 1), dtype=bool))
+
+
+def _recent(
+    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]]
+) -> Recent:
+    """Return what each worker holds or had, by when it was used."""
+    ran: list[tuple[int, int, float]] = []
+    for number, worker in enumerate(workers):
+        times = {**recent.get(worker.id, {})}
+        for context, held in worker.contexts.items():
+            times[context] = max(held.last_used, times.get(context, -math.inf))
+        ran += [(number, contexts[context], time) for context, time in times.items() if context in contexts]
+    server, model, time = zip(*ran, strict=True) if ran else ((), (), ())
+    return Recent(np.array(server, dtype=np.int64), np.array(model, dtype=np.int64), np.array(time, dtype=np.float64))

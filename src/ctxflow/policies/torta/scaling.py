@@ -1,8 +1,7 @@
 """How many workers are active: TORTA's Eq. 6, gradual switching, and the scaling policy `activation` of a live run.
 
-In the policy, tasks are items, a server is a worker, and its capacity is what it does in a slot at the speed that was
-measured. Where it differs from the paper: without any work a region needs no worker (the paper keeps one); what is
-running counts as queued; and all the work is shared among regions by transport, since here it comes from one place.
+In the policy, tasks are items, and a worker's capacity is what it does in a slot at its measured speed. Unlike in the
+paper, a region without work needs no worker, running items count as queued, and regions share the work by transport.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import numpy.typing as npt
 from ctxflow.policies.helpers import SESSIONS, active, divided, outstanding, serving, sessions_of_worker, tiers_for
 from ctxflow.policies.protocols import View
 from ctxflow.policies.torta.macro import by_transport, region_costs
-from ctxflow.policies.torta.outlook import Outlook
-from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, Outlook, amounts
 from ctxflow.policies.views import AppView, TierView, WorkerView
 
 SAFETY = 1.0
-"""Eq. 6's sigma, of which the paper prints no value: standard deviations of the predicted demand to be ready for."""
+"""Eq. 6's sigma, standard deviations of the predicted demand; the paper prints no value."""
 
 
 def target(
@@ -35,11 +33,10 @@ def target(
     """Compute Eq. 6: min(S_r, ceil((Q + F + sigma * sqrt(F)) / C_avg)) servers of each region.
 
     Guarantees: (R,) at most all of a region's servers, and at least one of them where there are any (1 <= N_active).
-    A region whose servers' capacity is zero or unknown has all of them active while there is work, since nothing says
-    how few would do. A prediction that is not a number counts as none: the queue then decides.
+    A region whose servers' capacity is zero or unknown has all of them active while there is work. A prediction that
+    is not a number counts as none.
 
-    :param queue: (R,) tasks that wait.
-    :param predicted: (R,) tasks that are expected in the next slot.
+    :param queue: (R,) tasks that wait. :param predicted: (R,) tasks that are expected in the next slot.
     :param capacity: (R,) tasks that a server does in a slot, on average.
     :param servers: (R,) S_r, how many there are.
 
@@ -56,11 +53,7 @@ def target(
 
 @dataclasses.dataclass(frozen=True)
 class Switches:
-    """What changes in a region.
-
-    :ivar activate: the servers to start, first one first.
-    :ivar deactivate: the servers to stop.
-    """
+    """The servers of a region to start and to stop, the first ones first."""
 
     activate: Ints
     deactivate: Ints
@@ -78,19 +71,16 @@ def switches(
 ) -> Switches:
     """Return which servers to start or to stop, gradually, so that a region comes nearer to its target.
 
-    Started are those with the fewest seconds of warm-up for their suitability. Stopped are those of the lowest
-    utilisation, and of these the longest idle; but none that has work, and none that has been idle for less than
-    `patience` times its own warm-up, since starting it again would cost more than it saved (our reading of
-    "to minimize wasted warm-up investments").
+    Started are those with the fewest seconds of warm-up for their suitability. Stopped are those without work that
+    have been idle longest, and for at least `patience` times their own warm-up (our reading of "to minimize wasted
+    warm-up investments").
 
     Guarantees: never both at once; never more than `step`, nor beyond the target.
 
     :param wanted: servers that should be active, of `target`.
-    :param active: (S,) those that are, or are warming up.
-    :param warm_up: (S,) seconds from a start to being ready.
+    :param active: (S,) those that are, or are warming up. :param warm_up: (S,) seconds from a start to being ready.
     :param suitability: (S,) how well each fits what is coming, such as the mean of Eq. 8 over the tasks.
-    :param utilisation: (S,) share of each that is at work.
-    :param idle: (S,) seconds since each had work.
+    :param utilisation: (S,) share of each that is at work. :param idle: (S,) seconds since each had work.
     :param step: servers that may change in a slot, None for any number.
 
     >>> on = np.array([True, False, False])
@@ -115,9 +105,8 @@ def switches(
 def for_buffer(waiting: int, limit: int, capacity: float, share: float = 0.8) -> int:
     """Return how many servers more a buffer asks for: none until it is nearly full, then enough for all that waits.
 
-    :param waiting: tasks that found no place.
-    :param limit: tasks that the buffer is made for; it takes more, but is then over its threshold.
-    :param capacity: tasks that a server does in a slot; one server is asked for if nothing is known.
+    :param waiting: tasks without a server. :param limit: tasks that the buffer is made for.
+    :param capacity: tasks that a server does in a slot; one server is asked for if that is unknown.
     :param share: the share of the limit from which on it asks.
 
     >>> for_buffer(7, 10, 4.0), for_buffer(8, 10, 4.0)
@@ -132,18 +121,18 @@ def for_buffer(waiting: int, limit: int, capacity: float, share: float = 0.8) ->
 class Activation:
     """As many workers of each region as Eq. 6 says: for what is queued, what is forecast, and its deviation.
 
-    More are asked for at once, from the tiers as `queue-proportional` divides them; with several regions, where power
-    and the network are cheapest, as far as its tiers go. Fewer are held only as workers have idled for as long as they
-    took to warm up: to boot, and to load. While nobody knows how long items take, each call has a worker. When more
-    items wait than the buffer is made for, there are more: as many again as what waits would fill. Sessions
-    that have something to do get workers besides, by what a worker was measured to serve.
+    More are requested at once, from the tiers as `queue-proportional` divides them; with several regions, where power
+    and the network are cheapest. Fewer are held only as workers have idled for as long as they took to warm up: to
+    boot, and to load. While no item was measured, each call has a worker. When more items wait than the buffer is
+    made for, as many more as they would fill are requested. Active sessions get workers besides, by what a worker was
+    measured to serve.
 
     :param slot_seconds: the slot in which the work is to be done.
     :param safety: Eq. 6's sigma, standard deviations of the forecast.
     :param buffer: items that may wait; from four fifths of it on it asks for workers.
     :param boot_seconds: what a worker takes from being asked for to joining, for tiers of which the site does not
         say it.
-    :param patience: for how many warm-ups a worker idles before it is given up.
+    :param patience: for how many warm-ups a worker idles before it is released.
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
     :raises ValueError: for a number that makes no sense.
     """
@@ -198,12 +187,11 @@ class Activation:
         parts = [group.intersection(region.tiers) for region in regions]
         home = next((number for number, region in enumerate(regions) if region.home), 0)
         if regions:
-            parts[home] |= group.difference(*parts)  # What no region claims is in the driver's.
+            parts[home] |= group.difference(*parts)  # Tiers of no region are in the driver's.
         if sum(bool(part) for part in parts) < 2:
             return [(group, 1.0)]
         most = np.array([_most(view.tiers[name] for name in part) for part in parts], dtype=np.float64)
         demand = np.zeros((1, len(regions)))
-        # Where nobody knows how long items take, all workers are wanted anyway.
         demand[0, home] = work.tasks * work.item_seconds if work.item_seconds else np.inf
         if not math.isfinite(demand[0, home]) or demand[0, home] >= most.sum() * self._slot_seconds:
             shares = most / most.sum() if most.any() else np.ones(len(parts)) / len(parts)
@@ -228,16 +216,11 @@ class Activation:
         """Return how many workers beyond those that are wanted may go now."""
         if len(workers) <= wanted:
             return 0
-        change = switches(
-            wanted,
-            np.ones(len(workers), dtype=bool),
-            np.array([self._warm_up(view, worker) for worker in workers]),
-            np.ones(len(workers)),
-            np.array([1 - worker.free_slots / worker.slots for worker in workers]),
-            np.array([_idle_seconds(view, worker) for worker in workers]),
-            patience=self._patience,
-        )
-        return len(change.deactivate)
+        warm_up = np.array([self._warm_up(view, worker) for worker in workers])
+        busy = np.array([1 - worker.free_slots / worker.slots for worker in workers])
+        idle = np.array([_idle_seconds(view, worker) for worker in workers])
+        suit = np.ones(len(workers))
+        return len(switches(wanted, suit > 0, warm_up, suit, busy, idle, patience=self._patience).deactivate)
 
     def _warm_up(self, view: View, worker: WorkerView) -> float:
         tier = view.tiers.get(worker.tier)
@@ -248,12 +231,10 @@ class Activation:
 
 @dataclasses.dataclass
 class _Work:
-    """What some tiers may do. Items, and seconds of work.
+    """What some tiers may do: items queued (waiting or running), waiting and expected in a slot, and their seconds.
 
-    :ivar queued: those that wait or run; `waiting`: of them, those that nobody has taken.
-    :ivar expected: in the next slot.
-    :ivar calls: that they make: more workers than calls are of no use.
-    :ivar carriers: workers for the sessions that have something to do.
+    :ivar calls: that the items make; more workers than calls are of no use.
+    :ivar carriers: workers for the active sessions.
     """
 
     queued: float = 0.0
@@ -284,7 +265,7 @@ class _Work:
 
     @property
     def item_seconds(self) -> float | None:
-        """Return the seconds of the mean item, None where nobody knows."""
+        """Return the mean seconds of an item, None where one is unknown."""
         return self.seconds / self.tasks if self.known and self.tasks and self.seconds else None
 
 
@@ -293,6 +274,6 @@ def _most(tiers: Iterable[TierView]) -> int:
 
 
 def _idle_seconds(view: View, worker: WorkerView) -> float:
-    """Return for how many seconds a worker has had no work."""
+    """Return the seconds since a worker had work."""
     used = max((held.last_used for held in worker.contexts.values()), default=worker.joined)
     return view.now - max(used, worker.joined)

@@ -1,12 +1,7 @@
 """Which share of each region's tasks goes to which region: optimal transport (TORTA, Eq. 2), solved exactly.
 
-Two forms. `balanced` is the paper's: demand and capacity are both scaled to one, so that every region gets its share
-of the capacity's total whatever it costs. There the price of power is inert: it adds the same to every plan. `capped`
-moves the demand itself, with capacity as an upper bound only, so that cheap regions fill first.
-
-And look-ahead transport, which the paper has no such rival of: where TORTA trains a policy to follow optimal transport
-smoothly, `lookahead` says so in a linear program: the capped form for each slot of a forecast, and a cost for each task
-by which a region's inflow rises from a slot to the next, since a rise is what makes workers start and load contexts.
+`balanced` is the paper's form, `capped` has capacity as an upper bound only, so that cheap regions fill first, and
+`lookahead` (not the paper's) is a linear program over the slots of a forecast that prices changes between them.
 """
 
 from __future__ import annotations
@@ -47,6 +42,8 @@ def costs(
 
 def balanced(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) -> Floats:
     """Compute Eq. 2 as printed: the flows of least cost between demand and capacity, both scaled to one.
+
+    Every region gets its share of the capacity's total whatever it costs, so the price of power has no effect.
 
     Guarantees: (R, R) shares; every row is on the simplex; with demand and capacity somewhere, the columns weighted by
     demand are the shares of the capacity. A region without capacity gets nothing if another has some. A row without
@@ -91,9 +88,7 @@ def capped(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) 
 
 
 def fallback(capacity: Floats, cost: Floats) -> Ints:
-    """Return (R,) where a region's tasks go if nothing else is known.
-
-    That is home, or where there is capacity at the least cost.
+    """Return (R,) where a region's tasks go by default: home, or where there is capacity at the least cost.
 
     >>> fallback(np.array([1.0, 0.0, 1.0]), np.array([[0.0, 1, 2], [3, 0, 2], [1, 1, 0]])).tolist()
     [0, 2, 2]
@@ -110,8 +105,7 @@ def whole(shares: npt.ArrayLike, counts: npt.ArrayLike) -> Ints:
 
     The paper draws a region for each task; this has the same mean, and the least variance.
 
-    :param shares: (R, R) rows on the simplex.
-    :param counts: (R,) tasks of each region; what is negative or not a number counts as none.
+    :param shares: (R, R) rows on the simplex. :param counts: (R,) tasks of each region.
 
     >>> whole([[0.5, 0.5], [0.1, 0.9]], [3, 10]).tolist()
     [[2, 1], [1, 9]]
@@ -133,31 +127,25 @@ def _scaled(values: Floats) -> Floats:
 
 def _flows(sources: Floats, sinks: Floats, cost: Floats) -> Floats:
     """Return the exact solution; both sides add up to one."""
-    span = float(np.abs(cost).max(initial=0.0)) or 1.0
-    flows = _solver().emd(sources, sinks * (sources.sum() / sinks.sum()), np.ascontiguousarray(cost / span))
-    return np.where(flows > DUST, flows, 0.0)
-
-
-def _solver() -> Any:
     try:
         import ot
     except ModuleNotFoundError:
         raise ModuleNotFoundError(f"optimal transport needs POT: {how_to_install('POT', extra='policies')}") from None
-    return ot
+    span = float(np.abs(cost).max(initial=0.0)) or 1.0
+    flows = ot.emd(sources, sinks * (sources.sum() / sinks.sum()), np.ascontiguousarray(cost / span))
+    return np.where(flows > DUST, flows, 0.0)
 
 
-OVERFULL = 100.0
-"""The price of a task beyond capacity, in units of the dearest cost: nothing is worth it if it can be helped."""
+OVERFULL = 100.0  # The price of a task beyond capacity, in units of the dearest cost.
 
 
 def lookahead(
-    demand: npt.ArrayLike,
-    capacity: npt.ArrayLike,
-    cost: npt.ArrayLike,
-    before: npt.ArrayLike,
-    switching: float = 1.0,
+    demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike, before: npt.ArrayLike, switching: float = 1.0
 ) -> Floats:
     """Return which share of each region's tasks goes to which region in the first slot.
+
+    The program is the capped form for each slot, and a cost for each task by which a region's inflow rises from one
+    slot to the next, since a rise makes workers start and load contexts.
 
     Guarantees: (R, R) shares, every row on the simplex; a region without capacity gets nothing if another has some;
     if the demand of a slot is more than all capacity, all regions may be overfull by the same factor. Without
@@ -167,8 +155,7 @@ def lookahead(
     :param capacity: (R,) tasks that each region takes in a slot.
     :param cost: (R, R) of a task of row i in column j.
     :param before: (R,) tasks that each region got in the last slot.
-    :param switching: cost of each task by which a region's inflow rises, in the unit of `cost`; above a hundred times
-        the dearest cost it is that.
+    :param switching: cost of a task of rise, in the unit of `cost`, at most a hundred times the dearest cost.
     :raises ModuleNotFoundError: without SciPy or POT, saying what to install.
 
     >>> cost = [[0.1, 0.3], [0.3, 0.2]]
@@ -202,10 +189,7 @@ def lookahead(
 
 
 def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switching: float) -> Floats | None:
-    """Return the first slot's flows, None if the solver failed.
-
-    Variables: flows (H, I, J), rises (H, J), overfull (H,).
-    """
+    """Return the first slot's flows, None if it failed; variables: flows (H, I, J), rises (H, J), overfull (H,)."""
     linprog, sparse = needs_scipy()
     slots, origins = demand.shape
     regions = len(capacity)
@@ -231,10 +215,7 @@ def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switc
 
 
 def needs_scipy() -> tuple[Any, Any]:
-    """Return SciPy's `linprog` and `sparse`.
-
-    :raises ModuleNotFoundError: saying what to install.
-    """
+    """Return SciPy's `linprog` and `sparse`; raise ModuleNotFoundError, saying what to install, without SciPy."""
     try:
         from scipy import sparse
         from scipy.optimize import linprog

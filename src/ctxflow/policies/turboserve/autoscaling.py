@@ -1,29 +1,29 @@
 """How many GPUs a load of sessions wants: TurboServe's autoscaling controller, as functions on numbers.
 
-First the rule for the target; then the parameters by the load's volatility (Appendix A), which the offline profiler
-finds (`profiling`); and last, which is not the paper's, the sessions to expect when a GPU that is asked for now will be
-there. What sessions do within a boot is nearly a random walk: what they grew by in the last boot says nothing about the
-next, what they grew by in the last minutes a little, and the spread is that of sessions which come and go independently
-of each other. Where most sessions are idle, more can come back than go. Which GPUs go is decided in `rebalancing`.
+The rule for the target; the parameters by volatility (Appendix A); the sessions to expect when a GPU that is requested
+now will be ready (not the paper's); the offline profiler that finds the parameters. `rebalancing` says which GPUs go.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
+import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 _TRIFLE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """What steers the controller.
+    """The controller's parameters.
 
     :ivar utilization: rho*, the share of a GPU's capacity that is to be used.
-    :ivar tolerance: delta: the load may be so far from it before anything is done.
+    :ivar tolerance: delta, how far the load may be from it before the number of GPUs changes.
     :ivar latency_weight: the lambda of (1). The rule for the target does not read it, as in the paper.
     """
 
@@ -65,13 +65,7 @@ def target_gpus(sessions: float, capacity: int, utilization: float, most: int, l
 
 
 def decide(
-    rho: float,
-    sessions: float,
-    gpus: int,
-    capacity: int,
-    parameters: Parameters,
-    most: int,
-    least: int = 1,
+    rho: float, sessions: float, gpus: int, capacity: int, parameters: Parameters, most: int, least: int = 1
 ) -> int:
     """Return the GPUs to hold from now on, those that boot included.
 
@@ -95,16 +89,14 @@ def decide(
 def decide_ahead(
     expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = 0.0
 ) -> int:
-    """Return the GPUs to hold from now on, where it is known what to expect of the time when they are ready.
+    """Return the GPUs to hold from now on, given the sessions expected when they are ready (not the paper's).
 
-    This is not the paper's.
-
-    More as soon as the sessions expected want them; fewer only if these would suffice for some sessions more. The
-    paper's tolerance is a share of the load, which is several GPUs of a large fleet and too little of a small one.
+    More as soon as those want them; fewer only if these would suffice for `spare` sessions more. The paper's tolerance
+    is a share of the load, which is several GPUs of a large fleet and too little of a small one.
 
     :param expected: sessions a boot from now (`anticipated`).
     :param gpus: held now, those that boot included.
-    :param spare: sessions that there is to be room for beyond those before a GPU is given back.
+    :param spare: sessions that there must be room for beyond those before a GPU is released.
 
     >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=2.0)
     ([5, 5, 5], 6)
@@ -115,9 +107,9 @@ def decide_ahead(
 
 
 def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:
-    """Return the wish; none is given back sooner after asking for more than a boot takes, more is asked for at once.
+    """Return the wish, or what is held if it is less and the last request for more was less than a boot ago.
 
-    :param since_out: seconds since more were last asked for.
+    :param since_out: seconds since more were last requested.
 
     >>> settled(3, 5, 20.0, 30.0), settled(3, 5, 30.0, 30.0), settled(7, 5, 0.0, 30.0)
     (5, 3, 7)
@@ -126,7 +118,7 @@ def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:
 
 
 EPOCH, EPOCHS = 10.0, 20
-"""Seconds of an epoch, and how many of them volatility looks back: with these Table 5 is found again."""
+"""Seconds of an epoch, and how many of them volatility looks back: these reproduce Table 5."""
 
 
 def volatility(activations: Sequence[float]) -> float:
@@ -142,7 +134,7 @@ def volatility(activations: Sequence[float]) -> float:
 
 
 class Epochs:
-    """What was activated in the last epochs, as time goes on.
+    """The activations of the last epochs.
 
     >>> epochs = Epochs()
     >>> epochs.add(0.0, 3.0), epochs.add(25.0, 1.0), list(epochs.activated)[-4:]
@@ -154,7 +146,7 @@ class Epochs:
         self._number: int | None = None
 
     def add(self, now: float, activations: float) -> None:
-        """Count activations, of which there may be none, in the epoch of a time; times do not go back."""
+        """Count activations in the epoch of a time; times do not go back."""
         number = int(now // EPOCH)
         for _ in range(min(EPOCHS, number - (number if self._number is None else self._number))):
             self.activated.append(0.0)
@@ -163,7 +155,7 @@ class Epochs:
 
     @property
     def volatility(self) -> float:
-        """Compute (6) over the epochs that are looked back at."""
+        """Compute (6) over these epochs."""
         return volatility(self.activated)
 
 
@@ -171,8 +163,7 @@ class Epochs:
 class Levels:
     """Parameters by level of volatility.
 
-    :ivar bounds: where a level ends and the next begins, ascending: one fewer than there are levels.
-    :ivar parameters: of each level.
+    :ivar bounds: where a level ends and the next begins, ascending: one fewer than there are parameters.
 
     >>> PAPER.at(1.0).utilization, PAPER.at(4.4).utilization
     (0.8, 0.5)
@@ -192,7 +183,7 @@ class Levels:
     def scaled(self, factor: float) -> Levels:
         """Return the same with every utilization times a factor."""
         found = (dataclasses.replace(each, utilization=each.utilization * factor) for each in self.parameters)
-        return Levels(self.bounds, tuple(found))
+        return dataclasses.replace(self, parameters=tuple(found))
 
 
 PAPER = Levels((1.62, 3.46, 5.325), tuple(Parameters(rho) for rho in (0.80, 0.65, 0.50, 0.25)))
@@ -204,21 +195,14 @@ def constant(parameters: Parameters) -> Levels:
     return Levels((), (parameters,))
 
 
-WINDOW = EPOCH * EPOCHS
-"""Seconds that are looked back at: as many as volatility does."""
-DEVIATIONS = 1.25
-"""How many standard deviations are added to what is expected."""
-SPARE = 0.8
-"""How many more of them there is to be room for before a GPU is given back."""
+WINDOW = EPOCH * EPOCHS  # Seconds looked back at.
+DEVIATIONS = 1.25  # Standard deviations added to what is expected.
+SPARE = 0.8  # How many more of them there must be room for before a GPU is released.
 
 
 @dataclasses.dataclass(frozen=True)
 class Anticipated:
-    """A boot from now.
-
-    :ivar sessions: to be ready for: those expected, and some standard deviations.
-    :ivar deviation: one standard deviation of what comes and goes by chance.
-    """
+    """The sessions to be ready for a boot from now, and one standard deviation of what comes and goes by chance."""
 
     sessions: float
     deviation: float = 0.0
@@ -227,19 +211,16 @@ class Anticipated:
 def anticipated(
     sessions: float, came: float, went: float, share: float = 1.0, deviations: float = DEVIATIONS, idle: float = 0.0
 ) -> Anticipated:
-    """Return the sessions to expect, and some standard deviations of what may come beyond that by chance.
+    """Return the sessions to expect a boot from now, and some standard deviations of what may come beyond by chance.
 
-    A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
-    arrives until then. The growth of the time looked back at is expected to go on, a decline is not; or, if
-    that is more, idle sessions are expected to come back as often as active ones cease to be. So many comings and
-    goings have a standard deviation of the root of their number (Poisson), so that small fleets hold more in reserve
-    for each session than large ones. Where sessions come and go several times meanwhile, that is bounded: by the root
-    of twice their number, at which what is there then has nothing to do with what is there now.
+    The growth of the time looked back at is expected to continue, a decline is not; or, if that is more, idle sessions
+    are expected to return as often as active ones cease. So many arrivals and departures have a standard deviation of
+    the root of their number (Poisson), at most of twice the sessions expected, as where they come and go several times.
 
     :param came: sessions that became active in the time looked back at. :param went: that ceased to be.
     :param share: of the time looked back at that is looked ahead.
     :param deviations: how many standard deviations to add.
-    :param idle: sessions that have nothing to do now, and may at any time.
+    :param idle: sessions without work now.
 
     >>> anticipated(40, 10, 6, deviations=1.0), anticipated(40, 50, 50, 0.25, 2.0)
     (Anticipated(sessions=48.0, deviation=4.0), Anticipated(sessions=50.0, deviation=5.0))
@@ -253,9 +234,7 @@ def anticipated(
 
 
 class Turnover:
-    """The sessions that came and went in the last minutes, as time goes on.
-
-    :param start: when counting begins. Until the whole window has passed, what was seen is all that is looked back at.
+    """The sessions that came and went in the last window, or since `start` while that is less.
 
     >>> turnover = Turnover(0.0)
     >>> turnover.add(40.0, 8, 0)
@@ -276,7 +255,7 @@ class Turnover:
             self._went += went
 
     def anticipated(self, now: float, sessions: int, ahead: float, idle: int = 0) -> Anticipated:
-        """Return what to be ready for so many seconds from now; nothing is projected further than it was seen."""
+        """Return what to be ready for so many seconds from now, projected no further than it was seen."""
         while self._changes and self._changes[0][0] <= now - WINDOW:
             _, came, went = self._changes.popleft()
             self._came -= came
@@ -284,3 +263,76 @@ class Turnover:
         seen = min(WINDOW, now - self._start)
         share = ahead / max(ahead, seen) if ahead else 0.0
         return anticipated(sessions, self._came, self._went, share, idle=idle)
+
+
+Segment = TypeVar("Segment")
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What the GPUs cost, in any unit, and the longest chunk in seconds."""
+
+    cost: float
+    worst: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Profiled:
+    """A row of Table 6; not `valid` if no candidate keeps the target, and it has the one with the shortest chunk."""
+
+    volatility: float
+    parameters: Parameters
+    replayed: Replayed
+    valid: bool
+
+
+def cheapest(
+    candidates: Sequence[Parameters], replay: Callable[[Parameters], Replayed], target: float
+) -> tuple[Parameters, Replayed, bool]:
+    """Return the cheapest candidate whose longest chunk keeps the target, or else the one with the shortest.
+
+    :raises ValueError: without candidates.
+
+    >>> rows = {0.5: Replayed(9.0, 0.4), 0.8: Replayed(5.0, 0.7)}
+    >>> cheapest([Parameters(0.5), Parameters(0.8)], lambda each: rows[each.utilization], 0.6)[0].utilization
+    0.5
+    """
+    if not candidates:
+        raise ValueError("there is nothing to choose from: give one candidate or more")
+    found = [(each, replay(each)) for each in candidates]
+    valid = [row for row in found if row[1].worst <= target]
+    if valid:
+        return (*min(valid, key=lambda row: row[1].cost), True)
+    return (*min(found, key=lambda row: (row[1].worst, row[1].cost)), False)
+
+
+def profile(
+    segments: Sequence[tuple[float, Segment]],
+    candidates: Sequence[Parameters],
+    replay: Callable[[Segment, Parameters], Replayed],
+    target: float,
+) -> list[Profiled]:
+    """Return the cheapest parameters of each segment, by ascending volatility.
+
+    :param segments: the volatility of each, and what `replay` takes.
+    :param target: the longest that a chunk may take, in seconds.
+    """
+    return [
+        Profiled(volatility, *cheapest(candidates, functools.partial(replay, segment), target))
+        for volatility, segment in sorted(segments, key=lambda each: each[0])
+    ]
+
+
+def levels(rows: Sequence[Profiled]) -> Levels:
+    """Return the table that the controller reads: neighbours with the same parameters are one level.
+
+    >>> rows = [Profiled(v, Parameters(rho), Replayed(1, 1), True) for v, rho in ((1, 0.8), (2, 0.8), (4, 0.5))]
+    >>> levels(rows).bounds
+    (3.0,)
+    """
+    bounds, found = [], [rows[0].parameters]
+    for before, row in itertools.pairwise(rows):
+        if row.parameters != found[-1]:
+            bounds.append((before.volatility + row.volatility) / 2)
+            found.append(row.parameters)
+    return Levels(tuple(bounds), tuple(found))

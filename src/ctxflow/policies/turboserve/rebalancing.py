@@ -1,11 +1,7 @@
-"""Min-max rebalancing with migration cost: TurboServe's placement controller (4), and the sub-groups of large fleets.
+"""Which GPU a session goes to: the length of chunks on a shared GPU, initial placement, and rebalancing (4).
 
-The printed rule takes the best move off one GPU with the longest chunk, while that shortens the longest chunk of all.
-It stalls where two GPUs share the longest, since no single move helps then. The plateau-aware rule, which is the
-default, asks whether a move takes a session from a GPU with the longest chunk to one where chunks stay shorter than
-that: the GPUs with the longest chunk become fewer, or have fewer sessions, with every move.
-
-At the end what moves when the number of GPUs changes: consolidation before scale-in, spreading after scale-out.
+Residents are plain data: GPU -> the sessions on it. Where GPUs are equally good, the first of the mapping is taken.
+At the end is what moves when the number of GPUs changes.
 """
 
 from __future__ import annotations
@@ -13,16 +9,140 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
 
-from ctxflow.policies.turboserve.assignment import Curve, Gpu, Residents, Session, assign
+Curve = Callable[[int], float]
+"""Seconds of a chunk on a GPU with so many sessions; more sessions never make it shorter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerCurve:
+    """Seconds `fixed + each * sessions ** exponent`, and 0 without a session.
+
+    >>> PowerCurve(0.1, 0.2)(3)
+    0.7
+    """
+
+    fixed: float
+    each: float
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.fixed < 0 or self.each < 0 or self.exponent < 0:
+            raise ValueError("a chunk takes no less for more sessions: give numbers of 0 or more")
+
+    def __call__(self, sessions: int) -> float:
+        """Return seconds of a chunk with so many sessions."""
+        return round(self.fixed + self.each * sessions**self.exponent, 12) if sessions else 0.0
+
+
+def most_sessions(curve: Curve, chunk_target: float, limit: int = 4096) -> int:
+    """Compute K: the most sessions on a GPU with which a chunk takes no longer than the target, 0 if none.
+
+    >>> most_sessions(PowerCurve(0.0, 0.1), 0.55)
+    5
+    """
+    count = 0
+    while count < limit and curve(count + 1) <= chunk_target:
+        count += 1
+    return count
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrationCost:
+    """C_mig of (4), the alpha-beta model of a transfer: seconds of any move, and bytes a second.
+
+    >>> MigrationCost(0.02, 50e9).seconds(500_000_000)
+    0.03
+    """
+
+    alpha: float
+    bandwidth: float = math.inf
+
+    def seconds(self, state_bytes: float) -> float:
+        """Return the seconds of moving so much state."""
+        return self.alpha + state_bytes / self.bandwidth
+
+
+Session: TypeAlias = Hashable
+Gpu: TypeAlias = Hashable
+Residents: TypeAlias = Mapping[Gpu, Collection[Session]]
+"""GPU -> the sessions on it; a draining GPU is not in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionAssignment:
+    """:ivar placed: session -> its GPU. :ivar waiting: those for which no GPU has room."""
+
+    placed: Mapping[Session, Gpu]
+    waiting: Sequence[Session]
+
+
+def assign(
+    sessions: Iterable[Session],
+    residents: Residents,
+    curve: Curve,
+    capacity: int | None = None,
+    speeds: Mapping[Gpu, float] | None = None,
+) -> SessionAssignment:
+    """Give each session the GPU on which its chunks are shortest, which raises the longest chunk of all the least.
+
+    :param sessions: in the order in which they are placed.
+    :param capacity: K, the most sessions on a GPU; None for no limit.
+    :param speeds: how many times the curve's speed a GPU has; 1 for those not named.
+
+    >>> assign(["c", "d", "e"], {0: ["a", "b"], 1: []}, PowerCurve(0, 1), capacity=2)
+    SessionAssignment(placed={'c': 1, 'd': 1}, waiting=('e',))
+    """
+    speed = speeds or {}
+    counts = enumerate((gpu, len(there)) for gpu, there in residents.items())
+    heap = [(curve(count + 1) / speed.get(gpu, 1.0), count, order, gpu) for order, (gpu, count) in counts]
+    heapq.heapify(heap)
+    placed: dict[Session, Gpu] = {}
+    waiting = []
+    for session in sessions:
+        while heap and capacity is not None and heap[0][1] >= capacity:
+            heapq.heappop(heap)
+        if not heap:
+            waiting.append(session)
+            continue
+        _, count, order, gpu = heap[0]
+        placed[session] = gpu
+        heapq.heapreplace(heap, (curve(count + 2) / speed.get(gpu, 1.0), count + 1, order, gpu))
+    return SessionAssignment(placed, tuple(waiting))
+
+
+def round_robin(gpus: Sequence[Gpu], turn: int) -> Gpu:
+    """Return the GPU whose turn it is: TurboServe's base configuration.
+
+    >>> [round_robin("xyz", turn) for turn in range(4)]
+    ['x', 'y', 'z', 'x']
+    """
+    return gpus[turn % len(gpus)]
+
+
+def load_aware(counts: Mapping[Gpu, int]) -> Gpu:
+    """Return the GPU with the fewest sessions (LAG).
+
+    >>> load_aware({"x": 2, "y": 1})
+    'y'
+    """
+    return min(counts, key=counts.__getitem__)
+
+
+def memory_aware(state_bytes: Mapping[Gpu, float]) -> Gpu:
+    """Return the GPU whose sessions' states take the least memory (MAG).
+
+    >>> memory_aware({"x": 2e9, "y": 3e9})
+    'x'
+    """
+    return min(state_bytes, key=state_bytes.__getitem__)
+
 
 Rule = Literal["plateau-aware", "printed"]
-GROUP_SIZE = 64
-"""GPUs of a sub-group: the paper's."""
-ONE_GROUP = 256
-"""GPUs up to which a fleet is balanced as one."""
+GROUP_SIZE = 64  # GPUs of a sub-group: the paper's.
+ONE_GROUP = 256  # GPUs up to which a fleet is balanced as one.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +183,10 @@ def rebalance(
 ) -> list[Move]:
     """Return the moves that make the longest chunk shorter, one for each session that moves.
 
+    The printed rule takes the best move off one GPU with the longest chunk, while that shortens the longest chunk of
+    all; it stalls where two GPUs share the longest. The plateau-aware rule moves a session from a GPU with the longest
+    chunk to one where chunks stay shorter than that.
+
     Guarantees of the plateau-aware rule, where no GPU is over the capacity to begin with: the longest chunk is at most
     weight * (the dearest session's seconds) longer than under the best placement there is, so without a weight it is
     the best; no GPU gets a longer chunk than the longest was; O((GPUs + moves) log GPUs), whatever the sessions.
@@ -72,9 +196,9 @@ def rebalance(
     :param capacity: K; None for no limit.
     :param rule: "plateau-aware", or "printed" for (4) as it stands.
     :param speeds: how many times the curve's speed a GPU has; 1 for those not named.
-    :raises ValueError: for a rule that is not there.
+    :raises ValueError: for an unknown rule.
 
-    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
     >>> rebalance({0: ["a", "b", "c"], 1: ["d", "e", "f"], 2: [], 3: []}, PowerCurve(0, 1))[0]
     Move(session='a', source=0, target=2)
     >>> rebalance({0: ["a", "b", "c"], 1: ["d", "e", "f"], 2: [], 3: []}, PowerCurve(0, 1), rule="printed")
@@ -96,11 +220,9 @@ def rebalance_groups(
     group_size: int = GROUP_SIZE,
     one_group: int = ONE_GROUP,
 ) -> list[Move]:
-    """Return `rebalance` in sub-groups where there are more GPUs than are balanced as one.
+    """Rebalance in sub-groups of about the same load where there are more GPUs than are balanced as one.
 
-    GPUs are dealt out by their number of sessions, there and back, so that sub-groups have about the same load.
-
-    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
     >>> many = {gpu: [(gpu, n) for n in range(gpu % 4)] for gpu in range(320)}
     >>> len(rebalance_groups(many, PowerCurve(0, 1))) == len(rebalance(many, PowerCurve(0, 1)))
     True
@@ -119,20 +241,13 @@ class _Board:
     """Sessions on GPUs while moves are tried; copies a GPU's sessions only when it is touched."""
 
     def __init__(
-        self,
-        residents: Residents,
-        curve: Curve,
-        costs: MoveCosts,
-        capacity: int | None,
-        speeds: Mapping[Gpu, float],
+        self, residents: Residents, curve: Curve, costs: MoveCosts, capacity: int | None, speeds: Mapping[Gpu, float]
     ) -> None:
-        self._residents = residents
+        self._residents, self._curve, self._costs, self._speeds = residents, curve, costs, speeds
         self._touched: dict[Gpu, dict[Session, None]] = {}
         self._by_cost: dict[Gpu, list[Session]] = {}
         self._counts = {gpu: len(sessions) for gpu, sessions in residents.items()}
-        self._costs, self._speeds = costs, speeds
         self._capacity = math.inf if capacity is None else capacity
-        self._curve = curve
         self._seconds = [curve(count) for count in range(max(self._counts.values(), default=0) + 2)]
         self._origin: dict[Session, Gpu] = {}
         self._place: dict[Session, Gpu] = {}
@@ -180,7 +295,7 @@ class _Board:
             if -longest - then - self._costs.of(session) <= 0:
                 return
             yield session, source, target
-            # What was true of either is at the top of one heap, and found out of date later in the other.
+            # Each is replaced at the top of one heap, and found out of date later in the other.
             left, now = -sessions - 1, there + 1
             heapq.heapreplace(heavy, (-latency(source, left), -left, order, source))
             heapq.heapreplace(light, (latency(target, now + 1), now, order_there, target))
@@ -228,7 +343,7 @@ class _Board:
 
 @dataclasses.dataclass(frozen=True)
 class Consolidation:
-    """:ivar released: the GPUs that are empty after the moves. :ivar moves: off them, onto those that stay."""
+    """The GPUs that are empty after the moves, and the moves off them."""
 
     released: Sequence[Gpu]
     moves: Sequence[Move]
@@ -237,13 +352,10 @@ class Consolidation:
 def consolidate(residents: Residents, keep: int, curve: Curve, capacity: int | None = None) -> Consolidation:
     """Empty the GPUs with the fewest sessions, so that they can be released at once.
 
-    Guarantees: at least `keep` GPUs stay, and more where their capacity is needed; none that stays is over capacity
-    unless it was before.
+    Guarantees: at least `keep` GPUs stay (1 or more, else ValueError), and more where their capacity is needed; none
+    that stays is over capacity unless it was before.
 
-    :param keep: how many GPUs are to stay.
-    :raises ValueError: if none is to stay.
-
-    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
     >>> consolidate({"x": "ab", "y": "c", "z": ""}, 1, PowerCurve(0, 1), capacity=3)
     Consolidation(released=('z', 'y'), moves=(Move(session='c', source='y', target='x'),))
     """
@@ -266,7 +378,7 @@ def spread(
 ) -> list[Move]:
     """Rebalance onto GPUs that have just been added, so that they are used at once.
 
-    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
     >>> spread({"x": "abc"}, ["y"], PowerCurve(0, 1))
     [Move(session='a', source='x', target='y')]
     """

@@ -1,10 +1,8 @@
 """TurboServe's autoscaling controller on a live run: the scaling policy `closed-loop`.
 
-Calls that are queued or running are to batch work what sessions are to the paper, with `calls_per_worker` as K; the K
-of sessions is measured. Where it differs from the paper's loop: volatility is measured in workers' loads, so that
-levels suit workloads of any size; one share holds for all volatilities unless levels are given, since the paper's
-Table 6 is of its own model and GPUs; sessions that come within a boot time are anticipated, calls, which can wait in a
-queue, are not; a worker for each call and session is the most that is ever wanted.
+Queued and running calls count as sessions do in the paper, with `calls_per_worker` as K; the K of sessions is measured.
+Differences: volatility is in workers' loads; one share holds for all unless levels are given, as Table 6 is of the
+paper's model and GPUs; sessions are anticipated, calls are not; at most a worker for each call and session is wanted.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ from ctxflow.policies.views import AppView, SessionView
 class ClosedLoop:
     """As many workers as bring their load to a share of what they can carry that falls with the load's volatility.
 
-    More are asked for at once when the load is over that share by more than `tolerance`; fewer are held when it has
-    been under it by more than that for as long as a worker takes to boot. In between nothing changes, so that the
-    number does not flap. Where there are sessions, which are anticipated, a worker more is asked for as soon as those
-    expected want it, and given back when there is room for a few more. Tiers that can run the same work are
-    counted together, and divided as `queue-proportional` divides them.
+    More are requested at once when the load is over that share by more than `tolerance`; fewer are held when it has
+    been under it by more than that for as long as a worker takes to boot. In between nothing changes. With sessions,
+    which are anticipated, a worker more is requested as soon as those expected want it, and released when there is
+    room for a few more. Tiers that can run the same work are counted together, and divided as `queue-proportional`
+    divides them.
 
     :param calls_per_worker: calls, queued or running, that load a worker fully.
-    :param sessions_per_worker: sessions that load a worker fully, as long as nothing was measured.
+    :param sessions_per_worker: sessions that load a worker fully, until that is measured.
     :param levels: [volatility up to which it holds, share] pairs, ascending, and [share] for all above;
         `ctxflow profile-scaling` finds them. [[0.8]] unless given.
     :param tolerance: how far the load of calls may be from the share before anything is done.
@@ -90,7 +88,7 @@ class ClosedLoop:
         self._active: set[int] = set()
 
     def target(self, view: View) -> Mapping[str, int]:
-        """Return what each tier is asked for: what the loops of the work that it can run hold."""
+        """Return the workers of each tier: what the loops of the work that it can run hold."""
         work: dict[frozenset[str], _Work] = {}
         sessions, waiting = active(view), idle(view)
         for app, calls in outstanding(view, self._batch_size).items():
@@ -108,10 +106,7 @@ class ClosedLoop:
         return divided(view, {group: self._workers(view, group, found) for group, found in work.items()})
 
     def _came(self, app: AppView) -> float:
-        """Return the calls that came since the last look, in batches of full size.
-
-        How a short queue is shared says nothing.
-        """
+        """Return the calls that came since the last look, in batches of full size."""
         new = max(0, app.arrived - self._arrived.get(app.id, 0))  # One that was forgotten counts anew.
         self._arrived[app.id] = app.arrived
         return new / (app.batch_size or self._batch_size)
@@ -133,9 +128,8 @@ class ClosedLoop:
 
 @dataclasses.dataclass
 class _Work:
-    """What the same tiers can run, in workers that it loads fully.
+    """What the same tiers can run, in workers that it loads fully: queued calls, active sessions, what came lately.
 
-    :ivar queue: of calls. :ivar streams: of sessions. :ivar came: of what has come since the last look.
     :ivar most: workers that could be of use. :ivar sessions: their ids. :ivar idle: sessions of the same apps.
     """
 

@@ -1,7 +1,4 @@
-"""TurboServe's placement of sessions on a live run: where chunks stay shortest, with moves where they pay.
-
-The functions of `assignment` and `rebalancing`, which cite the paper's equations, fed with what was measured.
-"""
+"""TurboServe's placement of sessions on a live run: the functions of `rebalancing` on what was measured."""
 
 from __future__ import annotations
 
@@ -9,8 +6,18 @@ from collections.abc import Mapping
 
 from ctxflow.policies.helpers import loads, seekers
 from ctxflow.policies.protocols import View
-from ctxflow.policies.turboserve.assignment import Curve, Gpu, MigrationCost, PowerCurve, Session, assign
-from ctxflow.policies.turboserve.rebalancing import MoveCosts, Rule, rebalance, rebalance_groups
+from ctxflow.policies.turboserve.rebalancing import (
+    Curve,
+    Gpu,
+    MigrationCost,
+    MoveCosts,
+    PowerCurve,
+    Rule,
+    Session,
+    assign,
+    rebalance,
+    rebalance_groups,
+)
 from ctxflow.policies.views import SessionView, WorkerView
 
 _UNMEASURED = PowerCurve(0.0, 1.0)
@@ -19,8 +26,8 @@ _UNMEASURED = PowerCurve(0.0, 1.0)
 class TurboServe:
     """New sessions go where chunks stay shortest; sessions move where that makes the longest chunk shorter.
 
-    A worker carries at most K sessions that have something to do (`View.capacity`); those beyond wait. Each app's
-    sessions are placed by themselves.
+    A worker carries at most K active sessions (`View.capacity`); those beyond wait. Each app's sessions are placed by
+    themselves.
 
     :param weight: mu: seconds of the longest chunk that a second of migration has to gain.
     :param alpha: seconds of any migration, and `bandwidth`, bytes a second of its transfer.
@@ -60,12 +67,7 @@ class TurboServe:
         return placed
 
     def _assigned(self, view: View, app: str, sessions: list[SessionView]) -> dict[int, str | None]:
-        """Place sessions, where K is known first on workers that have the context.
-
-        Those that must build it take whom these cannot.
-
-        A rebalancing uses them as well, and has the context built before a session moves.
-        """
+        """Place sessions, where K is known first on workers that have the context ready, then on any."""
         able = [worker for name in loads(view) if view.can_carry(sessions[0], worker := view.workers[name])]
         ready = [worker for worker in able if _is_ready(worker, sessions[0].context)]
         placed: dict[int, str | None] = {}
@@ -113,7 +115,7 @@ def _is_ready(worker: WorkerView, context: str) -> bool:
 
 
 def _residents(view: View, app: str, workers: list[WorkerView]) -> dict[Gpu, list[Session]]:
-    """Return the sessions of an app that have something to do, by the worker that carries them or is about to."""
+    """Return the active sessions of an app, by the worker that carries them or is about to."""
     residents: dict[Gpu, list[Session]] = {worker.id: [] for worker in workers}
     for session in view.sessions.values():
         place = session.target or session.worker
