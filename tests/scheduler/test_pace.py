@@ -53,7 +53,7 @@ def test_a_workers_speed_is_measured_without_what_its_calls_cost():
         bench.submit("verify", n)
         run = finish(bench, run, 2.0 + 0.5 * len(run.items), way=0.25)
     worker = bench.view.workers["w1"]
-    assert bench.state.apps["verify"].call_seconds == pytest.approx(2.25, rel=0.25), "little is known yet"
+    assert bench.state.apps["verify"].shown.call_seconds == pytest.approx(2.25, rel=0.25), "little is known yet"
     assert worker.items_done("verify") == 1 + 4 + 16 + 2 + 32
     finish(bench, run, 2.0 + 0.5 * len(run.items), way=0.25)
     assert worker.seconds_per_item("verify") == pytest.approx(0.5, rel=0.2)

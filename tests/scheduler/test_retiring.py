@@ -4,8 +4,8 @@ import pytest
 from scheduler_bench import Bench, only, run_of
 
 from ctxflow.policies.simple import ContextAffinity
+from ctxflow.scheduler import app_state, context_moves
 from ctxflow.scheduler import commands as cmd
-from ctxflow.scheduler import context_moves, shared_tables
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line, replay
 
@@ -133,9 +133,9 @@ class Counting(ContextAffinity):
     def __init__(self):
         self.shown = []
 
-    def assign(self, view, shared_tables):
-        self.shown.append(len(shared_tables))
-        return super().assign(view, shared_tables)
+    def assign(self, view, ready):
+        self.shown.append(len(ready))
+        return super().assign(view, ready)
 
 
 def test_of_thousands_of_apps_a_policy_is_shown_the_most_urgent_few():
@@ -153,17 +153,17 @@ def test_of_thousands_of_apps_a_policy_is_shown_the_most_urgent_few():
         commands = bench.finish(run)
     assert len(served) == count and not bench.state.ready
     assert served == sorted(served, key=lambda app: (-app.priority, app.deadline, app.order))
-    assert max(routing.shown) <= shared_tables.MANY and sum(routing.shown) < 4 * count
+    assert max(routing.shown) <= app_state.MANY and sum(routing.shown) < 4 * count
 
 
 def test_among_many_apps_none_is_passed_over_for_those_that_others_load_for_or_that_are_held_back():
     bench = Bench(batching={"policy": "fixed", "size": 4})
-    for number in range(3 * shared_tables.MANY):
+    for number in range(3 * app_state.MANY):
         bench.app(f"a{number}", "c", priority=-number)
         bench.submit(f"a{number}", 1)
     bench.app("other", "d", priority=-1000)
     bench.submit("other", 1)
-    names = [f"w{number}" for number in range(shared_tables.MANY)]
+    names = [f"w{number}" for number in range(app_state.MANY)]
     loads = only(bench.join(*names), cmd.Load)
     assert len(loads) == len(names), "each takes an app that nobody loads for"
     state = bench.state

@@ -10,7 +10,7 @@ from pool_of_machines import GPUS, device, graph
 
 from ctxflow.policies.registry import make
 from ctxflow.policies.simple import Fixed
-from ctxflow.scheduler import Limits, Policies, Scheduler, shared_tables
+from ctxflow.scheduler import Limits, Policies, Scheduler, app_state
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -60,11 +60,11 @@ class Pool(RuleBasedStateMachine):
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
         scaling=st.sampled_from(["fixed", {"policy": "queue-proportional", "calls_per_worker": 1, "linger": 0.05}]),
         preemption=st.sampled_from(["none", "standard", "imp", "exact"]),
-        many=st.sampled_from([2, shared_tables.MANY]),
+        many=st.sampled_from([2, app_state.MANY]),
     )
     def begin(self, routing, size, seed, start_when, scaling, preemption, many):
         self.now = 0.0
-        self.many, shared_tables.MANY = shared_tables.MANY, many
+        self.many, app_state.MANY = app_state.MANY, many
         chosen = preemption if preemption == "none" else {"policy": preemption, "patience": 5, "grace": 3, "idle": 2}
         self.contexts = [each for each in CONTEXTS if each not in WIDE or preemption != "none"]
         policies = Policies(
@@ -482,7 +482,7 @@ class Pool(RuleBasedStateMachine):
         try:
             self.end_all()
         finally:
-            shared_tables.MANY = self.many
+            app_state.MANY = self.many
 
     def end_all(self):
         for name in list(self.workers):

@@ -13,7 +13,6 @@ from ctxflow.policies.simple import LeastLoadedSessions
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.eligibility import goes
 
 FAILURE = ev.Failure("exception", "ValueError", "bad")
 
@@ -532,7 +531,7 @@ class SessionPool(RuleBasedStateMachine):
         name = self.some_worker(data, lambda library: library.loading)
         library = self.workers[name]
         library.loading = False
-        staying = sum(not goes(worker) for worker in self.scheduler.state.workers.values())
+        staying = sum(not worker.leaving for worker in self.scheduler.state.workers.values())
         # Else that would be enough for the context to be broken.
         if fails and staying > 2 and not self.scheduler.state.contexts["model"].failures:
             self.tell(ev.ContextFailed, name, "model", FAILURE)

@@ -7,7 +7,7 @@ from scheduler_bench import Bench, drive, only, run_of
 
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.tiers import first_needed
+from ctxflow.scheduler.dispatch import first_needed
 
 # --- waiting for workers before the first call
 

@@ -100,7 +100,7 @@ def test_regions_have_no_share_for_workers_with_places_of_their_own():
     outlook = Outlook()
     outlook.look(bench.view)
     assert outlook.slots == {"elsewhere": 2}
-    assert outlook.holders["wide", bench.state.workers["big"].region] == 1
+    assert outlook.holders["wide", bench.state.workers["big"].shown.region] == 1
 
 
 def test_nobody_is_asked_for_who_may_not_hold_what_waits():

@@ -1,14 +1,22 @@
-"""Apps and contexts as the scheduler knows them: queues, groups that run alone, what calls cost, who holds what."""
+"""Tables of apps and contexts: queues, groups that run alone, what calls cost, which apps have work, what arrives."""
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
+import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from ctxflow.policies.views import AppView
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure
+
+MANY = 64  # Apps with work that a routing policy is shown, whatever their contexts.
+SPARE = 2  # Apps that it is shown beside one for each free worker, of each context, where there are more.
+SLOT_SECONDS = 10.0  # How long arrivals are counted together.
+SLOTS = 5  # How many slots count, as in TORTA (section V-B2).
 
 Place = tuple[str, tuple[str, ...]]
 """A host, and the ids of the GPUs that a worker has of it."""
@@ -97,6 +105,7 @@ class CallCost:
 
     way: float | None = None
     whole: float = 0.0
+    inside: float = 0.0  # What a call itself does once; 0 before there are three pairs.
     pairs: int = 0
     weight: float = 0.0
     total: float = 0.0
@@ -125,11 +134,7 @@ class CallCost:
         self.pairs += 1
         self.weight += weight
         self.total += weight * height
-
-    @property
-    def inside(self) -> float:
-        """What a call itself does once, as far as it is known."""
-        return max(0.0, self.total / self.weight) if self.pairs >= 3 else 0.0
+        self.inside = max(0.0, self.total / self.weight) if self.pairs >= 3 else 0.0
 
     @property
     def error(self) -> float:
@@ -196,7 +201,7 @@ class App:
     cancelled: int = 0
     # Groups that must run alone as they are: the halves of a bisection, suspects.
     isolated: Groups = dataclasses.field(default_factory=Groups)
-    witness: str = ""  # The worker found last that what failed elsewhere could run on; kept by eligibility.py.
+    witness: str = ""  # The worker found last that what failed elsewhere could run on; kept by run_state.py.
     claimed: int = 0
     claims: int = 0  # Loads that it is claimed for.
     attempts: int = 0  # That run; also steps of its sessions.
@@ -208,64 +213,27 @@ class App:
     alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
+    backlog: int = 0  # Items queued; kept by `items.settle`.
+
     # Read in every decision, so copied out of the specification.
-    id: str = ""
-    context: str = ""
-    priority: int = 0
-    deadline: float | None = None
-    batch_size: int | None = None
+    id: str = dataclasses.field(init=False)
+    context: str = dataclasses.field(init=False)
+    priority: int = dataclasses.field(init=False)
+    deadline: float | None = dataclasses.field(init=False)
+    batch_size: int | None = dataclasses.field(init=False)
+    # Set when it is put into the tables.
     shown: AppView = dataclasses.field(init=False, repr=False, compare=False)
+    urgency: tuple[float, float, int] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.id, self.context, self.priority = spec.id, spec.context, spec.priority
-        self.deadline = spec.deadline
+        self.id, self.context, self.priority, self.deadline = spec.id, spec.context, spec.priority, spec.deadline
         self.batch_size = spec.batch_size if spec.batch else 1
-
-    @property
-    def backlog(self) -> int:
-        """Items queued."""
-        return len(self.queue) - self.cancelled + self.isolated.items
 
     @property
     def unclaimed(self) -> int:
         """Items queued for which no worker loads the context."""
         return self.backlog - self.claimed
-
-    @property
-    def call_seconds(self) -> float | None:
-        """What a call costs beside its items."""
-        return self.call_cost.seconds
-
-    @property
-    def call_seconds_error(self) -> float:
-        """How far off that may be."""
-        return self.call_cost.error
-
-    @property
-    def chunk_target(self) -> float | None:
-        """Seconds that a chunk of its sessions may take."""
-        return self.spec.chunk_target
-
-    @property
-    def max_delay(self) -> float | None:
-        """The longest an item may take."""
-        return self.spec.max_delay
-
-    @property
-    def max_error(self) -> float | None:
-        """The largest acceptable share of wrong answers."""
-        return self.spec.max_error
-
-    @property
-    def error(self) -> float:
-        """The share of wrong answers with its context."""
-        return self.spec.error
-
-    @property
-    def alternative_of(self) -> str:
-        """The app whose items it may answer."""
-        return self.spec.alternative_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -289,7 +257,7 @@ class ContextState:
     loads: int = 0
     # Worker -> its failures; forgotten when the worker is lost or the context builds there.
     suspects: dict[str, Suspect] = dataclasses.field(default_factory=dict)
-    # Since it was last built anywhere: worker -> host, how often, from when on; kept by breaking.py, as is all below.
+    # Since it was last built anywhere: worker -> host, how often, from when on; kept by faults.py, as is all below.
     failed_workers: dict[str, str] = dataclasses.field(default_factory=dict)
     failures: int = 0
     failing_since: float = 0.0
@@ -304,3 +272,138 @@ class ContextState:
     failed_at: float = -1.0
     deciding: tuple[float, Failure] | None = None  # Since when it has failed often enough, and why.
     broken: Failure | None = None
+
+
+_Entry = tuple[float, float, int, App]  # Its urgency, and it.
+
+
+class Ready(dict[str, App]):
+    """Apps with a backlog and a context that is not broken, by id, in the order in which they came to have one.
+
+    As soon as there are many, those of each context are kept in the order of urgency: thousands of apps with a call
+    each then cost what one with thousands of calls does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ordered: dict[str, list[_Entry]] | None = None  # By context, without those that are held back.
+        self._held: list[tuple[float, int, App]] = []
+
+    def add(self, app: App) -> None:
+        """Add an app that has work."""
+        self[app.id] = app
+        if self._ordered is not None:
+            self._insert(app, self._ordered)
+        elif len(self) > MANY:
+            self._ordered = {}
+            for each in self.values():
+                self._insert(each, self._ordered)
+
+    def drop(self, app: App) -> None:
+        """Drop an app that has none any more, if it had some."""
+        if self.pop(app.id, None) is None or self._ordered is None:
+            return
+        self._remove(app, self._ordered)
+        if len(self) <= MANY // 2:
+            self._ordered = None
+            self._held.clear()
+
+    def hold(self, app: App, until: float) -> None:
+        """Hold an app's work back until a time."""
+        app.held_until = until
+        if self._ordered is not None:
+            self._remove(app, self._ordered)
+            self._insert(app, self._ordered)
+
+    def release(self, app: App) -> None:
+        """Let an app's work be given again."""
+        app.held_until = None
+        if self._ordered is not None and app.id in self:
+            self._insert(app, self._ordered)
+
+    def offered(self, now: float, free: int) -> list[App]:
+        """Return the apps that a policy may choose from: all, or the most urgent of each context."""
+        if self._ordered is None:
+            return [app for app in self.values() if app.held_until is None or app.held_until <= now]
+        while self._held and self._held[0][0] <= now:
+            until, _, app = heapq.heappop(self._held)
+            if self.get(app.id) is app and app.held_until == until:
+                app.held_until = None
+                self._insert(app, self._ordered)
+        found: list[App] = []
+        for entries in self._ordered.values():
+            left = free + SPARE
+            for _, _, _, app in entries:
+                found.append(app)
+                # Workers load the context already for others, and what failed may have to go elsewhere.
+                left -= app.unclaimed > 0 and not app.isolated.items
+                if not left:
+                    break
+        return found
+
+    def waiting_for(self, context: str) -> list[App]:
+        """Return apps that wait for a context, the most urgent one among them."""
+        if self._ordered is None:
+            return [app for app in self.values() if app.context == context]
+        first = [entry[3] for entry in self._ordered.get(context, [])[:1]]
+        return first + [app for _, _, app in self._held if app.context == context and self.get(app.id) is app]
+
+    def _insert(self, app: App, ordered: dict[str, list[_Entry]]) -> None:
+        if app.held_until is not None:
+            heapq.heappush(self._held, (app.held_until, app.order, app))
+            return
+        entries = ordered.setdefault(app.context, [])
+        key = app.urgency
+        place = bisect.bisect_left(entries, key)
+        if place == len(entries) or entries[place][3] is not app:
+            entries.insert(place, (*key, app))
+
+    @staticmethod
+    def _remove(app: App, ordered: dict[str, list[_Entry]]) -> None:
+        entries = ordered.get(app.context, [])
+        place = bisect.bisect_left(entries, app.urgency)
+        if place < len(entries) and entries[place][3] is app:
+            del entries[place]
+            if not entries:
+                del ordered[app.context]
+
+
+class Arrivals:
+    """Counts of the last slots.
+
+    >>> from ctxflow.scheduler.events import AppSpec
+    >>> arrivals, app = Arrivals(), App(AppSpec("a", "a"), order=0)
+    >>> for time in (0, 10, 20):
+    ...     arrivals.note(time, [app])
+    ...     app.arrived += 50
+    >>> dict(arrivals.forecast())
+    {'a': 5.0}
+    """
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, dict[str, int]]] = collections.deque(maxlen=SLOTS + 1)
+        self._forecast: Mapping[str, float] | None = None
+
+    def note(self, now: float, apps: Iterable[App]) -> None:
+        """Count, if a slot is over; to be called on ticks."""
+        if not self._seen or now >= self._seen[-1][0] + SLOT_SECONDS:
+            self._seen.append((now, {app.id: app.arrived for app in apps}))
+            self._forecast = None
+
+    def forecast(self) -> Mapping[str, float] | None:
+        """Return items a second by app, None before a slot is over; apps of which nothing comes are left out."""
+        if self._forecast is None and len(self._seen) > 1:
+            # Numpy is imported where somebody asks: most runs do without.
+            from ctxflow.policies.torta.quantities import forecast
+
+            names = list(self._seen[-1][1])
+            slots = list(self._seen)
+            rates = [
+                # An app that was forgotten in between counts anew.
+                [max(0, after.get(name, 0) - before.get(name, 0)) / (end - begin) for name in names]
+                for (begin, before), (end, after) in itertools.pairwise(slots)
+            ]
+            expected = forecast(rates)[0] if names else ()
+            rates_by_app = zip(names, expected, strict=True)
+            self._forecast = MappingProxyType({name: float(rate) for name, rate in rates_by_app if rate > 0})
+        return self._forecast

@@ -10,22 +10,29 @@ import math
 from collections.abc import Collection
 
 from ctxflow.errors import counted
-from ctxflow.scheduler import breaking, eligibility, evidence
+from ctxflow.scheduler import faults, items
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
-from ctxflow.scheduler.events import NONE, PARTIAL, PLAIN, ContextReady, ContextSpec, Failure, Retired, TierSpec
-from ctxflow.scheduler.proxies import ShownContext
-from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.events import (
+    NONE,
+    PARTIAL,
+    PLAIN,
+    ContextReady,
+    ContextSpec,
+    ContextStaged,
+    Failure,
+    Retired,
+    TierSpec,
+)
+from ctxflow.scheduler.run_state import RunState, able, cache_only, has_work
+from ctxflow.scheduler.view import ShownContext
 from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker, hide
 
 MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one again need not have it built.
 
 
-def can_run(state: RunState, worker: Worker, app: App) -> bool:
-    """Return whether a free worker holds the app's context ready, or could load it now."""
-    held = worker.contexts.get(app.context)
-    if held is not None:
-        return held.state == "ready" and (not app.isolated.items or eligibility.has_work(state, app, worker))
+def could_load(state: RunState, worker: Worker, app: App) -> bool:
+    """Return whether a free worker that does not hold the app's context could load it for its queue now."""
     if not admissible(state, worker, app):
         return False
     return _in_the_way(state, worker, state.contexts[app.context].spec) is not None
@@ -33,14 +40,14 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Return whether the app's context may be loaded for its queue on a worker that does not hold it."""
-    if app.unclaimed <= 0 or not eligibility.has_work(state, app, worker):
+    if app.unclaimed <= 0 or not has_work(state, app, worker):
         return False
     return loadable(state, worker, state.contexts[app.context])
 
 
 def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Return whether a context may be loaded on a worker that does not hold it."""
-    if not eligibility.able(state, worker, context.spec) or _held_by_enough(state, worker, context):
+    if not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     return trusted(state, worker, context)
 
@@ -53,9 +60,7 @@ def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
     suspect = context.suspects.get(worker.id)
     if suspect is None:
         return True
-    others = any(
-        w.id not in context.suspects and eligibility.able(state, w, context.spec) for w in state.workers.values()
-    )
+    others = any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values())
     due = suspect.retry_at if others else context.retry_at
     if state.now < due:
         state.wake(due)
@@ -130,15 +135,16 @@ def _gpu_memory(context: ContextState) -> int | None:
     return max((m for m in (context.spec.gpu_memory, context.gpu_memory) if m is not None), default=None)
 
 
-def staged(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+def staged(state: RunState, event: ContextStaged, out: list[Command]) -> None:
     """Build a context whose files are there."""
-    held = worker.contexts.get(context)
-    if held is not None and held.state == "staging":
-        worker.staging_seconds[context] = state.now - held.since
+    worker = state.workers.get(event.worker)
+    held = worker.contexts.get(event.context) if worker is not None else None
+    if worker is not None and held is not None and held.state == "staging":
+        worker.staging_seconds[held.context] = state.now - held.since
         held.state, held.since = "loading", state.now
-        if state.contexts[context].spec.level == PARTIAL:
-            worker.staged.add(context)
-        out.append(Load(worker.id, context))
+        if state.contexts[held.context].spec.level == PARTIAL:
+            worker.staged.add(held.context)
+        out.append(Load(worker.id, held.context))
 
 
 def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
@@ -153,8 +159,7 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
     context.memory = event.memory if event.memory is not None else context.memory
     context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
     context.suspects.pop(worker.id, None)
-    breaking.succeeded(state, context)
-    evidence.built(state, worker, context)
+    faults.built(state, worker, context)
     worker.context_seconds[event.context] = event.seconds
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
@@ -219,7 +224,7 @@ def _brings_out(state: RunState, worker: Worker, context: str) -> bool:
     """Return whether a worker that may soon be released holds a context by which states leave its cache."""
     tier, (_, most) = state.tiers.get(worker.tier), state.plan.workers.get(worker.tier, (0, math.inf))
     shrinks = tier is not None and tier.connected > most
-    return shrinks and any(session.context == context for session in eligibility.unkept(state, worker))
+    return shrinks and any(session.context == context for session in cache_only(state, worker))
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
@@ -239,9 +244,7 @@ def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
         there = sum(session.context == name for session in holder.sessions.values())
         return there + state.streams.awaited[holder.id, name]
 
-    holders = [
-        w for w in state.workers.values() if w.tier == worker.tier and name in w.contexts and not eligibility.goes(w)
-    ]
+    holders = [w for w in state.workers.values() if w.tier == worker.tier and name in w.contexts and not w.leaving]
     return worker not in sorted(holders, key=carried, reverse=True)[:most]
 
 
@@ -250,7 +253,7 @@ def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> 
     if context.on_tier[tier] <= most:
         return False
     holders = (w for w in state.workers.values() if w.tier == tier and context.spec.id in w.contexts)
-    return sum(not eligibility.goes(worker) for worker in holders) > most
+    return sum(not worker.leaving for worker in holders) > most
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:
@@ -278,10 +281,10 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, o
         for other in unused:
             unload(state, worker, other, out)
         return
-    evidence.not_built(state, worker, context, failure)
-    broken = breaking.blame(state, worker, context, begun, failure)
+    faults.not_built(state, worker, context, failure)
+    broken = faults.blame(state, worker, context, begun, failure)
     if broken is not None:
-        breaking.decide(state, context, broken, out)
+        decide(state, context, broken, out)
 
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
@@ -291,9 +294,35 @@ def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
         drop(state, worker, context)
     for held in building:
         lost_with = state.contexts[held.context]
-        broken = breaking.blame_loss(state, worker, lost_with, held.begun)
+        broken = faults.blame_loss(state, worker, lost_with, held.begun)
         if broken is not None:
-            breaking.decide(state, lost_with, broken, out)
+            decide(state, lost_with, broken, out)
+
+
+def decide(state: RunState, context: ContextState, failure: Failure, out: list[Command]) -> None:
+    """Declare a context broken, unless somebody who builds it still shows otherwise in time."""
+    if context.deciding is None:
+        context.deciding = (state.now, failure)
+        state.undecided[context.spec.id] = context
+    settle_undecided(state, out)
+
+
+def settle_undecided(state: RunState, out: list[Command]) -> None:
+    """Break contexts that failed often enough: nobody has one, or builds one since before, or not within the time."""
+    for name, context in list(state.undecided.items()):
+        since, failure = context.deciding or (state.now, Failure("lost", "", ""))
+        until = since + state.limits.verdict
+        holders = [worker.contexts[name] for worker in state.workers.values() if name in worker.contexts]
+        if any(not held.building for held in holders):
+            continue
+        if state.now < until and any(held.begun <= since for held in holders):
+            state.wake(until)
+            continue
+        del state.undecided[name]
+        context.broken = failure
+        for app in context.apps:
+            items.bury_backlog(state, state.apps[app], failure, out)
+            items.redistribute(state, state.apps[app], out)
 
 
 def idle(state: RunState, worker: Worker) -> list[str]:
@@ -364,8 +393,8 @@ def _thin_out(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 def app_is_used(state: RunState, app: App) -> bool:
     """Return whether an app, or an alternative of it, has items or sessions; an alternative, whether its app exists."""
-    if app.alternative_of:
-        return app.alternative_of in state.apps
+    if app.spec.alternative_of:
+        return app.spec.alternative_of in state.apps
     return any(_has_work(state, each) for each in (app, *(state.apps[name] for name in app.alternatives)))
 
 

@@ -6,14 +6,18 @@ contexts for what waits (context_moves.py), and where a plan is computed (execut
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable
+
 from ctxflow.policies.protocols import Planning
-from ctxflow.scheduler import context_moves, items
+from ctxflow.scheduler import context_moves, faults, items, reservations, session_moves, steps
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App, Group
-from ctxflow.scheduler.commands import Command, MakePlan, Note, Place, Run
-from ctxflow.scheduler.eligibility import group_for
-from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import Attempt, Worker
+from ctxflow.scheduler.commands import Abandon, Acquire, Command, MakePlan, Note, Place, Release, Run
+from ctxflow.scheduler.run_state import RunState, empty, group_for
+from ctxflow.scheduler.view import ShownTier
+from ctxflow.scheduler.worker_state import Attempt, TierState, Worker, show
 
 HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
 
@@ -46,14 +50,12 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
 
     False if the batching policy holds the work back, or all that waits failed there and is to run elsewhere.
     """
-    group = group_for(state, app, worker) if app.isolated.items else None
-    if group is not None:
-        _start(state, worker, app, items.take_group(state, app, group), group, out)
-        return True
-    if app.isolated.items and len(app.queue) <= app.cancelled:
-        return False
-    size = state.view.batch_size(app.shown, worker.shown)
-    if size < 1:
+    group, size = None, 0
+    if app.isolated.items:
+        group = group_for(state, app, worker)
+        if group is None and len(app.queue) <= app.cancelled:
+            return False
+    if group is None and (size := state.policies.batching.size(state.view, app.shown, worker.shown)) < 1:
         since = state.now if app.waiting_since is None else app.waiting_since
         until = since + state.policies.batching.linger
         # Never now: a policy that says 0 beyond its linger would be asked without end.
@@ -61,7 +63,7 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
         state.ready.hold(app, until)
         state.wake(until)
         return False
-    _start(state, worker, app, items.take(state, app, size), None, out)
+    _start(state, worker, app, items.take(state, app, group, size, out), group, out)
     return True
 
 
@@ -144,7 +146,7 @@ def place(state: RunState, out: list[Command]) -> None:
             out.append(MakePlan(state.planning))
 
 
-def made(state: RunState, event: ev.PlanMade, out: list[Command]) -> None:
+def plan_made(state: RunState, event: ev.PlanMade, out: list[Command]) -> None:
     """Follow a plan that was computed; where it could not be, the one in place stays."""
     planning, state.planning = state.planning, None
     policy = state.policies.planning
@@ -169,3 +171,265 @@ def computed(planning: Planning, time: float = 0.0) -> ev.PlanMade:
         return ev.PlanMade(time, planning())
     except Exception as error:
         return ev.PlanMade(time, failure=f"{type(error).__name__}: {error}")
+
+
+# --- attempts that run
+
+
+def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command]) -> None:
+    """Handle an attempt that answered all its items."""
+    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    if attempt is None:
+        return
+    worker, items_of = state.workers[attempt.worker], attempt.items
+    worker.done += 1
+    faults.learn(state, state.apps[attempt.app], worker, attempt, len(items_of), event.seconds)
+    items.answer(state, attempt, items_of, out)
+    context_moves.used(state, worker, attempt.context, out)
+    # What another attempt answered first is closed; nothing of this attempt stays open.
+
+
+def items_finished(state: RunState, event: ev.ItemsFinished, out: list[Command]) -> None:
+    """Handle an attempt that answered some of its items, and goes on."""
+    attempt = state.attempts.get(event.attempt)
+    if attempt is not None and attempt.worker == event.worker:
+        last = event.first + event.count
+        state.answered[attempt.id] = max(state.answered.get(attempt.id, 0), last)
+        items.answer(state, attempt, attempt.items[event.first : last], out)
+
+
+def batch_ended(state: RunState, event: ev.BatchEnded, out: list[Command]) -> None:
+    """Handle an attempt that answered its items one by one and has ended: what it did not answer is requeued."""
+    answered = state.answered.get(event.attempt, 0)
+    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    if attempt is None:
+        return
+    worker = state.workers[attempt.worker]
+    worker.done += 1
+    if answered:
+        faults.learn(state, state.apps[attempt.app], worker, attempt, answered, event.seconds)
+    context_moves.used(state, worker, attempt.context, out)
+    items.requeue(state, attempt, items.unanswered(state, attempt), out)
+
+
+def step_finished(state: RunState, event: ev.StepFinished, out: list[Command]) -> None:
+    """Handle a step that has ended."""
+    orders = state.streams.steps.get(event.attempt, ())
+    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    if attempt is not None:
+        worker = state.workers[attempt.worker]
+        worker.done += 1
+        steps.finished(state, attempt, worker, orders, event, out)
+
+
+def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> None:
+    """Handle a failed attempt: count it for its worker, its context and its items."""
+    orders = state.streams.steps.get(event.attempt)
+    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    if attempt is None:
+        return
+    worker = state.workers[attempt.worker]
+    if event.failure.kind == "crash":
+        state.counters.crashes += 1
+    if event.lost_context:
+        lose_context(state, worker, attempt.context, out)
+    else:
+        context_moves.used(state, worker, attempt.context, out)
+    if orders is not None:
+        steps.failed(state, attempt, orders, event.failure, out)
+        return
+    left = items.unanswered(state, attempt)
+    faults.charge(state, attempt, worker, left if event.at is None else left[:1], event.failure)
+    if event.failure.kind == "cancelled":  # Nobody waits for these, unless another call was ended along with that.
+        items.requeue(state, attempt, left, out)
+    elif event.at is None or event.failure.kind == "contract":
+        items.failed(state, attempt, left, event.failure, out)
+    else:
+        items.raised(state, attempt, left, event.at, event.failure, out)
+
+
+def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
+    """Take an attempt off its worker and return it; None if it does not run there."""
+    attempt = worker.running.pop(number, None) if worker is not None else None
+    if worker is None or attempt is None:
+        return None
+    del state.attempts[number]
+    state.streams.steps.pop(number, None)
+    if state.answered or state.interrupted:
+        state.answered.pop(number, None)
+        state.interrupted.discard(number)
+    state.apps[attempt.app].attempts -= 1
+    held = worker.contexts.get(attempt.context)
+    if held is not None:
+        held.last_used = state.now
+    state.update_free(worker)
+    return attempt
+
+
+def stop(state: RunState, numbers: Iterable[int], out: list[Command]) -> None:
+    """End running attempts by force, which costs their workers the contexts, and their items nothing."""
+    for number in numbers:
+        attempt = state.attempts.get(number)
+        if attempt is None:  # It has gone with one beside it.
+            continue
+        worker = state.workers[attempt.worker]
+        out.append(Abandon(worker.id, number, attempt.context))
+        end(state, number, worker)
+        lose_context(state, worker, attempt.context, out)
+        items.requeue(state, attempt, items.unanswered(state, attempt), out)
+
+
+def lose_context(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+    """Handle the end of a library process: requeue what else it ran, which is not to blame."""
+    session_moves.context_gone(state, worker, context)
+    for attempt in [a for a in worker.running.values() if a.context == context]:
+        end(state, attempt.id, worker)
+        items.requeue(state, attempt, items.unanswered(state, attempt), out)
+    context_moves.gone(state, worker, context, out)
+
+
+def tier_offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
+    """Add a tier, or change its bounds."""
+    known = state.tiers.get(spec.name)
+    if known is None:
+        connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
+        tier = TierState(spec, spec.gpu_memory, connected=connected)
+        tier.shown = ShownTier(tier)
+        state.tiers[spec.name] = tier
+        show(state.tiers_shown, spec.name, tier.shown)
+    else:
+        lowered, known.spec = spec.maximum < known.spec.maximum, spec
+        if lowered:
+            _drain(state, known, out)
+
+
+def _drain(state: RunState, tier: TierState, out: list[Command]) -> None:
+    """Have workers beyond a tier's new maximum leave when they have done what they run, the idle ones first."""
+    there = [w for w in state.workers.values() if w.tier == tier.spec.name and w.acquired and not w.leaving]
+    there.sort(key=lambda worker: (len(worker.running), len(worker.sessions), len(worker.contexts)))
+    for worker in there[: max(0, len(there) - tier.spec.maximum)]:
+        _give_back(state, tier, worker, out)
+
+
+def scale(state: RunState, out: list[Command]) -> None:
+    """Ask for as many workers as the scaling policy wants, within the bounds, and give back those beyond."""
+    state.scaled_at = state.now
+    unplanned = bool(state.plan.workers) and _sessions_unplanned(state)
+    for name, wanted in state.policies.scaling.target(state.view).items():
+        tier = state.tiers.get(name)
+        if tier is None:
+            continue
+        bounds = tier.spec.minimum, tier.spec.maximum
+        low, high = bounds if unplanned else state.plan.workers.get(name, bounds)
+        target = reservations.bound(state, name, max(low, min(high, wanted)))
+        if tier.asked != target:
+            tier.asked = target
+            out.append(Acquire(name, target))
+        _release(state, tier, target, out)
+    _measure(state)
+
+
+def _sessions_unplanned(state: RunState) -> bool:
+    """Return whether sessions have something to do of whose context the plan knows nothing."""
+    return any(each.context not in state.plan.tiers and not each.idle for each in state.sessions.values())
+
+
+def _release(state: RunState, tier: TierState, target: int, out: list[Command]) -> None:
+    """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
+
+    Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
+    and do not count.
+    """
+    if tier.connected <= target and not tier.emptying:
+        return
+    held = [
+        w
+        for w in state.workers.values()
+        if w.tier == tier.spec.name and w.acquired and w.noticed is None and (not w.draining or w.id in tier.emptying)
+    ]
+    surplus = max(0, len(held) - target)
+    able = [w for w in held if w.id in tier.emptying or not (w.loading or any(a.items for a in w.running.values()))]
+    frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
+    able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], len(w.contexts)))
+    for worker in able[:surplus]:
+        _give_back(state, tier, worker, out)
+    for worker in able[surplus:]:
+        if worker.id in tier.emptying:  # It is wanted again.
+            tier.emptying.remove(worker.id)
+            worker.draining = False
+            state.streams.unsettled = True
+            state.update_free(worker)
+
+
+def _give_back(state: RunState, tier: TierState, worker: Worker, out: list[Command]) -> None:
+    worker.draining = True
+    state.streams.unsettled = True
+    state.update_free(worker)
+    if worker.running or worker.loading or not empty(state, worker):
+        tier.emptying.add(worker.id)
+    else:
+        tier.emptying.discard(worker.id)
+        worker.released = True
+        out.append(Release(worker.id))
+
+
+# --- waiting for workers before the first call
+
+
+def first_needed(state: RunState) -> int:
+    """Return how many workers must be connected before the first call: a share of those asked for, at least one."""
+    asked = sum(tier.asked or 0 for tier in state.tiers.values())
+    return max(1, math.ceil(state.start_when * asked - 1e-9))  # 0.07 * 100 is a little more than 7.
+
+
+# --- what is measured
+
+
+def _measure(state: RunState) -> None:
+    """Count the time since the last look, if workers were lacking then: the batch system could have given more."""
+    for tier in state.tiers.values():
+        if tier.lacking_since is not None:
+            tier.lacking_seconds += state.now - tier.lacking_since
+        lacks = tier.connected < (tier.asked or 0)
+        tier.lacking_since = state.now if lacks else None
+
+
+def worker_joined(state: RunState, worker: Worker) -> None:
+    """Count a worker that joined."""
+    tier = state.tiers.get(worker.tier)
+    if tier is not None:
+        tier.connected += worker.acquired
+        known = [each for each in (tier.gpu_memory, worker.spec.gpu_memory) if each is not None]
+        tier.gpu_memory = min(known, default=None)
+
+
+def worker_lost(state: RunState, worker: Worker, evicted: bool) -> None:
+    """Count a worker that is gone, and how long it was there."""
+    state.counters.lost += 1
+    state.counters.evicted += evicted
+    tier = state.tiers.get(worker.tier)
+    if tier is None:
+        return
+    seconds = state.now - worker.joined
+    tier.connected -= worker.acquired
+    tier.emptying.discard(worker.id)
+    tier.worker_seconds += seconds
+    tier.gpu_seconds += seconds * worker.gpus
+    if evicted:
+        tier.lifetimes = tier.lifetimes or []
+        tier.lifetimes.append(seconds)
+
+
+def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:
+    """Count what became of a worker's job; what it means for a worker that had joined, `WorkerLost` tells."""
+    if isinstance(event, ev.JobStarted) and event.pin is not None:
+        reservations.started(state, event.pin)
+    tier = state.tiers.get(event.tier)
+    if tier is None:
+        return
+    if isinstance(event, ev.JobStarted):
+        tier.jobs_started += event.pin is None
+    elif isinstance(event, ev.JobEvicted):
+        tier.jobs_evicted += 1
+    else:
+        tier.held[event.reason] = tier.held.get(event.reason, 0) + 1

@@ -1,7 +1,7 @@
 """Transitions of items: queued, assigned, answered, requeued, bisected, dead.
 
 An item is open (in `RunState.open`) from its submission until it is done, dead or cancelled; an open item is
-either queued once, or held by at least one attempt. What does not live here: which worker runs what (dispatch.py).
+either queued once, or held by at least one attempt.
 """
 
 from __future__ import annotations
@@ -11,58 +11,53 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 
-from ctxflow.scheduler import evidence
+from ctxflow.scheduler import faults
 from ctxflow.scheduler.app_state import App, Deal, Group
 from ctxflow.scheduler.commands import Bury, Command, Deliver
-from ctxflow.scheduler.eligibility import awaited, elsewhere
 from ctxflow.scheduler.events import Failure
-from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.run_state import RunState, awaited, elsewhere
 from ctxflow.scheduler.worker_state import Attempt
 
 OPINIONS = 3  # How often an item is tried elsewhere since the place where it failed was in doubt.
 
 
-def submit_to(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
-    """Queue new items for one app; they die at once if its context is broken."""
-    app.arrived += len(items)
-    state.counters.submitted += len(items)
-    state.open.update(dict.fromkeys(items, app))
-    app.queue.extend(items)
-    if app.held_until is not None:  # What was held back may be enough for a batch now.
-        state.ready.release(app)
-    _queued(state, app, out)
+def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) -> None:
+    """Queue new items for an app, or divided among its alternatives; they die at once if the context is broken."""
+    deal = state.deals.get(app.id)
+    for name, those in {app.id: new}.items() if deal is None else _dealt(deal, new).items():
+        app = state.apps[name]
+        app.arrived += len(those)
+        state.counters.submitted += len(those)
+        state.open.update(dict.fromkeys(those, app))
+        app.queue.extend(those)
+        if app.held_until is not None:  # What was held back may be enough for a batch now.
+            state.ready.release(app)
+        settle(state, app, out)
 
 
-def requeue_all(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
-    """Make these open items, and what must run alone, all that an app has queued."""
-    state.open.update(dict.fromkeys(items, app))
-    app.queue = collections.deque(items)
-    app.cancelled = 0
-    state.ready.release(app)
-    _taken(state, app)
-    _queued(state, app, out)
+def settle(state: RunState, app: App, out: list[Command]) -> None:
+    """Note whether an app has work, after its queue has changed; bury the work if its context is broken."""
+    app.backlog = len(app.queue) - app.cancelled + app.isolated.items
+    if not app.backlog:
+        app.queue.clear()  # Of cancelled items.
+        app.cancelled = 0
+        state.ready.drop(app)
+        app.waiting_since = app.held_until = None
+    elif app.id not in state.ready:
+        broken = state.contexts[app.context].broken
+        if broken is not None:
+            bury_backlog(state, app, broken, out)
+        else:
+            state.ready.add(app)
+            app.waiting_since = state.now
 
 
-def _queued(state: RunState, app: App, out: list[Command]) -> None:
-    """Note that an app has work, or bury the work if its context is broken."""
-    broken = state.contexts[app.context].broken
-    if broken is not None:
-        bury_backlog(state, app, broken, out)
-    elif app.backlog and app.id not in state.ready:
-        state.ready.add(app)
-        app.waiting_since = state.now
-
-
-def take_group(state: RunState, app: App, group: Group) -> tuple[int, ...]:
-    """Take a group's items, which must stay together, as a batch."""
-    items = app.isolated.pop(group).items
-    _taken(state, app)
-    return items
-
-
-def take(state: RunState, app: App, count: int) -> tuple[int, ...]:
-    """Take the items of the app's next batch off the queue."""
-    if app.cancelled:
+def take(state: RunState, app: App, group: Group | None, count: int, out: list[Command]) -> tuple[int, ...]:
+    """Take the items of the app's next batch: a group's, which must stay together, or so many off the queue."""
+    items: tuple[int, ...]
+    if group is not None:
+        items = app.isolated.pop(group).items
+    elif app.cancelled:
         items = tuple(itertools.islice(_open_ones(state, app), count))
     elif count >= len(app.queue):
         items = tuple(app.queue)
@@ -70,7 +65,7 @@ def take(state: RunState, app: App, count: int) -> tuple[int, ...]:
     else:
         pop = app.queue.popleft
         items = tuple([pop() for _ in range(count)])
-    _taken(state, app)
+    settle(state, app, out)
     return items
 
 
@@ -84,14 +79,6 @@ def _open_ones(state: RunState, app: App) -> Iterator[int]:
             app.cancelled -= 1
 
 
-def _taken(state: RunState, app: App) -> None:
-    if not app.backlog:
-        app.queue.clear()  # Of cancelled items.
-        app.cancelled = 0
-        state.ready.drop(app)
-        app.waiting_since = app.held_until = None
-
-
 def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
     """Deliver those of these items that nobody answered before."""
     opened = state.open
@@ -102,7 +89,7 @@ def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Co
     if part:
         won = [won[n] for n in positions]
     if state.charges.of:
-        evidence.answered(state, attempt, won)
+        faults.answered(state, attempt, won)
     _close(state, won)
     state.counters.done += len(won)
     out.append(Deliver(attempt.id, won, positions if part else None))
@@ -131,17 +118,17 @@ def _close(state: RunState, items: Collection[int]) -> None:
 def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]) -> None:
     """Bury what is queued for an app whose context is broken; an alternative's goes back to the app that names it."""
     waiting = [*_open_ones(state, app), *(item for group in app.isolated.clear() for item in group.items)]
-    _taken(state, app)
+    settle(state, app, out)
     own = state.apps.get(app.spec.alternative_of)
     if own is not None:  # Which its items can do without.
         own.queue.extendleft(reversed(waiting))
         state.open.update(dict.fromkeys(waiting, own))
-        _queued(state, own, out)
+        settle(state, own, out)
     elif waiting:
         _bury(state, waiting, failure, out, app.context)
 
 
-def cancel(state: RunState, items: Sequence[int]) -> None:
+def cancel(state: RunState, items: Sequence[int], out: list[Command]) -> None:
     """Cancel items: queued ones go, running ones will not be delivered."""
     gone = {item for item in items if item in state.open}
     apps = {state.open[item].id: state.open[item] for item in gone}
@@ -155,6 +142,7 @@ def cancel(state: RunState, items: Sequence[int]) -> None:
     state.counters.cancelled += len(gone)
     for app in apps.values():
         _forget_cancelled(state, app)
+        settle(state, app, out)
 
 
 def _forget_cancelled(state: RunState, app: App) -> None:
@@ -172,7 +160,6 @@ def _forget_cancelled(state: RunState, app: App) -> None:
     if 2 * app.cancelled > len(app.queue):
         app.queue = collections.deque(item for item in app.queue if item in state.open)
         app.cancelled = 0
-    _taken(state, app)
 
 
 def unanswered(state: RunState, attempt: Attempt) -> list[int]:
@@ -201,7 +188,7 @@ def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
         app.isolated.push(dataclasses.replace(attempt.group, items=tuple(items), since=state.now))
     else:
         app.queue.extendleft(reversed(items))
-    _queued(state, app, out)
+    settle(state, app, out)
 
 
 def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
@@ -248,7 +235,7 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
     else:
         app.isolated.append(_group(state, attempt, items, failure))
     state.counters.retried += len(items)
-    _queued(state, app, out)
+    settle(state, app, out)
 
 
 def _group(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, moves: int = 0) -> Group:
@@ -297,7 +284,7 @@ def raised(
             state.counters.retried += len(rest)
         app.isolated.push(_group(state, attempt, (blamed,), failure))
         state.counters.retried += 1
-        _queued(state, app, out)
+        settle(state, app, out)
 
 
 def _is_dead(state: RunState, app: App, item: int, failure: Failure) -> bool:
@@ -311,16 +298,6 @@ def _is_dead(state: RunState, app: App, item: int, failure: Failure) -> bool:
 
 
 # --- items divided among alternatives
-
-
-def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) -> None:
-    """Queue new items for an app, or for its alternatives."""
-    deal = state.deals.get(app.id)
-    if deal is None:
-        submit_to(state, app, new, out)
-        return
-    for name, those in _dealt(deal, new).items():
-        submit_to(state, state.apps[name], those, out)
 
 
 def divide(state: RunState, out: list[Command]) -> None:
@@ -349,20 +326,20 @@ def _shares(state: RunState, app: App) -> dict[str, float]:
     among them; the app itself gets it where there are none, and all where else too much would be wrong.
     """
     family = [app, *(state.apps[name] for name in app.alternatives)]
-    family.sort(key=lambda each: -each.error)
+    family.sort(key=lambda each: -each.spec.error)
     shares = state.plan.shares
     planned = {each.id: share for each in family if (share := shares.get((app.id, each.context), 0.0)) > 0}
     sound = [each for each in family if each.id in planned and state.contexts[each.context].broken is None]
     found = dict.fromkeys((each.id for each in family), 0.0)
     for each in family:
-        heirs = [each] if each in sound else [other for other in sound if other.error <= each.error]
+        heirs = [each] if each in sound else [other for other in sound if other.spec.error <= each.spec.error]
         weights = {heir.id: planned[heir.id] for heir in heirs} or {app.id: 1.0}
         for name, weight in weights.items():
             found[name] += planned.get(each.id, 0.0) * weight / sum(weights.values())
     total = sum(found.values())
     divided = {name: share / total for name, share in found.items() if share > 0}
-    wrong = sum(state.apps[name].error * share for name, share in divided.items())
-    too_much = len(sound) < len(planned) and app.max_error is not None and wrong > app.max_error + 1e-9
+    wrong = sum(state.apps[name].spec.error * share for name, share in divided.items())
+    too_much = len(sound) < len(planned) and app.spec.max_error is not None and wrong > app.spec.max_error + 1e-9
     return {} if too_much else divided
 
 
@@ -376,7 +353,12 @@ def _deal_anew(state: RunState, own: App, shares: dict[str, float], out: list[Co
         state.deals.pop(own.id, None)
         queues = {own.id: waiting}
     for app in family:
-        requeue_all(state, app, queues.get(app.id, ()), out)
+        queued = queues.get(app.id, ())
+        state.open.update(dict.fromkeys(queued, app))
+        app.queue = collections.deque(queued)
+        app.cancelled = 0
+        state.ready.release(app)
+        settle(state, app, out)
 
 
 def _dealt(deal: Deal, those: Sequence[int]) -> dict[str, list[int]]:

@@ -19,8 +19,7 @@ from ctxflow.policies.registry import FAMILIES, described
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.core import Scheduler
-from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.settings import Limits, Policies
+from ctxflow.scheduler.run_state import Limits, Policies, RunState
 
 
 def _plain(value: Any) -> Any:

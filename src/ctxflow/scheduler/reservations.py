@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from ctxflow.errors import counted
-from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import PlaceRequest, Room
-from ctxflow.scheduler import eligibility
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
-from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.shared_tables import Machine, Reservation, Want
+from ctxflow.scheduler.run_state import Machine, Reservation, RunState, Want, empty, may_hold, wide_tiers
 from ctxflow.scheduler.worker_state import Worker
 from ctxflow.topology import from_graph
 
@@ -50,7 +47,7 @@ def bound(state: RunState, tier: str, target: int) -> int:
     if any(each.worker is None for each in every):
         there = sum(w.tier == tier and w.acquired and not w.draining for w in state.workers.values())
         return min(target, there)
-    return max(0, min(target, state.tiers[tier].maximum - sum(each.tiers.count(tier) for each in every)))
+    return max(0, min(target, state.tiers[tier].spec.maximum - sum(each.tiers.count(tier) for each in every)))
 
 
 # --- what happens
@@ -142,7 +139,7 @@ def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> b
 def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
     left = _victims_left(state, reservation)
     for worker in left:
-        stays = worker.running or (state.now < reservation.grace_until and not eligibility.empty(state, worker))
+        stays = worker.running or (state.now < reservation.grace_until and not empty(state, worker))
         if not stays and worker.id not in reservation.released:
             reservation.released.add(worker.id)
             worker.released = True
@@ -217,7 +214,7 @@ def _leave(state: RunState, reservation: Reservation, worker: Worker, out: list[
         reservation.state, reservation.idle_since = "held", None
         worker.draining, state.streams.unsettled = False, True
         state.update_free(worker)
-    elif not worker.running and eligibility.empty(state, worker):
+    elif not worker.running and empty(state, worker):
         worker.released, reservation.due = True, state.now + GONE_SECONDS
         state.wake(reservation.due)
         out.append(Release(worker.id))
@@ -237,7 +234,7 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
     if app is None:
         return False
     spec = state.contexts[context].spec
-    tiers = eligibility.wide_tiers(state, spec)
+    tiers = wide_tiers(state, spec)
     if not tiers or not _needed(state, spec):
         _pause(state, context, LOOK_SECONDS)
         return False
@@ -309,7 +306,7 @@ def _surveyed(state: RunState, tiers: Collection[str], out: list[Command]) -> bo
 def _waiting(state: RunState, context: str) -> App | None:
     """Return the most urgent app that waits for a context: with queued items, or sessions that nobody carries."""
     carried = [app for name in state.streams.waiting if (app := state.apps[name]).context == context]
-    return min([*state.ready.waiting_for(context), *carried], key=urgency, default=None)
+    return min([*state.ready.waiting_for(context), *carried], key=lambda app: app.urgency, default=None)
 
 
 def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
@@ -319,7 +316,7 @@ def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
         worker.gpus >= spec.gpus
         and not worker.draining
         and worker.noticed is None
-        and eligibility.may_hold(state, worker, spec)
+        and may_hold(state, worker, spec)
         and worker.id not in state.contexts[spec.id].suspects
         for worker in state.workers.values()
     )

@@ -1,20 +1,206 @@
-"""The whole state of a run in one object: all tables, and what can be read off them without a policy.
+"""The whole state of a run: how it is set up, all tables, and which workers could do what.
 
-What does not live here: transitions (core.py and the modules that it calls), and what policies see (run_view.py).
+A group of items goes to a host where it did not fail, else to other GPUs of such a host, and to where it failed only if
+there is nobody else, or nobody else came free for a while.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from ctxflow.policies.protocols import Plan, Planning, View
+from ctxflow.option_values import number, whole
+from ctxflow.policies.protocols import (
+    BatchingPolicy,
+    HealthPolicy,
+    PlacementPolicy,
+    Plan,
+    Planning,
+    PlanningPolicy,
+    PreemptionPolicy,
+    Room,
+    RoutingPolicy,
+    ScalingPolicy,
+    SessionPolicy,
+    View,
+    WarmingPolicy,
+)
+from ctxflow.policies.registry import DEFAULTS, described, having, make
 from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
-from ctxflow.scheduler.app_state import App, ContextState, Deal
-from ctxflow.scheduler.settings import Limits, Policies
-from ctxflow.scheduler.shared_tables import Arrivals, Charges, Ready, Reservations, Sessions, Surveys, Wards
-from ctxflow.scheduler.worker_state import Attempt, SessionState, Shown, TierState, Worker, hide, show
+from ctxflow.scheduler.app_state import App, Arrivals, ContextState, Deal, Group, Place, Ready
+from ctxflow.scheduler.events import ContextSpec
+from ctxflow.scheduler.worker_state import (
+    Attempt,
+    Charges,
+    Sessions,
+    SessionState,
+    Shown,
+    TierState,
+    Wards,
+    Worker,
+    show,
+)
+from ctxflow.topology import Topology
+
+PATIENCE = 60.0  # Seconds that a group waits for another host: all others may be at work on something else for ever.
+
+
+@dataclasses.dataclass(frozen=True)
+class Policies:
+    """The policies of a run.
+
+    :ivar choices: family -> how its policy was chosen, as data (see `ctxflow.policies.registry.described`).
+    :ivar warming: the routing policy, if it also loads contexts ahead of demand; None if not.
+    :ivar planning: the placement policy, if its plans are computed beside the run; None if not.
+    :ivar coalescing: who says how many sessions a step serves: the batching policy, if it has an opinion.
+    """
+
+    routing: RoutingPolicy
+    batching: BatchingPolicy
+    placement: PlacementPolicy
+    preemption: PreemptionPolicy
+    scaling: ScalingPolicy
+    sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
+    health: HealthPolicy = dataclasses.field(default_factory=lambda: make("health", DEFAULTS["health"]))
+    choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    warming: WarmingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    planning: PlanningPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    coalescing: BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set("warming", having(self.routing, "warm"))
+        self._set("planning", having(self.placement, "planning", "planned"))
+        self._set("coalescing", having(self.batching, "coalesced") or make("batching", "coalescing"))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def chosen(cls, choices: Mapping[str, Any]) -> Policies:
+        """Make policies of what a site or a person chose of each family: a name, a table with options, or an object.
+
+        :param choices: a family that is not in it has its default.
+        :raises ValueError: for a choice that makes no sense, saying what to write.
+
+        >>> Policies.chosen({"batching": "opportunistic"}).choices["routing"]
+        {'policy': 'context-affinity'}
+        """
+        complete = {family: choices.get(family, default) for family, default in DEFAULTS.items()}
+        made = {family: make(family, choice) for family, choice in complete.items()}
+        return cls(**made, choices={family: described(family, choice) for family, choice in complete.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Failure thresholds: how many failures are tolerated, and how long is waited.
+
+    :ivar losses: times in a row that an item's workers may be lost, for no known reason, before it is suspected.
+    :ivar crashes: crashes that an item alone may cause before it is dead.
+    :ivar failures: hosts on which a context may fail before it is declared broken; workers, where all are on one host.
+    :ivar retry_seconds: the first pause before a suspect worker is asked to build the context again.
+    :ivar verdict: seconds that are waited, before a context is declared broken, for those who still build it.
+    """
+
+    losses: int = 3
+    crashes: int = 2
+    failures: int = 3
+    retry_seconds: float = 5.0
+    verdict: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("losses", "crashes", "failures"):
+            whole(name, getattr(self, name), "how many failures are tolerated, 1 or more", 1)
+        for name in ("retry_seconds", "verdict"):
+            number(name, getattr(self, name), "seconds, 0 or more")
+
+
+@dataclasses.dataclass(slots=True)
+class Reservation:
+    """GPUs kept for one worker.
+
+    :ivar state: "clearing", "asked", "started", "held" or "leaving".
+    :ivar due: when the state has lasted too long.
+    :ivar tiers: the tiers of the victims.
+    :ivar released: victims that were given back.
+    :ivar worker: who holds the place.
+    """
+
+    pin: int
+    context: str
+    room: Room
+    state: str
+    due: float
+    grace_until: float
+    tiers: tuple[str, ...]
+    released: set[str] = dataclasses.field(default_factory=set)
+    worker: str | None = None
+    idle_since: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Want:
+    """A context that may need a worker of its own.
+
+    :ivar again_at: when it is looked at again.
+    :ivar lost: how often in a row somebody else got its GPUs first.
+    :ivar told: what was told last of why it waits.
+    """
+
+    again_at: float = 0.0
+    lost: int = 0
+    told: str = ""
+
+
+class Reservations:
+    """The table of reservations.
+
+    :ivar wants: the contexts with two GPUs or more, where the preemption policy makes room.
+    """
+
+    def __init__(self) -> None:
+        self.all: dict[int, Reservation] = {}
+        self.wants: dict[str, Want] = {}
+        self.next_pin = 1
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet, by machine."""
+        kept: dict[str, list[str]] = {}
+        for each in self.all.values():
+            if each.worker is None:
+                kept.setdefault(each.room.machine, []).extend(each.room.devices)
+        return kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine as it was surveyed."""
+
+    name: str
+    tier: str
+    topology: Topology
+
+
+class Surveys:
+    """What the surveys found.
+
+    :ivar machines: as they were surveyed last, by tier and name.
+    :ivar awaited: the tiers whose survey is not there yet, and when it was asked for.
+    :ivar fresh: the tiers whose machines nobody has decided on since they were surveyed.
+    :ivar told: why a survey failed, as it was told last.
+    """
+
+    def __init__(self) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.awaited: dict[str, float] = {}
+        self.fresh: set[str] = set()
+        self.told = ""
+
+    def decided(self) -> None:
+        """Note that something was decided on the surveys: they are old for whoever comes next."""
+        self.fresh.clear()
 
 
 @dataclasses.dataclass(slots=True)
@@ -92,27 +278,23 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
-        # Contexts that failed often enough, while somebody may still show otherwise; kept by breaking.py.
+        # Contexts that failed often enough, while somebody may still show otherwise; kept by faults.py.
         self.undecided: dict[str, ContextState] = {}
-        # Failed attempts, until it is known whose fault that was; kept by evidence.py.
+        # Failed attempts, until it is known whose fault that was; kept by faults.py.
         self.charges = Charges()
-        # Who is in quarantine; kept by quarantine.py.
+        # Who is in quarantine; kept by faults.py.
         self.wards = Wards()
         # Apps whose items the plan divides among contexts -> whose the next item is; kept by items.py.
         self.deals: dict[str, Deal] = {}
         self.streams = Sessions()
+        self.sessions: Mapping[int, SessionState] = self.streams.open  # Oldest first.
         self.next_attempt = 1
         self.next_order = 0  # Of the next app that is declared.
         self.wake_at: float | None = None
-        # No call is given before this share of the workers asked for is connected; kept by tiers.py, as is the next.
+        # No call is given before this share of the workers asked for is connected; kept by dispatch.py, as is the next.
         self.start_when = start_when
         self.awaiting = start_when > 0
         self.scaled_at = 0.0
-
-    @property
-    def sessions(self) -> Mapping[int, SessionState]:
-        """All sessions that are open, oldest first."""
-        return self.streams.open
 
     def free_holders(self, context: str) -> list[Worker]:
         """Return the free workers that hold the context ready, longest known as such first."""
@@ -132,26 +314,177 @@ class RunState:
         """Forget who holds a context."""
         self._holders_free.pop(context, None)
 
-    def usable(self, worker: Worker) -> bool:
-        """Return whether a worker takes something new: a call, or a context to build.
+    def update_free(self, worker: Worker) -> None:
+        """Put a worker where it belongs after its slots changed: whether it takes a call, or a context to build.
 
         While workers are awaited before the first call, one that has built a context waits with it.
         """
-        if worker.free_slots <= 0 or worker.noticed is not None or worker.draining:
-            return False
-        return not (self.awaiting and any(held.state == "ready" for held in worker.contexts.values()))
-
-    def update_free(self, worker: Worker) -> None:
-        """Put a worker where it belongs after its slots changed."""
-        if self.usable(worker) and worker.id in self.workers:
-            if worker.id not in self.free:
-                self.free[worker.id] = worker
-                show(self.free_shown, worker.id, worker.shown)
+        worker.free_slots = free_slots = worker.slots - len(worker.running) - worker.loading
+        name = worker.id
+        if (
+            free_slots > 0
+            and not worker.draining
+            and worker.noticed is None
+            and name in self.workers
+            and not (self.awaiting and any(held.state == "ready" for held in worker.contexts.values()))
+        ):
+            if name not in self.free:
+                self.free[name] = worker
+                show(self.free_shown, name, worker.shown)
             for context in worker.contexts:
-                self._holders_free.setdefault(context, {})[worker.id] = worker
-        elif self.free.pop(worker.id, None) is not None:
-            hide(self.free_shown, worker.id)
+                self._holders_free.setdefault(context, {})[name] = worker
+        elif self.free.pop(name, None) is not None:
+            dict.__delitem__(self.free_shown, name)
 
     def wake(self, time: float) -> None:
         """Ask for a Tick at that time at the latest."""
         self.wake_at = time if self.wake_at is None else min(self.wake_at, time)
+
+
+# --- which workers could do what
+
+
+def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Return whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
+    if worker.leaving or wanted.gpus > worker.gpus:
+        return False
+    if not may_hold(state, worker, wanted):
+        return False
+    return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
+
+
+def has_work(state: RunState, app: App, worker: Worker) -> bool:
+    """Return whether anything that an app has queued may run on a worker."""
+    return len(app.queue) > app.cancelled or not app.isolated.items or group_for(state, app, worker) is not None
+
+
+def group_for(state: RunState, app: App, worker: Worker) -> Group | None:
+    """Return the group that a worker is to run next, None if it is to run none of those that wait."""
+    doubted: bool | None = None  # Found out for the first group for which it matters.
+    for group in app.isolated.firsts:
+        until = group.since + PATIENCE
+        failed_here = any(host == worker.host for host, _ in group.failed_on)
+        blocked = failed_here and elsewhere(state, app, group.failed_on, worker)
+        if worker.place in group.machines and not blocked:
+            blocked = awaited(state) or elsewhere(state, app, group.machines, worker)
+        if group.failed_on and not blocked:
+            if doubted is None:
+                doubted = state.policies.health.doubts(state.view, worker.shown, app.shown)
+                doubted = doubted and (awaited(state) or _others(state, app, worker))
+            blocked = doubted
+        if not blocked or state.now >= until:
+            return group
+        state.wake(until)
+    return None
+
+
+def awaited(state: RunState) -> bool:
+    """Return whether more workers were asked for than are there."""
+    return any(tier.connected < (tier.asked or 0) for tier in state.tiers.values())
+
+
+def _others(state: RunState, app: App, worker: Worker) -> bool:
+    """Return whether somebody else could run an app, and is not in doubt."""
+    if _witness(state, app, {worker.host}):
+        return True
+    for other in state.workers.values():
+        if other.host != worker.host and trustworthy(state, app, other):
+            app.witness = other.id
+            return True
+    return False
+
+
+def _witness(state: RunState, app: App, hosts: Collection[str]) -> bool:
+    """Return whether the worker that was found last would still do, as it mostly does."""
+    worker = state.workers.get(app.witness)
+    return worker is not None and worker.host not in hosts and trustworthy(state, app, worker)
+
+
+def trustworthy(state: RunState, app: App, worker: Worker) -> bool:
+    """Return whether a worker could run an app, and what it says of an item would be believed."""
+    context = state.contexts[app.context]
+    if worker.id in context.suspects or not able(state, worker, context.spec):
+        return False
+    return not state.policies.health.doubts(state.view, worker.shown, app.shown)
+
+
+def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Worker | None = None) -> bool:
+    """Return whether what failed at some places could run on another host, or else on other GPUs of theirs.
+
+    :param worker: if given, whether that is better than to run there.
+    """
+    hosts = {host for host, _ in failed_on}
+    fresh = worker is not None and worker.place not in failed_on
+    there = False
+    if _witness(state, app, hosts):
+        return True
+    for other in state.workers.values():
+        if other.host in hosts and (fresh or other.place in failed_on):
+            continue
+        if not trustworthy(state, app, other):
+            continue
+        if other.host not in hosts:
+            app.witness = other.id
+            return True
+        there = True
+    return there
+
+
+def may_hold(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Return whether a worker may hold a context: one with a place of its own, that for which it was made.
+
+    GPUs that must be close together are those of such a place, where places can be had.
+    """
+    if worker.pin is not None:
+        reservation = state.reservations.all.get(worker.pin)
+        return reservation is not None and reservation.context == wanted.id
+    return wanted.affinity != "guaranteed" or wanted.id not in state.reservations.wants or not wide_tiers(state, wanted)
+
+
+def wide_tiers(state: RunState, spec: ContextSpec) -> list[str]:
+    """Return the tiers whose machines have as many GPUs as a context needs."""
+    return [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
+
+
+# --- workers that are to go
+
+
+def cache_only(state: RunState, worker: Worker) -> list[SessionState]:
+    """Return the sessions that nobody carries, and whose states are in a worker's cache alone."""
+    return [
+        session
+        for session in state.streams.open.values()
+        if session.worker is None
+        and session.frozen is not None
+        and session.frozen.worker == worker.id
+        and session.frozen.made > session.kept
+    ]
+
+
+def empty(state: RunState, worker: Worker) -> bool:
+    """Return whether a worker could go now at no cost to sessions.
+
+    A state counts no more that no library process there could bring out of the cache.
+    """
+    if worker.sessions or any(number in state.streams.steps for number in worker.running):
+        return False
+    if any(_hands_over(session, worker) for session in state.streams.open.values()):
+        return False
+    return not any(can_be_kept(state, session, worker) for session in cache_only(state, worker))
+
+
+def can_be_kept(state: RunState, session: SessionState, worker: Worker) -> bool:
+    """Return whether a state in a worker's cache can be saved: its context is there, or may be built once more."""
+    context = state.contexts[session.context]
+    if context.broken is not None:
+        return False
+    if session.context in worker.contexts:
+        return True
+    return worker.noticed is None and worker.id not in context.suspects and session.context not in worker.rebuilt
+
+
+def _hands_over(session: SessionState, worker: Worker) -> bool:
+    """Return whether a session's state is on its way from or to a worker."""
+    if session.state != "migrating":
+        return False
+    return session.worker == worker.id or (session.frozen is not None and session.frozen.worker == worker.id)

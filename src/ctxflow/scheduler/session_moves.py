@@ -12,17 +12,29 @@ from __future__ import annotations
 
 import dataclasses
 
-from ctxflow.scheduler import context_moves, eligibility
+from ctxflow.scheduler import context_moves
 from ctxflow.scheduler.commands import Carry, Command, EndSession
-from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
-from ctxflow.scheduler.proxies import ShownSession
-from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.events import (
+    ChunksWanted,
+    Event,
+    Failure,
+    SessionClosed,
+    SessionOpened,
+    SessionPrompted,
+    SessionResumed,
+    SessionSuspended,
+    StateArrived,
+    StateLost,
+    Tick,
+)
+from ctxflow.scheduler.run_state import PATIENCE, RunState, able, elsewhere
+from ctxflow.scheduler.view import ShownSession
 from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState, Worker, hide, show
 
 # --- what its user does
 
 
-def opened(state: RunState, event: SessionOpened) -> None:
+def opened(state: RunState, event: SessionOpened, out: list[Command]) -> None:
     """Open a session."""
     app = state.apps[event.app]
     session = SessionState(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
@@ -35,20 +47,20 @@ def opened(state: RunState, event: SessionOpened) -> None:
     state.streams.unsettled = True
 
 
-def prompted(state: RunState, number: int) -> None:
+def prompted(state: RunState, event: SessionPrompted, out: list[Command]) -> None:
     """Note that a session got a prompt."""
-    session = state.streams.open.get(number)
+    session = state.streams.open.get(event.session)
     if session is not None:
         session.prompts += 1
         session.turn_over = False
         _wake(state, session)
 
 
-def wanted(state: RunState, number: int, until: int) -> None:
+def wanted(state: RunState, event: ChunksWanted, out: list[Command]) -> None:
     """Note that more chunks of a session are wanted."""
-    session = state.streams.open.get(number)
+    session = state.streams.open.get(event.session)
     if session is not None:
-        session.wanted = max(session.wanted, until)
+        session.wanted = max(session.wanted, event.wanted)
         _wake(state, session)
 
 
@@ -58,9 +70,9 @@ def _wake(state: RunState, session: SessionState) -> None:
         state.streams.unsettled = True
 
 
-def suspended(state: RunState, number: int) -> None:
+def suspended(state: RunState, event: SessionSuspended, out: list[Command]) -> None:
     """Suspend a session, as its user wants."""
-    session = state.streams.open.get(number)
+    session = state.streams.open.get(event.session)
     if session is not None:
         session.by_user = True
         _suspend(state, session)
@@ -73,9 +85,9 @@ def _suspend(state: RunState, session: SessionState) -> None:
     state.streams.note(session)
 
 
-def resumed(state: RunState, number: int) -> None:
+def resumed(state: RunState, event: SessionResumed, out: list[Command]) -> None:
     """Resume a session, as its user wants."""
-    session = state.streams.open.get(number)
+    session = state.streams.open.get(event.session)
     if session is not None:
         session.by_user = session.suspending = False
         if session.state == SUSPENDED:
@@ -84,9 +96,9 @@ def resumed(state: RunState, number: int) -> None:
         state.streams.unsettled = True
 
 
-def closed(state: RunState, number: int, out: list[Command]) -> None:
+def closed(state: RunState, event: SessionClosed, out: list[Command]) -> None:
     """Close a session, as its user wants."""
-    session = state.streams.open.get(number)
+    session = state.streams.open.get(event.session)
     if session is not None:
         end(state, session, None, out)
 
@@ -167,7 +179,7 @@ def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) ->
     """Have a worker build the context of sessions that it carries or will, if it does not have it."""
     app = state.apps[app_id]
     missing = app.context not in worker.contexts and worker.id in state.free
-    if missing and eligibility.able(state, worker, state.contexts[app.context].spec):
+    if missing and able(state, worker, state.contexts[app.context].spec):
         context_moves.begin(state, worker, app, out)
 
 
@@ -191,7 +203,7 @@ def place(state: RunState, session: SessionState, worker: Worker, out: list[Comm
     state.streams.note(session)
 
 
-def arrived(state: RunState, event: StateArrived) -> None:
+def arrived(state: RunState, event: StateArrived, out: list[Command]) -> None:
     """Place a session whose frozen state was carried to its new worker."""
     session = _carried(state, event)
     if session is None or session.frozen is None:
@@ -208,7 +220,7 @@ def arrived(state: RunState, event: StateArrived) -> None:
     state.streams.note(session)
 
 
-def not_arrived(state: RunState, event: StateLost) -> None:
+def not_arrived(state: RunState, event: StateLost, out: list[Command]) -> None:
     """Have a session whose frozen state is gone go back to what is kept."""
     session = _carried(state, event)
     if session is not None:
@@ -246,7 +258,7 @@ def can_carry(state: RunState, session: SessionState, worker: Worker) -> bool:
     if context.broken is not None or (session.failed_on and _shuns(state, session, worker)):
         return False
     if session.context in worker.contexts:
-        return eligibility.able(state, worker, context.spec) and not context_moves.surplus(state, worker, context)
+        return able(state, worker, context.spec) and not context_moves.surplus(state, worker, context)
     return context_moves.loadable(state, worker, context)
 
 
@@ -254,8 +266,8 @@ def _shuns(state: RunState, session: SessionState, worker: Worker) -> bool:
     """Return whether a session goes on elsewhere than on a worker's host, since a step of its failed there."""
     if all(host != worker.host for host, _ in session.failed_on):
         return False
-    until = session.failed_at + eligibility.PATIENCE
-    if state.now >= until or not eligibility.elsewhere(state, state.apps[session.app], session.failed_on, worker):
+    until = session.failed_at + PATIENCE
+    if state.now >= until or not elsewhere(state, state.apps[session.app], session.failed_on, worker):
         return False
     state.wake(until)
     return True

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.errors import counted
-from ctxflow.scheduler import context_moves, eligibility, evidence
+from ctxflow.scheduler import context_moves, faults
 from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.events import Failure, StepFinished
-from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.run_state import RunState, cache_only, can_be_kept, elsewhere
 from ctxflow.scheduler.session_moves import (
     aim,
     bury_broken,
@@ -51,7 +51,7 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
             if session is not None:
                 follow(state, session, worker_id, out)
                 touched.append(session.worker or "")
-        touched += [each.id for each in state.workers.values() if eligibility.goes(each)]
+        touched += [each.id for each in state.workers.values() if each.leaving]
         if worker is None:
             for session in list(streams.open.values()):
                 if session.target in state.workers:
@@ -75,8 +75,8 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
     apps = dict.fromkeys(session.app for session in worker.sessions.values())
     apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
     unkept = []
-    if eligibility.goes(worker):
-        unkept = eligibility.unkept(state, worker)
+    if worker.leaving:
+        unkept = cache_only(state, worker)
     else:
         worker.rebuilt.clear()
     apps.update(dict.fromkeys(session.app for session in unkept))
@@ -106,13 +106,13 @@ def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[Session
     """Return whether to build an app's context to bring its states out: those that do not fit together take turns."""
     if any(session.context in worker.contexts for session in unkept):
         return False
-    return any(session.app == app and eligibility.can_be_kept(state, session, worker) for session in unkept)
+    return any(session.app == app and can_be_kept(state, session, worker) for session in unkept)
 
 
 def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> None:
     """Let sessions leave without a step whose state is not in the library process."""
     for session in [s for s in worker.sessions.values() if s.app == app and not s.loaded and s.step is None]:
-        if session.suspending or expected(state, session) or eligibility.goes(worker):
+        if session.suspending or expected(state, session) or worker.leaving:
             _left(state, session, out)
 
 
@@ -139,8 +139,8 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
             orders.append(Order(session.id, thaw, session.made, session.made, then))
         elif then:
             orders.append(Order(session.id, "", session.made, None, then))
-    if eligibility.goes(worker) and not chosen:  # No other session's chunk is to be what they are lost for.
-        unkept = [s for s in eligibility.unkept(state, worker) if s.app == app_id]
+    if worker.leaving and not chosen:  # No other session's chunk is to be what they are lost for.
+        unkept = [s for s in cache_only(state, worker) if s.app == app_id]
         orders += [Order(s.id, "frozen", s.made, None, "leave") for s in unkept[:KEPT_AT_ONCE]]
     if not orders:
         return
@@ -171,7 +171,7 @@ def _then(state: RunState, session: SessionState, worker: Worker, makes_chunk: b
     """Return what a step does with a session's state after the chunk."""
     if not session.loaded and not makes_chunk:
         return ""
-    if eligibility.goes(worker) and not _in_no_hurry(state, session, worker):
+    if worker.leaving and not _in_no_hurry(state, session, worker):
         return "leave"  # The worker may be gone before its cache could be read.
     if session.suspending or expected(state, session):
         return "freeze"
@@ -186,7 +186,7 @@ def _in_no_hurry(state: RunState, session: SessionState, worker: Worker) -> bool
     Not where the site lowered its bounds, nor where the batch system takes the worker.
     """
     tier = state.tiers.get(worker.tier)
-    waits = tier is not None and worker.id in tier.emptying and tier.connected <= tier.maximum
+    waits = tier is not None and worker.id in tier.emptying and tier.connected <= tier.spec.maximum
     return waits and worker.noticed is None and not session.idle and not expected(state, session)
 
 
@@ -216,11 +216,11 @@ def _pass(state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Or
     pairs = zip(orders, event.outcomes, strict=True)
     makers = [each for order, out in pairs if "made" in out and (each := state.streams.open.get(order.session))]
     if makers:
-        evidence.finished(state, worker, state.apps[attempt.app], len(makers), 0.0)
+        faults.passed(state, worker, state.apps[attempt.app])
     charges = state.streams.charges
     if charges.of:
         again = [each.id for each in makers if each.step == attempt.id and each.made + 1 >= each.doubtful]
-        evidence.answered(state, attempt, again, charges)
+        faults.answered(state, attempt, again, charges)
 
 
 def _take(
@@ -314,9 +314,9 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
             unload(session)  # The app may have left its state half changed.
             blamed.append(session)
     worker, place = state.workers[attempt.worker], frozenset([attempt.place])
-    evidence.failed(state, attempt, worker, [each.id for each in blamed], failure, state.streams.charges)
+    faults.charge(state, attempt, worker, [each.id for each in blamed], failure, state.streams.charges)
     moved = any(each.failed_on for each in blamed)
-    if failure.machine and not moved and eligibility.elsewhere(state, state.apps[attempt.app], place):
+    if failure.machine and not moved and elsewhere(state, state.apps[attempt.app], place):
         state.streams.groups += 1
         for session in blamed:
             session.group, session.failed_on, session.failed_at = state.streams.groups, place, state.now

@@ -7,8 +7,7 @@ from itertools import chain
 
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.shared_tables import MOST, going
-from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState
+from ctxflow.scheduler.worker_state import MIGRATING, MOST_CHARGES, PLACED, SUSPENDED, WAITING, SessionState, going
 
 
 def validate(state: RunState) -> None:
@@ -51,7 +50,7 @@ def _check_items(state: RunState) -> None:
     assert charges.of.keys() <= state.open.keys(), "a settled item is part of a charge"
     against = Counter(charge.worker.place for charge in charges.open)
     assert against == charges.against, "charges against a place are miscounted"
-    assert max(against.values(), default=0) <= MOST, "there are more charges against a place than there may be"
+    assert max(against.values(), default=0) <= MOST_CHARGES, "there are more charges against a place than there may be"
     kept = Counter(charge for each in charges.of.values() for charge in each)
     assert kept == {charge: len(charge.items) for charge in charges.open}, "items of charges are miscounted"
     for app in state.apps.values():
@@ -66,6 +65,8 @@ def _check_items(state: RunState) -> None:
         open_sessions = sum(session.app == app.id for session in state.sessions.values())
         assert app.open_sessions == open_sessions, f"{app.id}: its sessions are miscounted"
         assert app.id in state.contexts[app.context].apps, f"{app.id} is not an app of its context"
+        backlog = len(app.queue) - app.cancelled + app.isolated.items
+        assert app.backlog == backlog, f"{app.id}: its backlog is miscounted"
         broken = state.contexts[app.context].broken is not None
         assert (app.id in state.ready) == (app.backlog > 0 and not broken), f"{app.id}: wrongly (not) ready"
         assert not (broken and app.backlog), f"{app.id}: items wait for a broken context"
@@ -73,10 +74,13 @@ def _check_items(state: RunState) -> None:
 
 def _check_workers(state: RunState) -> None:
     for worker in state.workers.values():
-        assert worker.free_slots >= 0, f"{worker.id} has fewer slots than calls"
+        free_slots = worker.slots - len(worker.running) - worker.loading
+        assert worker.free_slots == free_slots >= 0, f"{worker.id}: its free slots are miscounted, or too few"
         loading = sum(held.building for held in worker.contexts.values())
         assert worker.loading == loading, f"{worker.id}: loads are miscounted"
-        assert (worker.id in state.free) == state.usable(worker), f"{worker.id}: wrongly (not) free"
+        waits = state.awaiting and any(held.state == "ready" for held in worker.contexts.values())
+        takes_more = free_slots > 0 and not worker.leaving and not waits
+        assert (worker.id in state.free) == takes_more, f"{worker.id}: wrongly (not) free"
         for number, attempt in worker.running.items():
             assert state.attempts.get(number) is attempt, f"{worker.id} runs an attempt that is not known"
             held = worker.contexts.get(attempt.context)

@@ -1,22 +1,25 @@
-"""Workers as the scheduler knows them: contexts, attempts and sessions on each, and the tiers they come from.
+"""Tables of workers: contexts, attempts and sessions on each, the tiers that they come from, who is in quarantine.
 
-What policies see of each row is in its `shown`: a proxy (proxies.py), set when the row is put into the tables.
+What policies see of a row is in its `shown`: a proxy (view.py), set when the row is put into the tables.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 from ctxflow.policies.views import ContextOnWorkerView, SessionView, TierView, WorkerView
-from ctxflow.scheduler.app_state import Group, Place
+from ctxflow.scheduler.app_state import App, Group, Place
+from ctxflow.scheduler.commands import Order
 from ctxflow.scheduler.events import TierSpec, WorkerSpec
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")
 
 STEP_WEIGHT = 0.3  # Of the last step in the average of those with as many sessions.
+MOST_CHARGES = 20  # That are open against a place: what fails at once would crowd out those of all others.
 STEP_MEMORY = 60.0  # Seconds for which steps with so many sessions are remembered.
 
 WAITING, PLACED, MIGRATING, SUSPENDED = "waiting", "placed", "migrating", "suspended"
@@ -202,7 +205,7 @@ class Worker:
     noticed: float | None = None
     draining: bool = False
     released: bool = False  # Given back: it gets no step any more.
-    held: bool = False  # In quarantine; kept by quarantine.py.
+    held: bool = False  # In quarantine; kept by faults.py.
     done: int = 0  # Batches and steps that it has answered.
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -217,62 +220,35 @@ class Worker:
     # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
     steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)
 
-    # Read in every decision, so copied out of the specification.
-    id: str = ""
-    place: Place = ("", ())
-    tier: str = ""
-    slots: int = 1
+    # Kept by `RunState.update_free`: slots that neither run nor load.
+    free_slots: int = 0
     loading: int = 0
+
+    # Read in every decision, so copied out of the specification.
+    id: str = dataclasses.field(init=False)
+    host: str = dataclasses.field(init=False)
+    tier: str = dataclasses.field(init=False)
+    slots: int = dataclasses.field(init=False)
+    gpus: int = dataclasses.field(init=False)
+    pin: int | None = dataclasses.field(init=False)
+    devices: Sequence[str] = dataclasses.field(init=False)
+    place: Place = dataclasses.field(init=False)
+    # What the batch system calls its host; and whether it was asked for by number: not by hand, nor with a pin.
+    machine: str = dataclasses.field(init=False)
+    acquired: bool = dataclasses.field(init=False)
     shown: WorkerView = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.id, self.place = self.spec.id, (self.spec.host, tuple(self.spec.devices))
-        self.tier, self.slots = self.spec.tier, self.spec.slots
+        spec = self.spec
+        self.id, self.host, self.tier, self.slots, self.gpus = spec.id, spec.host, spec.tier, spec.slots, spec.gpus
+        self.pin, self.devices, self.place = spec.pin, spec.devices, (spec.host, tuple(spec.devices))
+        self.machine, self.acquired = spec.machine or spec.host, spec.acquired and spec.pin is None
+        self.free_slots = self.slots
 
     @property
-    def free_slots(self) -> int:
-        """Slots that neither run nor load."""
-        return self.slots - len(self.running) - self.loading
-
-    @property
-    def acquired(self) -> bool:
-        """Whether it is one of those that were asked for by number, and neither started by hand nor pinned."""
-        return self.spec.acquired and self.spec.pin is None
-
-    @property
-    def pin(self) -> int | None:
-        """The number of the reservation that it was asked for by."""
-        return self.spec.pin
-
-    @property
-    def machine(self) -> str:
-        """What the batch system calls its host."""
-        return self.spec.machine or self.spec.host
-
-    @property
-    def devices(self) -> Sequence[str]:
-        """The ids of its GPUs."""
-        return self.spec.devices
-
-    @property
-    def region(self) -> str:
-        """The group of workers close to it."""
-        return self.spec.region
-
-    @property
-    def host(self) -> str:
-        """The machine it is on."""
-        return self.spec.host
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs it was given."""
-        return self.spec.gpus
-
-    @property
-    def gpu_model(self) -> str | None:
-        """Such as "NVIDIA A10"."""
-        return self.spec.gpu_model
+    def leaving(self) -> bool:
+        """Whether it is about to go: it has notice, or is to be given back."""
+        return self.noticed is not None or self.draining
 
     def put(self, held: OnWorker) -> None:
         """Have it hold a context."""
@@ -333,26 +309,6 @@ class TierState:
     shown: TierView = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
-    def name(self) -> str:
-        """Its name."""
-        return self.spec.name
-
-    @property
-    def minimum(self) -> int:
-        """Never fewer workers than this."""
-        return self.spec.minimum
-
-    @property
-    def maximum(self) -> int:
-        """Never more workers than this."""
-        return self.spec.maximum
-
-    @property
-    def price(self) -> float | None:
-        """Dollars a worker costs an hour."""
-        return self.spec.price
-
-    @property
     def match_rate(self) -> float | None:
         """Workers that the batch system gives an hour: jobs begun, by the time in which workers were lacking."""
         known = self.jobs_started and self.lacking_seconds
@@ -362,3 +318,159 @@ class TierState:
     def eviction_rate(self) -> float | None:
         """Evictions per worker and second, once there was one."""
         return len(self.lifetimes) / self.worker_seconds if self.lifetimes and self.worker_seconds else None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Charge:
+    """A failed attempt, until it is known whose fault that was.
+
+    :ivar items: those that were not answered elsewhere yet.
+    :ivar crash: whether a library process or a worker ended over it.
+    """
+
+    attempt: int
+
+    worker: Worker
+    app: App
+    items: set[int]
+    message: str
+    crash: bool
+
+
+class Charges:
+    """The charges that are open, oldest first, those that each item is part of, and how many there are by place.
+
+    :ivar lost_at: when a host's last loss of a worker was counted.
+    """
+
+    def __init__(self) -> None:
+        self.open: OrderedDict[Charge, None] = OrderedDict()
+        self.of: dict[int, list[Charge]] = {}
+        self.against = Counter[Place]()
+        self.lost_at: dict[str, float] = {}
+
+    def room(self, worker: Worker) -> bool:
+        """Return whether another charge against a worker's place may be opened."""
+        return self.against[worker.place] < MOST_CHARGES
+
+    def add(self, charge: Charge) -> None:
+        """Open a charge."""
+        self.open[charge] = None
+        self.against[charge.worker.place] += 1
+        for item in charge.items:
+            self.of.setdefault(item, []).append(charge)
+
+    def close(self, charge: Charge) -> None:
+        """Close a charge of which no item is left."""
+        del self.open[charge]
+        self.against[charge.worker.place] -= 1
+        if not self.against[charge.worker.place]:
+            del self.against[charge.worker.place]
+
+    def drop(self, charge: Charge) -> None:
+        """Drop a charge: nothing follows from it."""
+        self.close(charge)
+        for item in charge.items:
+            left = [each for each in self.of.pop(item) if each is not charge]
+            if left:
+                self.of[item] = left
+
+    def settle(self, items: Iterable[int]) -> None:
+        """Drop the charges of items that are given up, or that nobody waits for."""
+        for item in items:
+            for charge in self.of.get(item, ()):
+                self.drop(charge)
+
+
+@dataclasses.dataclass(slots=True)
+class Sessions:
+    """All that is known of a run's sessions.
+
+    :ivar open: those that are not over, by number; `shown`: what policies see of them.
+    :ivar steps: attempt -> the orders of that step.
+    :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
+    :ivar unsettled: whether the policy is to be asked again.
+    :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
+    :ivar waiting: app -> its sessions that wait for a worker and have something to do; no app without any.
+    :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
+    :ivar awaited: how many sessions those are, by worker and context.
+    :ivar charges: steps that failed, by session, until it is known whose fault that was.
+    """
+
+    open: dict[int, SessionState] = dataclasses.field(default_factory=dict)
+    shown: Shown[int, SessionView] = dataclasses.field(default_factory=Shown)
+    steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
+    drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
+    unsettled: bool = False
+    groups: int = 0
+    waiting: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    bound: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    charges: Charges = dataclasses.field(default_factory=Charges)
+
+    def note(self, session: SessionState) -> None:
+        """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
+
+        So who asks at every event need not look at each session.
+        """
+        if session.state == WAITING and not session.idle and session.id in self.open:
+            self.waiting.setdefault(session.app, set()).add(session.id)
+        elif session.app in self.waiting:
+            self.waiting[session.app].discard(session.id)
+            if not self.waiting[session.app]:
+                del self.waiting[session.app]
+        before, now = self.bound.pop(session.id, None), going(session) if session.id in self.open else None
+        if now is not None:
+            self.bound[session.id] = now
+            self.awaited[now] += 1
+        if before is not None:
+            self.awaited[before] -= 1
+            if not self.awaited[before]:
+                del self.awaited[before]
+
+
+def going(session: SessionState) -> tuple[str, str] | None:
+    """Return the worker that a session is to go to, or is on its way to, and its context."""
+    worker = session.worker if session.state == MIGRATING else session.target
+    return None if worker is None else (worker, session.context)
+
+
+@dataclasses.dataclass(slots=True)
+class Unit:
+    """A host, or some GPUs or one worker of it, in quarantine.
+
+    :ivar devices: the GPUs; none for all of the host, or for one worker without any.
+    :ivar worker: the one worker that is meant, "" for all of the host; another one with its GPUs is meant too.
+    :ivar returned: how often a worker joined from there all the same.
+    :ivar by_hand: a person said so, and says when it is over; what runs there is not stopped.
+    """
+
+    host: str
+    machine: str
+    devices: tuple[str, ...]
+    worker: str
+    cause: str
+    until: float
+    returned: int = 0
+    by_hand: bool = False
+
+    def has(self, worker: Worker) -> bool:
+        """Return whether a worker is in quarantine with it."""
+        if worker.host != self.host:
+            return False
+        if not self.worker or worker.id == self.worker:
+            return True
+        return bool(self.devices) and not set(self.devices).isdisjoint(worker.devices)
+
+
+class Wards:
+    """All that is in quarantine; how often each host was; and the hosts that each tier is not asked for on."""
+
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+        self.times: dict[tuple[str, tuple[str, ...]], int] = {}
+        self.excluded: dict[str, tuple[str, ...]] = {}
+
+    def of(self, worker: Worker) -> Unit | None:
+        """Return what a worker is in quarantine with."""
+        return next((unit for unit in self.units if unit.has(worker)), None) if self.units else None

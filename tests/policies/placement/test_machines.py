@@ -13,7 +13,7 @@ from ctxflow.policies.agh.staffing import Offer
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.proxies import ShownTier
+from ctxflow.scheduler.view import ShownTier
 from ctxflow.scheduler.worker_state import TierState
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
 from ctxflow.simulator.pools import MixedTimes

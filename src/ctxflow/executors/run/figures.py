@@ -11,8 +11,8 @@ from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.executors.contract import ContextPayload
+from ctxflow.scheduler.dispatch import first_needed
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.tiers import first_needed
 from ctxflow.scheduler.worker_state import SessionState, Worker
 
 
@@ -189,7 +189,7 @@ def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str,
             asked=tier.asked if tier is not None else None,
             worker_seconds=(tier.worker_seconds if tier else 0.0) + sum(now - each.joined for each in workers),
             gpu_seconds=(tier.gpu_seconds if tier else 0.0) + sum((now - each.joined) * each.gpus for each in workers),
-            price=tier.price if tier is not None else None,
+            price=tier.spec.price if tier is not None else None,
             reason=reasons.get(name, ""),
         )
     return found

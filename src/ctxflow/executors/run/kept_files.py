@@ -27,7 +27,6 @@ from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, wr
 from ctxflow.ownership import belongs_here, lead_nowhere
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Command
-from ctxflow.scheduler.eligibility import goes
 from ctxflow.scheduler.log import line
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Worker
@@ -292,7 +291,7 @@ class WorkerTable:
             "worker": worker.id,
             "host": worker.host,
             "gpus": worker.gpus,
-            "gpu_model": worker.gpu_model,
+            "gpu_model": worker.spec.gpu_model,
             "tier": worker.tier,
             "job": job,
             "state": does,
@@ -312,7 +311,7 @@ def _does(worker: Worker) -> str:
     """Return what a worker does, in one of these words."""
     if worker.held:
         return "in quarantine"
-    if goes(worker):
+    if worker.leaving:
         return "leaving"
     return "working" if worker.running else "loading" if worker.loading else "idle"
 

@@ -1,0 +1,378 @@
+"""What policies see of a run, read-only in fact: the view, and a proxy of each row of the tables.
+
+A proxy is made once for each row and kept in its `shown`. Fields that never change are copied into it (`__slots__`);
+the others are read from the row each time (`_live`). What a view gives is immutable, a mapping that cannot be written,
+or a copy. What each field means is told in policies/views.py and policies/protocols.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import operator
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from ctxflow.policies.views import (
+    AppView,
+    AttemptView,
+    ContextOnWorkerView,
+    MachineView,
+    RegionView,
+    SessionView,
+    TierView,
+    WorkerView,
+)
+from ctxflow.scheduler.app_state import App, Place
+from ctxflow.scheduler.events import RegionSpec
+from ctxflow.scheduler.run_state import RunState, has_work
+from ctxflow.scheduler.worker_state import SessionState, TierState, Worker
+
+_put = object.__setattr__
+
+
+def _live(path: str) -> Any:
+    """Return a property that reads a field of the row, without entering a Python function."""
+    return property(operator.attrgetter(f"_row.{path}"))
+
+
+class ReadOnly:
+    """Something on which nothing can be set or deleted."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        """Refuse.
+
+        :raises AttributeError: always.
+        """
+        raise AttributeError(f"a policy may only read what it is shown: {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        """Refuse.
+
+        :raises AttributeError: always.
+        """
+        raise AttributeError(f"a policy may only read what it is shown: {name!r} cannot be deleted")
+
+
+class _Proxy(ReadOnly):
+    """Shows a row of a table: `__slots__` names the fields that are copied from it, or from its specification."""
+
+    __slots__ = ("_row",)
+
+    _row: Any
+
+    def __init__(self, row: Any) -> None:
+        _put(self, "_row", row)
+        for name in self.__slots__:
+            _put(self, name, getattr(row if hasattr(row, name) else row.spec, name))
+
+
+class ShownContext(_Proxy):
+    """One context on one worker (`ContextOnWorkerView`)."""
+
+    __slots__ = ("context",)
+
+    context: str
+    state: str = _live("state")
+    since: float = _live("since")
+    last_used: float = _live("last_used")
+
+
+class ShownSession(_Proxy):
+    """One session (`SessionView`)."""
+
+    __slots__ = ("app", "context", "id", "opened")
+
+    id: int
+    app: str
+    context: str
+    opened: float
+    worker: str | None = _live("worker")
+    state: str = _live("state")
+    target: str | None = _live("target")
+    idle: bool = _live("idle")
+    ready: bool = _live("ready")
+    failed_on: frozenset[Place] = _live("failed_on")
+    by_user: bool = _live("by_user")
+    chunks: int = _live("chunks")
+    chunk_seconds: float | None = _live("chunk_seconds")
+    state_bytes: int | None = _live("state_bytes")
+    last_chunk_at: float | None = _live("last_chunk_at")
+
+
+class ShownWorker(_Proxy):
+    """One worker (`WorkerView`)."""
+
+    __slots__ = (
+        "acquired",
+        "contexts",
+        "devices",
+        "gpu_model",
+        "gpus",
+        "host",
+        "id",
+        "joined",
+        "machine",
+        "pin",
+        "region",
+        "running",
+        "sessions",
+        "slots",
+        "tier",
+    )
+
+    _row: Worker
+    id: str
+    tier: str
+    region: str
+    host: str
+    gpu_model: str | None
+    gpus: int
+    slots: int
+    machine: str
+    devices: Sequence[str]
+    pin: int | None
+    joined: float
+    acquired: bool
+    contexts: Mapping[str, ContextOnWorkerView]
+    running: Mapping[int, AttemptView]
+    sessions: Mapping[int, SessionView]
+    free_slots: int = _live("free_slots")
+    noticed: float | None = _live("noticed")
+    draining: bool = _live("draining")
+
+    def __init__(self, row: Worker) -> None:
+        super().__init__(row)
+        _put(self, "devices", tuple(row.devices))
+        _put(self, "contexts", row.contexts_shown)
+        _put(self, "running", MappingProxyType(row.running))
+        _put(self, "sessions", row.sessions_shown)
+
+    @property
+    def topology(self) -> Mapping[str, object] | None:
+        """The machine's topology as the worker reported it, a copy of it."""
+        return copy.deepcopy(self._row.spec.topology)
+
+    def seconds_per_item(self, app: str) -> float | None:
+        """Return a moving average of its finished batches."""
+        pace = self._row.paces.get(app)
+        return pace.item_seconds if pace is not None else None
+
+    def items_done(self, app: str) -> int:
+        """Return how many items of the app it answered."""
+        pace = self._row.paces.get(app)
+        return pace.items if pace is not None else 0
+
+    def load_seconds(self, context: str) -> float | None:
+        """Return the seconds of the last load."""
+        return self._row.context_seconds.get(context)
+
+    def stage_seconds(self, context: str) -> float | None:
+        """Return the seconds of the last staging."""
+        return self._row.staging_seconds.get(context)
+
+    def step_seconds(self, app: str) -> Mapping[int, float]:
+        """Return moving averages of the seconds of a step, by the number of its sessions."""
+        return {count: seconds for count, (seconds, _) in self._row.steps.get(app, {}).items()}
+
+
+class ShownApp(_Proxy):
+    """One app (`AppView`)."""
+
+    __slots__ = (
+        "alternative_of",
+        "batch_size",
+        "chunk_target",
+        "context",
+        "deadline",
+        "error",
+        "id",
+        "max_delay",
+        "max_error",
+        "order",
+        "priority",
+    )
+
+    id: str
+    context: str
+    priority: int
+    deadline: float | None
+    batch_size: int | None
+    max_delay: float | None
+    max_error: float | None
+    error: float
+    alternative_of: str
+    order: int
+    chunk_target: float | None
+    backlog: int = _live("backlog")
+    unclaimed: int = _live("unclaimed")
+    call_seconds: float | None = _live("call_cost.seconds")
+    call_seconds_error: float = _live("call_cost.error")
+    waiting_since: float | None = _live("waiting_since")
+    arrived: int = _live("arrived")
+
+
+class ShownTier(_Proxy):
+    """One tier (`TierView`)."""
+
+    __slots__ = ("name",)
+
+    _row: TierState
+    name: str
+    minimum: int = _live("spec.minimum")
+    maximum: int = _live("spec.maximum")
+    gpus: int = _live("spec.gpus")
+    machines: str = _live("spec.machines")
+    price: float | None = _live("spec.price")
+    boot_seconds: float | None = _live("spec.boot_seconds")
+    match_rate: float | None = _live("match_rate")
+    eviction_rate: float | None = _live("eviction_rate")
+
+    @property
+    def lifetimes(self) -> Sequence[float] | None:
+        """How long its evicted workers lived."""
+        lived = self._row.lifetimes
+        return None if lived is None else tuple(lived)
+
+
+def shown_region(spec: RegionSpec) -> RegionView:
+    """Return a region as policies see it."""
+    latency, bandwidth = MappingProxyType(dict(spec.latency)), MappingProxyType(dict(spec.bandwidth))
+    return dataclasses.replace(spec, latency=latency, bandwidth=bandwidth, tiers=tuple(spec.tiers))
+
+
+class RunView(ReadOnly):
+    """What policies may know of a run (`ctxflow.policies.protocols.View`).
+
+    :param could_load: whether a free worker could load an app's context for its queue now.
+    :param can_carry: whether a worker may carry a session.
+
+    >>> from ctxflow.scheduler import Policies, Scheduler
+    >>> view = Scheduler(Policies.chosen({})).view
+    >>> view.now = 1.0
+    Traceback (most recent call last):
+        ...
+    AttributeError: a policy may only read what it is shown: 'now' cannot be set
+    """
+
+    __slots__ = (
+        "_can_carry",
+        "_could_load",
+        "_state",
+        "apps",
+        "attempts",
+        "batch_size",
+        "capacity",
+        "free",
+        "now",
+        "random",
+        "regions",
+        "sessions",
+        "tiers",
+        "workers",
+    )
+
+    _state: RunState
+    _could_load: Callable[[RunState, Worker, App], bool]
+    _can_carry: Callable[[RunState, SessionState, Worker], bool]
+    now: float
+    random: random.Random
+    workers: Mapping[str, WorkerView]
+    free: Mapping[str, WorkerView]
+    apps: Mapping[str, AppView]
+    attempts: Mapping[int, AttemptView]
+    tiers: Mapping[str, TierView]
+    regions: Mapping[str, RegionView]
+    sessions: Mapping[int, SessionView]
+    batch_size: Callable[[AppView, WorkerView], int]
+    capacity: Callable[[AppView, WorkerView], int]
+
+    def __init__(
+        self,
+        state: RunState,
+        could_load: Callable[[RunState, Worker, App], bool],
+        can_carry: Callable[[RunState, SessionState, Worker], bool],
+    ) -> None:
+        _put(self, "_state", state)
+        _put(self, "_could_load", could_load)
+        _put(self, "_can_carry", can_carry)
+        _put(self, "now", state.now)  # Each event's, set by the scheduler: policies read it all the time.
+        _put(self, "random", state.random)
+        _put(self, "workers", state.workers_shown)
+        _put(self, "free", state.free_shown)
+        _put(self, "apps", state.apps_shown)
+        _put(self, "attempts", MappingProxyType(state.attempts))
+        _put(self, "tiers", state.tiers_shown)
+        _put(self, "regions", MappingProxyType(state.regions))
+        _put(self, "sessions", state.streams.shown)
+        _put(self, "batch_size", functools.partial(state.policies.batching.size, self))
+        _put(self, "capacity", functools.partial(state.policies.coalescing.coalesced, self))
+
+    @property
+    def contexts(self) -> Collection[str]:
+        """The ids of all declared contexts."""
+        return tuple(self._state.contexts)
+
+    @property
+    def machines(self) -> Mapping[str, MachineView]:
+        """The machines as they were surveyed last."""
+        return MappingProxyType(self._state.surveys.machines)
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet, by machine."""
+        return self._state.reservations.reserved
+
+    @property
+    def forecast(self) -> Mapping[str, float] | None:
+        """The items expected per second by app; worked out when somebody asks."""
+        return self._state.arrivals.forecast()
+
+    def can_run(self, app: AppView, worker: WorkerView) -> bool:
+        """Return whether a free worker could run the app now, or load its context for it."""
+        state = self._state
+        queue, there = state.apps[app.id], state.workers[worker.id]
+        held = there.contexts.get(queue.context)
+        if held is None:
+            return self._could_load(state, there, queue)
+        return held.state == "ready" and (not queue.isolated.items or has_work(state, queue, there))
+
+    def permits(self, app: AppView, tier: TierView) -> bool:
+        """Return whether workers of the tier could run the app at all, as far as the plan allows it.
+
+        Not if only a worker with a place of its own may hold the context.
+        """
+        state = self._state
+        wanted = state.contexts[app.context].spec
+        own = wanted.affinity == "guaranteed" and wanted.id in state.reservations.wants
+        return not own and self.able(app, tier) and state.plan.permits(app.context, tier.name)
+
+    def able(self, app: AppView, tier: TierView) -> bool:
+        """Return whether workers of the tier have the GPUs, and the memory on each, that the app's context declares.
+
+        Not if it is broken. What it took where it was built does not count: some take what there is.
+        """
+        context, offered = self._state.contexts[app.context], self._state.tiers[tier.name]
+        if context.broken is not None or context.spec.gpus > offered.spec.gpus:
+            return False
+        needed = context.spec.gpu_memory if context.spec.gpus else None
+        return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory
+
+    def holders(self, context: str) -> int:
+        """Return how many workers hold or load the context."""
+        known = self._state.contexts.get(context)
+        return known.holders if known is not None else 0
+
+    def free_holders(self, context: str) -> Iterable[WorkerView]:
+        """Return the free workers that hold the context ready, longest known as such first."""
+        return [worker.shown for worker in self._state.free_holders(context)]
+
+    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
+        """Return whether a worker may carry a session."""
+        state = self._state
+        return self._can_carry(state, state.streams.open[session.id], state.workers[worker.id])
