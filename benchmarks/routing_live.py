@@ -29,7 +29,7 @@ from typing import Any
 from common import figure, progress, ratio, report, versions
 
 from ctxflow.executors.simulated import Availability, SimulatedEngine, SimulatedMachine
-from ctxflow.executors.simulated.machine_models import always
+from ctxflow.executors.simulated.market import always
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -28,7 +28,7 @@ RENAMED: dict[str, str] = {
     "ctxflow.alternatives": "ctxflow.app_options",
     "ctxflow.batch.status_file": "ctxflow.batch.job_status",
     "ctxflow.executors.files": "ctxflow.executors.executor",
-    "ctxflow.executors.simulated:Machine": "ctxflow.executors.simulated.machine_models:SimulatedMachine",
+    "ctxflow.executors.simulated:Machine": "ctxflow.executors.simulated.market:SimulatedMachine",
     "ctxflow.map_results": "ctxflow.mapping",
     "ctxflow.mapped": "ctxflow.mapping",
     "ctxflow.mapped:Mapped": "ctxflow.mapping:MapResult",

@@ -1,16 +1,13 @@
-"""The simulated engine: workers in virtual time.
+"""The simulated engine: workers in virtual time. How long things take at a real site is in ctxflow.simulator.
 
-- `machine_models.py`: what a resource manager may lend and when, what takes how long there, and what may be wrong.
-- `market.py`: machines that come, go and are given to workers.
+- `market.py`: machines, when they may be lent, what takes how long there, what may be wrong, and who has them.
 - `engine.py`: the engine, which does with each command what a worker would do.
-
-How long things take at a real site is in ctxflow.simulator.
 """
 
 from typing import TYPE_CHECKING
 
 from ctxflow.executors.simulated.engine import Account, SimulatedEngine
-from ctxflow.executors.simulated.machine_models import (
+from ctxflow.executors.simulated.market import (
     Availability,
     Fault,
     NoStaging,
@@ -23,17 +20,9 @@ from ctxflow.executors.simulated.machine_models import (
 from ctxflow.renamed import names_of
 
 __all__ = [
-    "Account",
-    "Availability",
-    "Fault",
-    "NoStaging",
-    "SimulatedEngine",
-    "SimulatedMachine",
-    "Staging",
-    "Timers",
-    "Times",
-    "always",
-]
+    "Account", "Availability", "Fault", "NoStaging", "SimulatedEngine", "SimulatedMachine", "Staging", "Timers",
+    "Times", "always",
+]  # fmt: skip
 
 if not TYPE_CHECKING:
     __getattr__ = names_of(__name__)

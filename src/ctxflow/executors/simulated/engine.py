@@ -1,8 +1,4 @@
-"""The engine: a virtual clock with its heap of timers, and what a worker does with each command.
-
-What does not live here: how long things take (the models), what a worker holds (market.py), and the loop that feeds a
-scheduler (ctxflow.simulator.simulation).
-"""
+"""The simulated engine: a virtual clock with its heap of timers, and what a worker does with each command."""
 
 from __future__ import annotations
 
@@ -16,16 +12,17 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from typing import Any
 
 from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
-from ctxflow.executors.simulated.machine_models import (
+from ctxflow.executors.simulated.market import (
     POISON,
     Fault,
     Faults,
+    MachineState,
+    Market,
     NoStaging,
     SimulatedMachine,
     Staging,
     Times,
 )
-from ctxflow.executors.simulated.market import Call, Library, MachineState, Market, SimulatedWorker
 from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -35,7 +32,7 @@ from ctxflow.sites.engine_kinds import Capabilities
 
 @dataclasses.dataclass(slots=True)
 class Account:
-    """What the workers' time went into, in seconds; calls that came to nothing are in `lost_seconds` alone."""
+    """What the workers' time went into, in seconds; calls without a result are in `lost_seconds` alone."""
 
     worker_seconds: float = 0.0
     stage_seconds: float = 0.0
@@ -49,16 +46,51 @@ class Account:
     raised: int = 0  # Calls, and builds of contexts.
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class Library:
+    """A context's library process on a worker; calls on it take turns."""
+
+    ready: bool = False
+    busy_until: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """A call in flight; `salvaged`: whether its app answers its items one by one."""
+
+    context: str
+    items: int
+    begins: float
+    seconds: float
+    salvaged: bool
+
+    def done(self, time: float) -> int:
+        """Return how many items are done by then, if they take equally long."""
+        share = (time - self.begins) / self.seconds if self.seconds else 1.0
+        return max(0, min(self.items, math.floor(share * self.items + 1e-9)))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class SimulatedWorker:
+    """A worker on its machine, with its contexts by id, since when each is brought, and its calls by attempt."""
+
+    id: str
+    place: MachineState
+    joined: float
+    libraries: dict[str, Library] = dataclasses.field(default_factory=dict)
+    staging: dict[str, float] = dataclasses.field(default_factory=dict)
+    calls: dict[int, Call] = dataclasses.field(default_factory=dict)
+
+
 class SimulatedEngine:
     """An engine whose clock is virtual: `poll` never waits, it jumps to what happens next.
 
     The same seed, models and commands give the same events. When machines can be had, and how long matching and
     loading take there, depends on the seed alone, so that policies can be compared on the same evictions and loads.
-    What it does not do, since nothing is executed: results are None; there are no exceptions but those of faults, no
-    crashes, timeouts or missing files, and payloads are not asked for. Where the engines' contract is about those, it
-    does not apply. Events carry the engine's clock, not the run's.
+    Nothing is executed: results are None; there are no exceptions but those of faults, no crashes, timeouts or missing
+    files, and payloads are not asked for. Events carry the engine's clock, not the run's.
 
-    :param machines: what there is to be had; workers are given to a tier's idle machines in their order.
+    :param machines: what can be lent; workers are given to a tier's idle machines in their order.
     :param times: how long things take.
     :param staging: where files come from; by default they are everywhere.
     :param seed: of all that is drawn.
@@ -105,8 +137,7 @@ class SimulatedEngine:
         self._faults = Faults(faults)
         self._poison = poison or {}
         self._troubled = bool(self._poison) or self._faults.any
-        self._state_bytes, self._carry_seconds = state_bytes, carry_seconds
-        self._planning_seconds = planning_seconds
+        self._state_bytes, self._carry_seconds, self._planning_seconds = state_bytes, carry_seconds, planning_seconds
         self.now = 0.0
         self.account = Account()
         # (time, machine, +1 or -1) for every worker that joined or went.
@@ -123,21 +154,23 @@ class SimulatedEngine:
         self._holders: dict[MachineState, SimulatedWorker] = {}
         self._lock = threading.Lock()
         self._stopped = False
-        self._commands: dict[type[cmd.Command], Callable[[Any], None]] = {
-            cmd.Run: self._run,
+        self._of_workers: dict[type[cmd.Command], Callable[[SimulatedWorker, Any], None]] = {
+            cmd.Run: lambda worker, run: self._begin(worker, run, run.items, self._finish),
             cmd.Step: self._step,
-            cmd.Carry: self._carry,
+            cmd.Carry: lambda worker, carry: self.at(self.now + self._carry_seconds, self._carried, carry),
             cmd.Load: self._load,
             cmd.Stage: self._stage,
             cmd.Unload: self._unload,
             cmd.Abandon: self._abandon,
             cmd.Interrupt: self._interrupt,
-            cmd.Acquire: self._acquire,
             cmd.Release: self._release,
-            cmd.Drain: self._drain,
-            cmd.AcquireAt: self._acquire_at,
-            cmd.Forgo: self._forgo,
-            cmd.Exclude: self._exclude,
+            cmd.Drain: lambda worker, drain: self._end_calls(worker),
+        }
+        self._of_others: dict[type[cmd.Command], Callable[[Any], None]] = {
+            cmd.Acquire: lambda ask: self._market.ask(ask.tier, ask.workers),
+            cmd.AcquireAt: lambda ask: self._market.ask_at(ask.pin, ask.tier, ask.machine, ask.devices),
+            cmd.Forgo: lambda ask: self._market.forgo(ask.pin),
+            cmd.Exclude: lambda ask: self._market.exclude(ask.tier, ask.hosts),
             cmd.Survey: self._survey,
             cmd.MakePlan: self._make_plan,
         }
@@ -147,7 +180,7 @@ class SimulatedEngine:
     # --- the contract
 
     def start(self, run: RunServices) -> None:
-        """Do nothing: there is nothing to get ready."""
+        """Do nothing: nothing has to be started."""
 
     def forget(self, functions: Collection[str]) -> None:
         """Do nothing: no function is kept."""
@@ -158,9 +191,13 @@ class SimulatedEngine:
             if self._stopped:
                 return
             for command in commands:
-                action = self._commands.get(type(command))
-                if action is not None:
-                    action(command)
+                kind = type(command)
+                if kind in self._of_workers:
+                    worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
+                    if worker is not None:
+                        self._of_workers[kind](worker, command)
+                elif kind in self._of_others:
+                    self._of_others[kind](command)
 
     def poll(self, timeout: float) -> list[ev.Event]:
         """Return what happens next, if it is within `timeout` virtual seconds; the clock stands there afterwards."""
@@ -231,16 +268,6 @@ class SimulatedEngine:
                 ends = call.begins + call.seconds * done / call.items if done else self.now
                 self.at(ends, self._cut, worker, attempt, done)
 
-    def _cut(self, worker: SimulatedWorker, attempt: int, done: int) -> None:
-        """End a call with what is done."""
-        call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
-        if call is not None:
-            seconds = call.seconds * done / call.items
-            self.account.call_seconds += seconds
-            if done:
-                self._out.append(ev.ItemsFinished(self.now, worker.id, attempt, 0, done))
-            self._out.append(ev.BatchEnded(self.now, worker.id, attempt, seconds))
-
     def taken(self, place: MachineState) -> None:
         """Take a worker's machine."""
         worker = self._holders[place]
@@ -269,47 +296,22 @@ class SimulatedEngine:
 
     # --- commands
 
-    def _acquire(self, command: cmd.Acquire) -> None:
-        self._market.ask(command.tier, command.workers)
-
-    def _acquire_at(self, command: cmd.AcquireAt) -> None:
-        self._market.ask_at(command.pin, command.tier, command.machine, command.devices)
-
-    def _forgo(self, command: cmd.Forgo) -> None:
-        self._market.forgo(command.pin)
-
-    def _exclude(self, command: cmd.Exclude) -> None:
-        self._market.exclude(command.tier, command.hosts)
-
     def _survey(self, command: cmd.Survey) -> None:
-        def name_of(place: MachineState) -> str | None:
-            worker = self._holders.get(place)
-            return worker.id if worker is not None else None
-
-        self._out.append(ev.MachinesFound(self.now, command.tier, self._market.survey(command.tier, name_of)))
+        names = {place: worker.id for place, worker in self._holders.items()}
+        self._out.append(ev.MachinesFound(self.now, command.tier, self._market.survey(command.tier, names)))
 
     def _make_plan(self, command: cmd.MakePlan) -> None:
         event = computed(command.planning, self.now + self._planning_seconds)
         self.at(event.time, lambda: self._out.append(event))
 
-    def _drain(self, command: cmd.Drain) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is not None:
-            self._end_calls(worker)
+    def _release(self, worker: SimulatedWorker, command: cmd.Release) -> None:
+        self._lose(worker)
+        self._market.give_back(worker.place)
 
-    def _release(self, command: cmd.Release) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is not None:
-            self._lose(worker)
-            self._market.give_back(worker.place)
-
-    def _stage(self, command: cmd.Stage) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is not None:
-            worker.staging[command.context] = self.now
-            self._staging.fetch(
-                worker.id, worker.place.machine, command.context, lambda: self._staged(worker, command.context)
-            )
+    def _stage(self, worker: SimulatedWorker, command: cmd.Stage) -> None:
+        context = command.context
+        worker.staging[context] = self.now
+        self._staging.fetch(worker.id, worker.place.machine, context, lambda: self._staged(worker, context))
 
     def _staged(self, worker: SimulatedWorker, context: str) -> None:
         begun = worker.staging.pop(context, None)
@@ -317,51 +319,41 @@ class SimulatedEngine:
             self.account.stage_seconds += self.now - begun
             self._out.append(ev.ContextStaged(self.now, worker.id, context))
 
-    def _load(self, command: cmd.Load) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is None:
-            return
+    def _load(self, worker: SimulatedWorker, command: cmd.Load) -> None:
         library = worker.libraries[command.context] = Library()
         machine, generator = worker.place.machine, worker.place.generator
         seconds = self._times.load(command.context, machine, generator)
         fault = self._faults.of_build(machine, self.now, generator)
-        if fault is not None:
-            self.at(self.now + fault.seconds, self._not_ready, worker, command.context, library, fault)
-        else:
-            self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
+        ends = self.now + (seconds if fault is None else fault.seconds)
+        self.at(ends, self._built, worker, command.context, library, seconds, fault)
 
-    def _ready(self, worker: SimulatedWorker, context: str, library: Library, seconds: float) -> None:
+    def _built(
+        self, worker: SimulatedWorker, context: str, library: Library, seconds: float, fault: Fault | None
+    ) -> None:
         if worker.id not in self._workers or worker.libraries.get(context) is not library:
+            return
+        if fault is not None:
+            del worker.libraries[context]
+            self.account.raised += 1
+            failure = fault.failure(worker.id, worker.place.machine)
+            self._out.append(ev.ContextFailed(self.now, worker.id, context, failure))
             return
         library.ready = True
         self.account.loads += 1
         self.account.load_seconds += seconds
         self._out.append(ev.ContextReady(self.now, worker.id, context, seconds))
 
-    def _not_ready(self, worker: SimulatedWorker, context: str, library: Library, fault: Fault) -> None:
-        if worker.id not in self._workers or worker.libraries.get(context) is not library:
-            return
-        del worker.libraries[context]
-        self.account.raised += 1
-        self._out.append(ev.ContextFailed(self.now, worker.id, context, self._failure(worker, fault)))
-
-    def _unload(self, command: cmd.Unload) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is None:
-            return
+    def _unload(self, worker: SimulatedWorker, command: cmd.Unload) -> None:
         worker.libraries.pop(command.context, None)
         if command.files:
             worker.staging.pop(command.context, None)
             self._staging.remove(worker.id, command.context)
         self._out.append(ev.ContextUnloaded(self.now, worker.id, command.context))
 
-    def _run(self, command: cmd.Run) -> None:
-        self._begin(command, command.items, self._finish)
-
-    def _begin(self, command: cmd.Run, items: Sequence[int], end: Callable[..., None], *more: Any) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is None:
-            return
+    def _begin(
+        self, worker: SimulatedWorker, command: cmd.Run, items: Sequence[int], end: Callable[..., None], *more: Any
+    ) -> None:
+        """Begin a call, at whose end `end` is called."""
         library = worker.libraries.get(command.context)
         if library is None or not library.ready:
             raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
@@ -378,11 +370,6 @@ class SimulatedEngine:
         worker.calls[command.attempt] = Call(command.context, len(items), begins, seconds, salvaged)
         self.at(ends, end, worker, command.attempt, *more)
 
-    def _finish(self, worker: SimulatedWorker, attempt: int) -> None:
-        call = self._ended(worker, attempt)
-        if call is not None:
-            self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
-
     def _fault(self, command: cmd.Run, items: Sequence[int], seconds: float, worker: SimulatedWorker) -> Fault | None:
         """Return what makes a call raise, if anything does: its host, or one of its items, once it has been at work."""
         place = worker.place
@@ -392,34 +379,42 @@ class SimulatedEngine:
             fault = dataclasses.replace(POISON, seconds=seconds)
         return fault
 
+    def _pop_call(self, worker: SimulatedWorker, attempt: int) -> Call | None:
+        """Remove and return a call that ends; None if its worker or its context went before."""
+        return worker.calls.pop(attempt, None) if worker.id in self._workers else None
+
+    def _finish(self, worker: SimulatedWorker, attempt: int) -> None:
+        if (call := self._pop_call(worker, attempt)) is not None:
+            self.account.call_seconds += call.seconds
+            self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
+
+    def _cut(self, worker: SimulatedWorker, attempt: int, done: int) -> None:
+        """End a call with what is done."""
+        if (call := self._pop_call(worker, attempt)) is not None:
+            seconds = call.seconds * done / call.items
+            self.account.call_seconds += seconds
+            if done:
+                self._out.append(ev.ItemsFinished(self.now, worker.id, attempt, 0, done))
+            self._out.append(ev.BatchEnded(self.now, worker.id, attempt, seconds))
+
     def _raise(self, worker: SimulatedWorker, attempt: int, fault: Fault) -> None:
         """End a call with an error."""
-        call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
-        if call is not None:
+        if (call := self._pop_call(worker, attempt)) is not None:
             self.account.lost_seconds += call.seconds
             self.account.raised += 1
-            self._out.append(ev.BatchFailed(self.now, worker.id, attempt, self._failure(worker, fault)))
+            failure = fault.failure(worker.id, worker.place.machine)
+            self._out.append(ev.BatchFailed(self.now, worker.id, attempt, failure))
 
-    def _failure(self, worker: SimulatedWorker, fault: Fault) -> ev.Failure:
-        machine = worker.place.machine
-        return fault.failure(worker.id, machine.host or machine.name)
-
-    def _ended(self, worker: SimulatedWorker, attempt: int) -> Call | None:
-        """Return a call that has run to its end; None if its worker or its context went before."""
-        call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
-        if call is not None:
-            self.account.call_seconds += call.seconds
-        return call
-
-    def _step(self, command: cmd.Step) -> None:
+    def _step(self, worker: SimulatedWorker, command: cmd.Step) -> None:
         """Begin a step, which takes as long as a batch of as many items as it makes chunks."""
         made = sum(order.chunk is not None for order in command.orders)
-        self._begin(command, range(made), self._step_ended, command.orders)
+        self._begin(worker, command, range(made), self._step_ended, command.orders)
 
     def _step_ended(self, worker: SimulatedWorker, attempt: int, orders: Sequence[cmd.Order]) -> None:
-        call = self._ended(worker, attempt)
+        call = self._pop_call(worker, attempt)
         if call is None:
             return
+        self.account.call_seconds += call.seconds
         outcomes: list[dict[str, Any]] = []
         for order in orders:
             outcome: dict[str, Any] = {"made": 1} if order.chunk is not None else {}
@@ -430,17 +425,13 @@ class SimulatedEngine:
             outcomes.append(outcome)
         self._out.append(ev.StepFinished(self.now, worker.id, attempt, call.seconds, outcomes))
 
-    def _carry(self, command: cmd.Carry) -> None:
-        self.at(self.now + self._carry_seconds, self._carried, command)
-
     def _carried(self, command: cmd.Carry) -> None:
         if command.worker in self._workers and command.source in self._workers:
             self._out.append(ev.StateArrived(self.now, command.worker, command.session, command.made))
 
-    def _interrupt(self, command: cmd.Interrupt) -> None:
-        worker = self._workers.get(command.worker)
-        call = worker.calls.pop(command.attempt, None) if worker is not None else None
-        if worker is None or call is None:
+    def _interrupt(self, worker: SimulatedWorker, command: cmd.Interrupt) -> None:
+        call = worker.calls.pop(command.attempt, None)
+        if call is None:
             return
         self._lose_call(call)
         if not any(other.context == call.context for other in worker.calls.values()):
@@ -448,10 +439,7 @@ class SimulatedEngine:
         failure = ev.Failure("cancelled", "CallInterrupted", "nobody waits for it any more", worker=worker.id)
         self._out.append(ev.BatchFailed(self.now, worker.id, command.attempt, failure))
 
-    def _abandon(self, command: cmd.Abandon) -> None:
-        worker = self._workers.get(command.worker)
-        if worker is None:
-            return
+    def _abandon(self, worker: SimulatedWorker, command: cmd.Abandon) -> None:
         worker.libraries.pop(command.context, None)
         for number in [n for n, call in worker.calls.items() if call.context == command.context]:
             self._lose_call(worker.calls.pop(number))
