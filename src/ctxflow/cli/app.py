@@ -129,25 +129,21 @@ LASTING = (["batch"], ["factory"])
 def main() -> None:
     """Run the command."""
     with guarded_streams():
-        _run()
+        try:
+            app(standalone_mode=True)
+        except (CtxflowError, ValueError, OSError) as error:
+            text = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                text = f"{error.filename}: {error.strerror}"
+            refused = isinstance(error, UsageError) or getattr(error, "missing", False)
+            _say(text, refused)
+            sys.exit(2 if refused else getattr(error, "exit_status", 1))
+        except KeyboardInterrupt:
+            _say("interrupted")
+            sys.exit(130)
 
 
 def _say(text: str, refused: bool = False) -> None:
     """Say how a command ended: with the time of day where it may have gone on for hours."""
     line, goes_on = f"ctxflow: {text}", not refused and sys.argv[1:2] in LASTING
     print(timed(line) if goes_on else line, file=sys.stderr)
-
-
-def _run() -> None:
-    try:
-        app(standalone_mode=True)
-    except (CtxflowError, ValueError, OSError) as error:
-        text = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            text = f"{error.filename}: {error.strerror}"
-        refused = isinstance(error, UsageError) or getattr(error, "missing", False)
-        _say(text, refused)
-        sys.exit(2 if refused else getattr(error, "exit_status", 1))
-    except KeyboardInterrupt:
-        _say("interrupted")
-        sys.exit(130)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ctxflow.cli.screen import say
 from ctxflow.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from ctxflow.observe.progress import KnownRun
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "": 1}
 
 
 def clean(
@@ -65,10 +66,10 @@ def clean(
     failed = [run for run in chosen if not _remove(run)] if wanted else []
     troubles = remove_files(left) if wanted else []
     for trouble in troubles:
-        print(f"ctxflow: {trouble}", file=sys.stderr)
+        say(trouble)
     gone = [run for run in chosen if run not in failed] if wanted else []
     if as_json:
-        listed = [_as_data(run, run in chosen, run in gone) for run in runs]
+        listed = [{**_as_data(run), "removable": run in chosen, "removed": run in gone} for run in runs]
         files = [{"path": path, "removed": not os.path.exists(path)} for path in left]
         print(json.dumps({"runs": listed, "left_behind": files}, indent=1))
     elif wanted and (chosen or left):
@@ -109,22 +110,15 @@ def _remove(run: KnownRun) -> bool:
     try:
         if remove(run):
             return True
-        print(f"ctxflow: {run.folder} is left: its run goes on", file=sys.stderr)
+        say(f"{run.folder} is left: its run goes on")
     except OSError as error:
-        print(f"ctxflow: {error.filename or run.folder} cannot be removed: {error.strerror}", file=sys.stderr)
+        say(f"{error.filename or run.folder} cannot be removed: {error.strerror}")
     return False
 
 
-def _as_data(run: KnownRun, chosen: bool, removed: bool) -> dict[str, Any]:
-    return {
-        "folder": str(run.folder),
-        "state": run.state,
-        "updated": run.updated,
-        "bytes": run.size,
-        "output": run.output,
-        "removable": chosen,
-        "removed": removed,
-    }
+def _as_data(run: KnownRun) -> dict[str, Any]:
+    about = {"folder": str(run.folder), "state": run.state, "updated": run.updated}
+    return {**about, "bytes": run.size, "output": run.output}
 
 
 def seconds_of(age: str) -> float:
@@ -138,7 +132,7 @@ def seconds_of(age: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", age.lower())
     if found is None:
         raise UsageError(f"{age!r} is no length of time: write a number and s, m, h, d or w, such as 12h or 7d")
-    return float(found[1]) * _UNITS.get(found[2], 1)
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def size_text(size: float) -> str:
@@ -147,8 +141,7 @@ def size_text(size: float) -> str:
     >>> size_text(512), size_text(1_234_567), size_text(45_600_000_000)
     ('512 B', '1.23 MB', '45.6 GB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError  # The last unit takes all.
+    if size < 1000:
+        return f"{size:.0f} B"
+    unit = "kB" if size < 1e6 else "MB" if size < 1e9 else "GB"
+    return f"{size / {'kB': 1e3, 'MB': 1e6, 'GB': 1e9}[unit]:.3g} {unit}"

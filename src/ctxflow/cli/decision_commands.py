@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -284,16 +284,12 @@ def preempt(
     decision = decide(nodes, preemptor, policy.value, Scoring(alpha, basis.value))
     seconds = time.perf_counter() - started
     if as_json:
-        print(json.dumps(_as_json(decision, policy, seconds), indent=2))
+        data = {"node": None} if decision is None else decision.to_json()
+        print(json.dumps({"policy": policy.value, **data, "seconds": round(seconds, 6)}, indent=2))
     else:
         print(_in_words(decision, preemptor, len(nodes)))
     if decision is None:
         raise typer.Exit(1)
-
-
-def _as_json(decision: Decision | None, policy: SelectionMethod, seconds: float) -> dict[str, Any]:
-    found = {"node": None} if decision is None else decision.to_json()
-    return {"policy": policy.value, **found, "seconds": round(seconds, 6)}
 
 
 def _in_words(decision: Decision | None, preemptor: Preemptor, nodes: int) -> str:

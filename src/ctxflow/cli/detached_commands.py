@@ -17,6 +17,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from ctxflow.cli.screen import say
 from ctxflow.errors import counted
 from ctxflow.terminal import visible_console
 
@@ -59,12 +60,11 @@ def submit_detached(job: Job, fresh: bool, retry_errors: bool, metrics: str | No
     if as_json:
         print(json.dumps({"job": made.id, "htcondor": made.cluster, "folder": str(made.folder)}))
     elif not quiet:
-        print(
-            f"ctxflow: job {made.id} is submitted (HTCondor's {made.cluster}); it needs this terminal no more\n"
+        say(
+            f"job {made.id} is submitted (HTCondor's {made.cluster}); it needs this terminal no more\n"
             f"  ctxflow jobs              how it stands\n"
             f"  ctxflow logs {made.id} --follow   what it says, until it ends\n"
-            f"  ctxflow cancel {made.id}          end it; what is done is kept",
-            file=sys.stderr,
+            f"  ctxflow cancel {made.id}          end it; what is done is kept"
         )
     return True
 
@@ -99,13 +99,10 @@ def jobs(
     ended = [view for view in found if view.standing.state in ENDED]
     hidden = set() if every else {view.job.id for view in ended[:-_SHOWN_ENDED]}
     if not found:
-        print("ctxflow: there are no jobs: `ctxflow batch --detach` makes one", file=sys.stderr)
+        say("there are no jobs: `ctxflow batch --detach` makes one")
         return
-    console = (
-        visible_console()
-        if sys.stdout.isatty()
-        else visible_console(width=max(100, shutil.get_terminal_size().columns))
-    )
+    width = None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)
+    console = visible_console(width=width)
     console.print(jobs_table([view for view in found if view.job.id not in hidden], time.time()))
     if hidden:
         console.print(f"[dim]{counted(len(hidden), 'job')} that ended earlier: ctxflow jobs --all[/dim]")
@@ -142,14 +139,10 @@ def jobs_table(found: list[DetachedView], now: float) -> Group:
 def _as_json(view: DetachedView) -> dict[str, Any]:
     status = view.status or {}
     told = {key: status.get(key) for key in ("done", "dead", "total", "guessed", "rate", "left", "workers", "run")}
-    about = dataclasses.asdict(view.job)
-    return {
-        **{key: about[key] for key in ("id", "does", "input", "output", "site", "submitted", "host")},
-        "htcondor": view.job.cluster,
-        "folder": str(view.job.folder),
-        **dataclasses.asdict(view.standing),
-        **told,
-    }
+    keys = ("id", "does", "input", "output", "site", "submitted", "host")
+    about = {key: getattr(view.job, key) for key in keys}
+    there = {"htcondor": view.job.cluster, "folder": str(view.job.folder)}
+    return {**about, **there, **dataclasses.asdict(view.standing), **told}
 
 
 def _rows(row: dict[str, Any]) -> str:
@@ -204,7 +197,7 @@ def logs(
         state, reason = view.standing.state, view.standing.reason
         if state != "running" and (state, reason) != told:
             told = (state, reason)
-            print(f"ctxflow: job {chosen.id} is {state}{': ' + reason if reason else ''}", file=sys.stderr)
+            say(f"job {chosen.id} is {state}{': ' + reason if reason else ''}")
         if not follow:
             return
         if state in ENDED:
@@ -220,8 +213,7 @@ def _print_from(job: Detached, start: int) -> int:
             text = file.read()
     except FileNotFoundError:
         return 0
-    whole = text.rpartition(b"\n")
-    text = whole[0] + whole[1]
+    text = text[: text.rfind(b"\n") + 1]
     sys.stdout.write(text.decode(errors="replace"))
     sys.stdout.flush()
     return len(text)
@@ -241,7 +233,7 @@ def cancel(job: _Job) -> None:
 
     chosen = _named(job)
     if chosen.host != os.uname().nodename:
-        print(f"ctxflow: job {chosen.id} is in the queue of {chosen.host}: cancel it there", file=sys.stderr)
+        say(f"job {chosen.id} is in the queue of {chosen.host}: cancel it there")
         raise typer.Exit(1)
     before = views([chosen])[0].standing
     deadline, again = time.monotonic() + _CANCEL_SECONDS, 0.0
@@ -255,18 +247,15 @@ def cancel(job: _Job) -> None:
             spinner.update(_leaving(chosen, left))
             time.sleep(_LOOK_SECONDS)
     if left:
-        print(
-            f"ctxflow: {len(left)} of job {chosen.id}'s jobs do not leave their machines ({', '.join(left)}): give the "
-            f"command again, or see condor_q",
-            file=sys.stderr,
-        )
+        rest = f"{len(left)} of job {chosen.id}'s jobs do not leave their machines ({', '.join(left)})"
+        say(f"{rest}: give the command again, or see condor_q")
         raise typer.Exit(1)
     view = views([chosen])[0]
     if before.state in ENDED:
-        print(f"ctxflow: job {chosen.id} had ended before: it is {before.state}", file=sys.stderr)
+        say(f"job {chosen.id} had ended before: it is {before.state}")
         return
     done = "" if view.status is None else f"; {_near(chosen.output)} keeps {counted(view.status.get('done', 0), 'row')}"
-    print(f"ctxflow: job {chosen.id} is cancelled{done}", file=sys.stderr)
+    say(f"job {chosen.id} is cancelled{done}")
 
 
 def _leaving(job: Detached, left: dict[str, int]) -> str:

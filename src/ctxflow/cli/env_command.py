@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ctxflow.cli.screen import AsJson
 from ctxflow.errors import CtxflowError, counted
 from ctxflow.terminal import visible_console
 
@@ -20,7 +21,6 @@ env = typer.Typer(
     help="Pack the environment for workers that see neither it nor a shared filesystem.",
     no_args_is_help=True,
 )
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Archive = Annotated[Path, typer.Argument(help="A packed environment.", exists=True, dir_okay=False)]
 
 
@@ -33,7 +33,7 @@ def pack(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Leave out what matches, such as 'torch/include/*'; may be given again.")
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Pack an environment into one file that unpacks and runs on any machine of the same kind.
 
@@ -83,7 +83,7 @@ def show(archive: _Archive) -> None:
 
 
 @env.command()
-def check(archive: _Archive, as_json: _AsJson = False) -> None:
+def check(archive: _Archive, as_json: AsJson = False) -> None:
     """Unpack an environment into a temporary folder, and start in it what a worker needs.
 
     Exits with 1 if it does not fit this machine or does not work.

@@ -11,12 +11,14 @@ import signal
 import sys
 import threading
 from datetime import datetime
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from ctxflow.cli.screen import metrics_place, say
 from ctxflow.errors import CtxflowError, UsageError, counted
 from ctxflow.terminal import visible_console
 
@@ -110,13 +112,10 @@ class _Warnings(logging.Handler):
 def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     """Serve, and give the exit status."""
     from ctxflow.factory.run_files import only_factory
-    from ctxflow.factory.service import Service, place_of, serve_metrics
+    from ctxflow.factory.service import Service, serve_metrics
     from ctxflow.sites import load_site
 
-    try:
-        place = None if metrics is None else place_of(metrics)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--metrics") from None
+    place = metrics_place(metrics)
     path = os.path.abspath(path) if os.path.exists(path) else path  # Whatever the working directory becomes.
     lines = DecisionLines(as_json)
     logger = logging.getLogger("ctxflow")
@@ -160,12 +159,9 @@ def _rehearse(site: Site, as_json: bool) -> None:
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in told], indent=2))
         return
+    nobody = "a run that wants all there may be (no live run has its workers from here)"
     for each in told:
-        of = (
-            f"run {each.run}"
-            if each.run
-            else "a run that wants all there may be (no live run has its workers from here)"
-        )
+        of = f"run {each.run}" if each.run else nobody
         print(f"# tier {each.tier}, {of}: {counted(each.count, 'worker')} at first")
         print(each.description)
 
@@ -219,32 +215,23 @@ def _report(found: Leftovers, wanted: bool, asked: bool, troubles: list[str]) ->
     if found.elsewhere:
         print(f"Runs of other machines that share your home have {counted(found.elsewhere, 'job')}: clean up there.")
     for trouble in troubles:
-        print(f"ctxflow: {trouble}", file=sys.stderr)
+        say(trouble)
 
 
 def _as_data(found: Leftovers, removed: bool, troubles: list[str]) -> dict[str, object]:
     jobs = [{**dataclasses.asdict(job), "provider": tier.provider} for tier, job in found.jobs]
-    return {
-        "jobs": jobs,
-        "files": found.files,
-        "elsewhere": found.elsewhere,
-        "removed": removed,
-        "troubles": troubles,
-    }
+    about = {"jobs": jobs, "files": found.files, "elsewhere": found.elsewhere}
+    return {**about, "removed": removed, "troubles": troubles}
 
 
 def worker_command(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN",
-            help="The beginning of a run's id, or its directory; by default the one that is going on.",
-            show_default=False,
+            metavar="RUN", help="The beginning of a run's id, or its directory; by default the one that is going on."
         ),
     ] = None,
-    tier: Annotated[
-        str | None, typer.Option(help="The tier that the worker is one of; by default the first.", show_default=False)
-    ] = None,
+    tier: Annotated[str | None, typer.Option(help="The tier that the worker is one of; by default the first.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known of the run as JSON.")] = False,
 ) -> None:
     """Print the line that starts a worker for a run by hand.
@@ -278,8 +265,8 @@ def _choose(runs: list[PublishedRun], wanted: str | None) -> PublishedRun:
     if wanted is None:
         fitting = runs
     else:
-        place = os.path.realpath(wanted)
-        fitting = [run for run in runs if run.id.startswith(wanted) or _lies_in(run.directory, place)]
+        place = Path(wanted).resolve()
+        fitting = [r for r in runs if r.id.startswith(wanted) or Path(r.directory).resolve().is_relative_to(place)]
     if len(fitting) == 1:
         return fitting[0]
     if not runs:
@@ -291,10 +278,6 @@ def _choose(runs: list[PublishedRun], wanted: str | None) -> PublishedRun:
     if fitting:
         raise UsageError(f"{len(fitting)} runs are going on: say which, by the beginning of its id: {told}")
     raise UsageError(f"no run {wanted!r} is going on; these are: {told}")
-
-
-def _lies_in(directory: str, place: str) -> bool:
-    return os.path.commonpath([os.path.realpath(directory), place]) == place
 
 
 def _explanation(run: PublishedRun, tier: str) -> str:

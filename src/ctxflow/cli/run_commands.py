@@ -1,7 +1,4 @@
-"""`ctxflow top`, `status`, `workers` and `drain`: a run seen, and asked to leave hosts, from another terminal.
-
-A run is found by its status file (batch/job_status.py), which the view (batch/display.py) is made of.
-"""
+"""`ctxflow top`, `status`, `workers` and `drain`: follow a run by its status file, and drain hosts and tiers of it."""
 
 from __future__ import annotations
 
@@ -11,13 +8,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ctxflow.cli.screen import say
 from ctxflow.errors import UsageError, counted
 from ctxflow.terminal import timed, visible, visible_console
 
@@ -27,14 +25,12 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_NOT_FOUND = 2
 
 Which = Annotated[
     Path | None,
     typer.Argument(
         metavar="[OUTPUT|RUN]",
         help="A batch's output, or a run's directory; by default the newest live one below here.",
-        show_default=False,
     ),
 ]
 
@@ -105,23 +101,19 @@ def chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
         if path is not None and status is not None:
             return path, status
         if not which.is_dir():
-            _refuse(f"{which} has no status: name the output of a batch that was started, or a run's directory")
+            raise UsageError(
+                f"{which} has no status: name the output of a batch that was started, or a run's directory"
+            )
     found = found_below(which or Path.cwd())
     if not found:
         below = which or "this directory"
-        _refuse(f"no batch has its status below {below}: name the batch's output, or a run's directory")
+        raise UsageError(f"no batch has its status below {below}: name the batch's output, or a run's directory")
     path, status = found[0]
     others = [other for other, its in found[1:] if condition(its) in LIVE]
     if condition(status) in LIVE and others:
-        print(f"ctxflow: {len(others) + 1} are live below this directory; name one of the others:", file=sys.stderr)
-        for other in others:
-            print(f"  {other}", file=sys.stderr)
+        names = "".join(f"\n  {other}" for other in others)
+        say(f"{len(others) + 1} are live below this directory; name one of the others:{names}")
     return path, status
-
-
-def _refuse(sentence: str) -> NoReturn:
-    print(f"ctxflow: {sentence}", file=sys.stderr)
-    raise typer.Exit(_NOT_FOUND)
 
 
 def _view(status: Mapping[str, Any]) -> JobView:
@@ -248,16 +240,7 @@ def _named(found: list[Worker], name: str) -> Worker:
 
 
 def _print_log(worker: Worker, run: str) -> None:
-    for path in _logs(worker, run):
-        if os.path.getsize(path):
-            print(f"== {path}")
-            with open(path, encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    sys.stdout.write(visible(line.rstrip("\n")) + "\n")
-
-
-def _logs(worker: Worker, run: str) -> list[Path]:
-    """Return the files that a worker's output is in.
+    """Print the files that a worker's output is in.
 
     :raises UsageError: if there is none here.
     """
@@ -270,7 +253,11 @@ def _logs(worker: Worker, run: str) -> list[Path]:
             if worker["job"]
             else f"{worker['worker']} was started by hand: see where that was done"
         )
-    return found
+    for path in filter(os.path.getsize, found):
+        print(f"== {path}")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                sys.stdout.write(visible(line.rstrip("\n")) + "\n")
 
 
 def drain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ctxflow.installing import how_to_install
 from ctxflow.terminal import visible_console
 
 _PATIENCE = 2.0  # Seconds without a bar.
@@ -23,6 +25,11 @@ SiteOrRun = Annotated[
     str, typer.Argument(metavar="SITE|RUN", help="A site file, or the directory of a recorded run.", show_default=False)
 ]
 Workload = Annotated[Path | None, typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.")]
+
+
+def say(sentence: str) -> None:
+    """Print what is no result: on standard error."""
+    print(f"ctxflow: {sentence}", file=sys.stderr)
 
 
 def metrics_place(metrics: str | None) -> tuple[str, int] | None:
@@ -54,6 +61,14 @@ def native_output_aside() -> Iterator[None]:
         ctypes.CDLL(None).fflush(None)  # C's own buffer, which is full only when standard output is no terminal.
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def may_draw() -> bool:
+    """Return whether pictures can be drawn; say so if not."""
+    there = importlib.util.find_spec("matplotlib") is not None
+    if not there:
+        say(f"pictures need matplotlib: {how_to_install('matplotlib', extra='report')}")
+    return there
 
 
 def spinner(text: str) -> contextlib.AbstractContextManager[object]:

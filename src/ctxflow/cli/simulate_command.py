@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import itertools
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxflow.cli.screen import AsJson, Seed, SiteOrRun, Workload, share_bar
+from ctxflow.cli.screen import AsJson, Seed, SiteOrRun, Workload, may_draw, share_bar
 from ctxflow.errors import counted
-from ctxflow.installing import how_to_install
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
@@ -87,7 +83,8 @@ def simulate(
     if as_json:
         data: dict[str, Any] = {"seed": seed, "runs": runs, "cases": [as_data(each) for each in summaries]}
         if recorded is not None:
-            data |= {"recorded": recorded_data(recorded), "doubts": recorded.doubts}
+            figures = {name: getattr(recorded, name) for name in _RECORDED}
+            data |= {"recorded": {**figures, "workload": recorded.workload_values()}, "doubts": recorded.doubts}
         print(json.dumps(data))
     else:
         show(summaries, recorded)
@@ -108,6 +105,16 @@ def recorded_of(what: str, workload: Path | None) -> Recorded | None:
     return read_recorded(Path(what))
 
 
+def scenario_of(what: str, workload: Path | None, recorded: Recorded | None, changes: Sequence[Change]) -> Scenario:
+    """Return the scenario of a recorded run, or of a site and a workload, with changes."""
+    from ctxflow.simulator.scenario import load_scenario, recorded_scenario
+
+    if recorded is not None:
+        return recorded_scenario(recorded, changes)
+    assert workload is not None
+    return load_scenario(what, workload, changes)
+
+
 def _cases(
     what: str,
     workload: Path | None,
@@ -117,14 +124,7 @@ def _cases(
     output: Path | None,
 ) -> Iterator[Case]:
     """Yield the scenarios to simulate, with their names and places."""
-    from ctxflow.simulator.scenario import load_scenario, recorded_scenario
     from ctxflow.simulator.studies import Case
-
-    def scenario(changes: Sequence[Change]) -> Scenario:
-        if recorded is not None:
-            return recorded_scenario(recorded, changes)
-        assert workload is not None
-        return load_scenario(what, workload, changes)
 
     wanted: list[tuple[str, Sequence[Change]]] = [
         (", ".join(change.text for change in each) or ", ".join(c.text for c in common) or "simulated", each)
@@ -132,10 +132,10 @@ def _cases(
     ]
     if recorded is not None:
         wanted = [each for each in wanted if each[1] or common]
-        yield Case(AS_IT_WAS, scenario([]), _place(output, AS_IT_WAS, bool(wanted)))
+        yield Case(AS_IT_WAS, scenario_of(what, workload, recorded, []), _place(output, AS_IT_WAS, bool(wanted)))
     for name, each in wanted:
         several = len(wanted) > 1 or recorded is not None
-        yield Case(name, scenario([*common, *each]), _place(output, name, several))
+        yield Case(name, scenario_of(what, workload, recorded, [*common, *each]), _place(output, name, several))
 
 
 def _place(output: Path | None, name: str, several: bool) -> Path | None:
@@ -149,8 +149,7 @@ def _draw(directory: Path) -> list[Path]:
     from ctxflow.observe.run_report import read_report
     from ctxflow.simulator.studies import LOG
 
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
+    if not may_draw():
         return []
     from ctxflow.observe.plots import draw
 
@@ -158,6 +157,7 @@ def _draw(directory: Path) -> list[Path]:
     return [directory / LOG, *draw(directory, found.history, found.transfers, found.trees)]
 
 
+_RECORDED = ("name", "seconds", "items", "done", "evicted", "joined", "loads", "batches", "lost_items")
 _DERIVED = ("items_per_second", "efficiency")
 
 
@@ -177,12 +177,6 @@ def as_data(summary: Summary) -> dict[str, Any]:
         "moved": summary.moved,
         "runs": runs,
     }
-
-
-def recorded_data(recorded: Recorded) -> dict[str, Any]:
-    """Return what a recorded run came to, and the workload that it showed."""
-    names = ("name", "seconds", "items", "done", "evicted", "joined", "loads", "batches", "lost_items")
-    return {**{name: getattr(recorded, name) for name in names}, "workload": recorded.workload_values()}
 
 
 def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
@@ -236,59 +230,42 @@ def one(summary: Summary) -> str:
 
 def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -> str:
     """Return a row a case; ratios are to the first row. A name that is too long for the width has its own line."""
-    from ctxflow.observe.measures import seconds
+    from ctxflow.observe import measures
 
-    several = len(summaries[0].results) > 1
-    sent = any(summary.moved for summary in summaries)
-    head = ["makespan", "ratio", "items/s", "bound", "evicted", "lost", "loads"]
-    rows: list[tuple[str, list[str]]] = []
+    seconds = measures.seconds
+    head = ["", "makespan", "ratio", "items/s", "bound", "evicted", "lost", "loads"]
+    rows: list[list[str]] = []
     first = summaries[0].median("seconds")
     if recorded is not None:
         first = recorded.seconds
         rate = recorded.done / first if first else 0.0
         counts = [f"{count:,}" for count in (recorded.evicted, recorded.lost_items, recorded.loads)]
-        rows.append(("recorded", [seconds(first), "1", f"{rate:,.4g}", "", *counts]))
+        rows.append(["recorded", seconds(first), "1", f"{rate:,.4g}", "", *counts])
     for summary in summaries:
         took = seconds(summary.median("seconds"))
-        cells = [took if summary.finished else f"> {took}"]
+        cells = [summary.case.name, took if summary.finished else f"> {took}"]
         cells.append(f"{summary.median('seconds') / first:.3g}" if first else "")
         cells += [f"{summary.median('items_per_second'):,.4g}", f"{summary.median('efficiency'):.1%}"]
         cells += [f"{summary.median(name):,.0f}" for name in ("evicted", "lost_items", "loads")]
-        rows.append((summary.case.name, cells))
-    if several:
-        head.insert(1, "spread")
+        rows.append(cells)
+    if len(summaries[0].results) > 1:
+        head.insert(2, "spread")
         spreads = [*([""] if recorded is not None else []), *(seconds(each.spread("seconds")) for each in summaries)]
-        for (_, cells), spread in zip(rows, spreads, strict=True):
-            cells.insert(1, spread)
-    if sent:
+        for cells, spread in zip(rows, spreads, strict=True):
+            cells.insert(2, spread)
+    if any(summary.moved for summary in summaries):
         head.append("GB moved")
-        for (_, cells), moved in zip(rows[-len(summaries) :], [summary.moved for summary in summaries], strict=True):
-            cells.append(f"{sum(moved.values()) / 1e9:,.4g}")
+        for cells, summary in zip(rows[-len(summaries) :], summaries, strict=True):
+            cells.append(f"{sum(summary.moved.values()) / 1e9:,.4g}")
+        if recorded is not None:
+            rows[0].append("")
     for name in ("evicted", "lost"):
         column = head.index(name)
-        if all(cells[column] == "0" for _, cells in rows):
-            del head[column]
-            for _, cells in rows:
+        if all(cells[column] == "0" for cells in rows):
+            for cells in (head, *rows):
                 del cells[column]
-    return aligned(head, rows, width)
-
-
-def aligned(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], width: int) -> str:
-    """Return rows under a head: names to the left, figures to the right.
-
-    >>> print(aligned(["s"], [("one", ["1.0"]), ("two", ["12"])], 12))
-           s
-    one  1.0
-    two   12
-    """
-    columns = itertools.zip_longest(head, *(cells for _, cells in rows), fillvalue="")
-    widths = [max(map(len, column)) for column in columns]
-    room = width - sum(each + 2 for each in widths)
-    longest = max((len(name) for name, _ in rows if len(name) <= room), default=0)
-    lines = []
-    for name, cells in [("", head), *rows]:
-        figures = "".join(f"  {cell:>{each}}" for cell, each in zip(cells, widths, strict=False))
-        if len(name) > room:
-            lines.append(name)
-        lines.append(f"{name if len(name) <= room else '':{longest}}{figures}".rstrip())
-    return "\n".join(lines)
+    room = width - sum(max(map(len, column)) + 2 for column in list(zip(head, *rows, strict=True))[1:])
+    lines: list[list[str]] = []
+    for name, *figures in rows:
+        lines += [[name], ["", *figures]] if len(name) > room else [[name, *figures]]
+    return measures.table(head, lines)

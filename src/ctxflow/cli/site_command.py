@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ctxflow.cli.screen import AsJson
 from ctxflow.errors import counted
 from ctxflow.terminal import visible_console
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 site = typer.Typer(name="site", help="Check a site file, and print all that it says.", no_args_is_help=True)
 _File = Annotated[str, typer.Argument(metavar="FILE", help='A site file, or "local".')]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @site.command()
@@ -37,7 +37,7 @@ def check(
         ),
     ] = False,
     probe: Annotated[bool, typer.Option(help="With --live: submit those jobs, of up to a minute.")] = True,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find what is wrong in a site file, and say what to write.
 
@@ -49,44 +49,50 @@ def check(
     ctxflow site check my-site.toml           the file by itself
     ctxflow site check my-site.toml --live    the file, and what the batch systems say
     """
-    from ctxflow.factory.site_check import network_advice, network_problems, probe_tiers
+    check = _Check(file)
+    _check_file(check, live)
+    if live and check.site and check.site.tiers:
+        _ask(check, check.site, probe)
+    check.problems, check.advice = list(dict.fromkeys(check.problems)), list(dict.fromkeys(check.advice))
+    if as_json:
+        _print_json(check)
+    else:
+        _print(check)
+    if check.problems:
+        raise typer.Exit(1)
+
+
+@dataclasses.dataclass
+class _Check:
+    """A site file, and what was found out about it."""
+
+    file: str
+    site: Site | None = None
+    problems: list[str] = dataclasses.field(default_factory=list)
+    advice: list[str] = dataclasses.field(default_factory=list)
+    environment: EnvironmentAnswer | None = None
+    tiers: list[TierAnswer] = dataclasses.field(default_factory=list)
+    probes: list[ProbeAnswer] = dataclasses.field(default_factory=list)
+
+
+def _check_file(check: _Check, live: bool) -> None:
+    """Check the file by itself, and how workers would reach this machine."""
+    from ctxflow.factory.site_check import network_advice, network_problems
     from ctxflow.sites import SiteError, load_site
     from ctxflow.sites.site_rules import hints
 
-    found: Site | None = None
     try:
-        found = load_site(file)
-        problems = list(_policy_problems(found))
+        check.site = found = load_site(check.file)
+        check.problems += _policy_problems(found)
     except SiteError as error:
         if error.missing:
             raise
-        problems = list(error.lines)
-    advice = list(hints(found, not live, _others_read(file))) if found else []
-    environment: EnvironmentAnswer | None = None
-    tiers: list[TierAnswer] = []
-    if found and found.tiers:
-        problems += network_problems(found)
-        advice += network_advice(found)
-    probes: list[ProbeAnswer] = []
-    if found and live and found.tiers:
-        environment, tiers = _ask(found)
-        able = [answer.tier for answer in tiers if not answer.problems and answer.tier.workers]
-        if probe and not problems and not environment.problems:
-            with visible_console(stderr=True).status("Having a job of each tier connect back"):
-                probes = probe_tiers(found, able)
-    problems += [*(environment.problems if environment else ())]
-    problems += [f"tier {answer.tier.name}: {problem}" for answer in tiers for problem in answer.problems]
-    advice += [*(environment.advice if environment else ())]
-    advice += [f"tier {answer.tier.name}: {each}" for answer in tiers for each in answer.advice]
-    problems += [f"tier {answer.tier}: {problem}" for answer in probes for problem in answer.problems]
-    advice += [f"tier {answer.tier}: {each}" for answer in probes for each in answer.advice]
-    problems, advice = _each_once(problems), _each_once(advice)
-    if as_json:
-        _print_json(file, problems, advice, environment, tiers, probes)
-    else:
-        _print(file, found, problems, advice, environment, tiers, probes)
-    if problems:
-        raise typer.Exit(1)
+        check.problems += error.lines
+        return
+    check.advice += hints(found, not live, _others_read(check.file))
+    if found.tiers:
+        check.problems += network_problems(found)
+        check.advice += network_advice(found)
 
 
 def _others_read(file: str) -> bool:
@@ -106,71 +112,63 @@ def _policy_problems(found: Site) -> Iterator[str]:
             yield f"{family}: {error}"
 
 
-def _ask(found: Site) -> tuple[EnvironmentAnswer, list[TierAnswer]]:
-    from ctxflow.factory.site_check import ask_environment
+def _ask(check: _Check, found: Site, probe: bool) -> None:
+    """Ask the batch systems, and have a job of each tier connect back where nothing is wrong so far."""
+
+    from ctxflow.factory.site_check import ask_environment, probe_tiers
     from ctxflow.factory.tier_providers import ask_tiers
 
-    answers: list[TierAnswer] = []
     with visible_console(stderr=True).status("Looking for the environment") as status:
-        environment = ask_environment(found)
+        check.environment = environment = ask_environment(found)
         names = [f"{tier.name} ({tier.provider})" for tier in found.tiers]
         status.update(f"Asking for tier {names[0]}")
         for answer in ask_tiers(found):
-            answers.append(answer)
-            if len(answers) < len(names):
-                status.update(f"Asking for tier {names[len(answers)]}, {len(answers) + 1} of {len(names)}")
-    return environment, answers
+            check.tiers.append(answer)
+            if len(check.tiers) < len(names):
+                status.update(f"Asking for tier {names[len(check.tiers)]}, {len(check.tiers) + 1} of {len(names)}")
+    able = [answer.tier for answer in check.tiers if not answer.problems and answer.tier.workers]
+    if probe and not check.problems and not environment.problems:
+        with visible_console(stderr=True).status("Having a job of each tier connect back"):
+            check.probes = probe_tiers(found, able)
+    said: list[tuple[str, EnvironmentAnswer | TierAnswer | ProbeAnswer]] = [("", environment)]
+    said += [(f"tier {answer.tier.name}: ", answer) for answer in check.tiers]
+    said += [(f"tier {probed.tier}: ", probed) for probed in check.probes]
+    for begin, each in said:
+        check.problems += [begin + text for text in each.problems]
+        check.advice += [begin + text for text in each.advice]
 
 
-def _each_once(sentences: list[str]) -> list[str]:
-    return list(dict.fromkeys(sentences))
-
-
-def _print_json(
-    file: str,
-    problems: list[str],
-    advice: list[str],
-    environment: EnvironmentAnswer | None,
-    tiers: list[TierAnswer],
-    probes: list[ProbeAnswer],
-) -> None:
-    data: dict[str, Any] = {"file": file, "problems": problems, "advice": advice}
-    if environment:
-        data["environment"] = environment.found
+def _print_json(check: _Check) -> None:
+    data: dict[str, Any] = {"file": check.file, "problems": check.problems, "advice": check.advice}
+    if check.environment:
+        data["environment"] = check.environment.found
         data["tiers"] = {
             answer.tier.name: {"provider": answer.tier.provider}
             | ({**dataclasses.asdict(answer.survey), "advice": answer.advice} if answer.survey else {})
             | {"problems": answer.problems}
-            for answer in tiers
+            for answer in check.tiers
         }
-        data["probes"] = {answer.tier: answer.found for answer in probes}
+        data["probes"] = {answer.tier: answer.found for answer in check.probes}
     print(json.dumps(data, indent=2))
 
 
-def _print(
-    file: str,
-    found: Site | None,
-    problems: list[str],
-    advice: list[str],
-    environment: EnvironmentAnswer | None,
-    tiers: list[TierAnswer],
-    probes: list[ProbeAnswer],
-) -> None:
+def _print(check: _Check) -> None:
     console = visible_console(highlight=False, soft_wrap=True)
-    if environment:
-        console.print(_table(tiers) if console.is_terminal else "\n".join(map(_line, tiers)), markup=False)
-        console.print(f"Environment: {environment.found}", markup=False)
-    for answer in probes:
+    if check.environment:
+        lines = "\n".join(map(_line, check.tiers))
+        console.print(_table(check.tiers) if console.is_terminal else lines, markup=False)
+        console.print(f"Environment: {check.environment.found}", markup=False)
+    for answer in check.probes:
         if answer.found:
             console.print(f"tier {answer.tier}: {answer.found}", markup=False)
-    for sentence in problems:
+    for sentence in check.problems:
         console.print(f"[red]wrong[/]  {escape(sentence)}")
-    for sentence in advice:
+    for sentence in check.advice:
         console.print(f"[yellow]think[/]  {escape(sentence)}")
-    if found and not problems:
+    if (found := check.site) and not check.problems:
         counts = {"tier": len(found.tiers), "region": len(found.regions)}
         told = "".join(f", {count} {what}{'s' * (count != 1)}" for what, count in counts.items() if count)
-        console.print(f"[green]fine[/]   {escape(file)}: site {escape(found.name)}, engine {found.engine}{told}")
+        console.print(f"[green]fine[/]   {escape(check.file)}: site {escape(found.name)}, engine {found.engine}{told}")
 
 
 def _table(tiers: list[TierAnswer]) -> Table:
@@ -218,7 +216,7 @@ def _models(answer: TierAnswer, between: str) -> str:
 @site.command()
 def show(
     file: _File,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
     as_toml: Annotated[bool, typer.Option("--toml", help="Print a site file, whatever the output is.")] = False,
 ) -> None:
     """Print all that a site is, defaults included and marked as such, as a site file."""
