@@ -26,7 +26,7 @@ from ctxflow.errors import CtxflowError
 from ctxflow.factory.exchange import FactoryClient, RunFiles, news_file, wanted_file
 from ctxflow.factory.run_files import Connection, PublishedRun, live_runs, only_factory, write_private
 from ctxflow.factory.served_run import ServedRun
-from ctxflow.factory.service import check_site
+from ctxflow.factory.tier_providers import check_site
 from ctxflow.ownership import birth_of
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier

@@ -268,7 +268,7 @@ class BatchCollector:
             if its.get("reason"):
                 reasons.add_metric((tier, its["reason"]), (its["asked"] or 0) - its["joined"])
         yield reasons
-        from ctxflow.factory.service import limit_metrics
+        from ctxflow.factory.limits import limit_metrics
 
         yield from limit_metrics("ctxflow_batch", now.limits)
 

@@ -13,13 +13,7 @@ from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.factory.limits import SpendingMeter, Spent, total
-from ctxflow.factory.provider import (
-    JobChange,
-    KeepsOutput,
-    Provider,
-    ProviderError,
-    WorkerJob,
-)
+from ctxflow.factory.provider import JobChange, KeepsOutput, Provider, ProviderError, WorkerJob
 from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer, TierJobs
 from ctxflow.host.machine_errors import advice, none_left
 
@@ -27,24 +21,22 @@ logger = logging.getLogger("ctxflow")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 _OFTEN_SECONDS = 4.0  # For how long providers are asked often after `look`.
 _END_SECONDS = 60.0
+_TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")
 
 
 class Acquirer:
     """The worker jobs of a run, requested from the providers of its tiers.
 
-    What goes wrong is told once, in a sentence, and tried again after a pause: a batch system that is down, a
-    requirement that no machine meets, or jobs that end before their workers join, never end a run.
+    A failure is reported once and retried after a pause: a batch system that is down, a requirement that no machine
+    meets, or jobs that end before their workers join, never end a run.
 
     :param tiers: tier -> its provider, and the job of one worker.
-    :param directory: where providers keep their files.
     :param changed: called, on a tier's thread, when `take` or `failure` has something.
-    :param decided: called, on a tier's thread, with the tier and a sentence for each decision and each trouble; by
+    :param decided: called, on a tier's thread, with the tier and a sentence for each decision and each failure; by
         default they are logged.
-    :param waiting: tier -> how many jobs may wait in the queue at first.
+    :param waiting: tier -> how many jobs may be pending at first.
     :param join_timeout: seconds that a job may run before its worker has joined.
-    :param prices: tier -> what an hour of its workers costs.
     :param took_over: whether a job that `submit` gave was there before, so that nothing was submitted for it.
-    :ivar end_seconds: how long a batch system may take at the end.
     :ivar failure: why no worker can ever be used, once that is clear.
     """
 
@@ -96,14 +88,10 @@ class Acquirer:
             held.thread.start()
 
     def hold(self, tier: str, count: int) -> None:
-        """Hold this many jobs of a tier from now on.
-
-        Of a surplus, jobs that wait are withdrawn; those that run go by `remove`, one by one, as their workers are
-        released.
-        """
+        """Hold this many jobs of a tier from now on; pending surplus is withdrawn, and running jobs end by `remove`."""
         with self._condition:
             self._tiers[tier].jobs.wanted = count
-            self._notify()
+            self._condition.notify_all()
 
     def change(self, tier: str, job: WorkerJob, waiting: int) -> None:
         """Request workers of another description from now on; those that are there stay as they are."""
@@ -113,10 +101,7 @@ class Acquirer:
             held.jobs.first = waiting
 
     def exclude(self, tier: str, hosts: Sequence[str]) -> None:
-        """Request no worker of a tier on these hosts from now on, nor for jobs that wait; on all others again.
-
-        Workers that are there stay.
-        """
+        """Request no worker of a tier on these hosts from now on, nor for pending jobs; on all others again."""
         with self._condition:
             # Workers tell their hosts' names: what is none must not get into a batch system's words.
             excluded = tuple(sorted(host for host in hosts if _HOST.fullmatch(host)))
@@ -124,46 +109,44 @@ class Acquirer:
             if excluded != held.job.excluded:
                 held.job = dataclasses.replace(held.job, excluded=excluded)
                 held.excluding, held.exclude_at = True, 0.0
-                self._notify()
+                self._condition.notify_all()
 
     def hold_none(self) -> None:
         """Request nothing more: the run is about to end."""
         with self._condition:
             for held in self._tiers.values():
                 held.jobs.wanted = 0
-            self._notify()
+            self._condition.notify_all()
 
     def remove(self, tier: str, job: str) -> None:
         """End a job."""
         with self._condition:
             if tier in self._tiers:
                 self._tiers[tier].give_up([job])
-                self._notify()
+                self._condition.notify_all()
 
     def joined(self, tier: str, job: str) -> None:
         """Record that the worker of a job has joined."""
         with self._condition:
             if tier in self._tiers:
-                self._tiers[tier].jobs.joined(job)
-                self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
-                self._tiers[tier].down = self._tiers[tier].lost = self._tiers[tier].has = ""
-                self._tiers[tier].survey_at = 0.0
+                held = self._tiers[tier]
+                held.jobs.joined(job)
+                held.told.clear()  # Whatever the trouble was, it is over.
+                held.down = held.lost = held.has = ""
+                held.survey_at = 0.0
 
     def pin(self, tier: str, pin: int, job: WorkerJob) -> None:
-        """Request one worker beside those that are held, for a certain machine and its GPUs.
-
-        :param pin: its number.
-        """
+        """Request one worker beside those that are held, under this number, for certain GPUs of one machine."""
         with self._condition:
             self._tiers[tier].places.wanted[pin] = job
-            self._notify()
+            self._condition.notify_all()
 
     def forgo(self, tier: str, pin: int) -> None:
         """Withdraw the request for a pinned worker."""
         with self._condition:
             held = self._tiers[tier]
             held.removing += held.places.forgo(pin)
-            self._notify()
+            self._condition.notify_all()
 
     def pin_of(self, tier: str, job: str) -> int | None:
         """Return the number of the pinned worker that a job was submitted for, None if it is one like others."""
@@ -171,10 +154,10 @@ class Acquirer:
             return self._tiers[tier].places.pin_of(job)
 
     def survey(self, tier: str) -> None:
-        """Find out which machines a tier's workers may be on; `surveyed` has them later, after a call of `changed`."""
+        """Query which machines a tier's workers may be on; `surveyed` has them later, after a call of `changed`."""
         with self._condition:
             self._tiers[tier].places.asked = True
-            self._notify()
+            self._condition.notify_all()
 
     def surveyed(self) -> list[tuple[str, dict[str, Any], str]]:
         """Return the answers to `survey` since the last call: tier, its machines' topologies by name, and why none."""
@@ -191,15 +174,15 @@ class Acquirer:
                 jobs.failed(time.monotonic(), refused=True)
                 if jobs.hopeless:
                     self.failure = f"no worker of tier {tier} can be used: {reason}"
-                self._notify()
+                self._condition.notify_all()
 
     def look(self) -> None:
-        """Query the batch systems at once, and often for a moment: a worker is gone, and nobody knows why."""
+        """Query the batch systems at once, and often for a moment: a worker is gone for an unknown reason."""
         with self._condition:
             for held in self._tiers.values():
                 held.look = True
             self._shared.look_until = time.monotonic() + _OFTEN_SECONDS
-            self._notify()
+            self._condition.notify_all()
 
     def take(self) -> list[tuple[str, JobChange]]:
         """Return what happened to jobs since the last call, each change with its tier."""
@@ -217,12 +200,7 @@ class Acquirer:
         return self._tiers[tier].provider
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return the counts of each tier's jobs.
-
-        They are: queued, running (and not joined), joined, evicted and held now, wanted, and the totals submissions,
-        submitted,
-        removed, evictions, holds, failures and queries.
-        """
+        """Return each tier's counts: jobs by state now, wanted, and totals of what was done (`_TOTALS`) and queries."""
         with self._condition:
             return {
                 name: {
@@ -260,11 +238,8 @@ class Acquirer:
         """End all jobs, waiting a minute for batch systems that do not answer."""
         with self._condition:
             self._shared.stopped = True
-            self._notify()
-        ending = {
-            name: threading.Thread(target=self._end, args=(held,), name="ctxflow-acquirer-end", daemon=True)
-            for name, held in self._tiers.items()
-        }
+            self._condition.notify_all()
+        ending = {name: threading.Thread(target=_end, args=(held,), daemon=True) for name, held in self._tiers.items()}
         for thread in ending.values():
             thread.start()
         deadline = time.monotonic() + self.end_seconds
@@ -277,33 +252,26 @@ class Acquirer:
                 self.end_seconds,
             )
 
-    @staticmethod
-    def _end(held: TierAcquirer) -> None:
-        if held.thread is not None:
-            held.thread.join()
-        try:
-            held.provider.stop()
-        except ProviderError as error:
-            logger.warning("%s", error)
-        except Exception as error:
-            what = "the jobs of a tier could not be ended"
-            if none_left(error):
-                logger.warning("%s (%s)%s, and see whether jobs are left", what, error, advice(error))
-            else:
-                logger.exception(what)
 
-    def _notify(self) -> None:
-        self._condition.notify_all()
-
-
-_TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")
+def _end(held: TierAcquirer) -> None:
+    if held.thread is not None:
+        held.thread.join()
+    try:
+        held.provider.stop()
+    except ProviderError as error:
+        logger.warning("%s", error)
+    except Exception as error:
+        what = "the jobs of a tier could not be ended"
+        if none_left(error):
+            logger.warning("%s (%s)%s, and see whether jobs are left", what, error, advice(error))
+        else:
+            logger.exception(what)
 
 
 def shortfall(counts: Mapping[str, int], wanted: int, told: str, held: str = "") -> str:
     """Return why a tier has fewer workers than are wanted, "" where it has them.
 
-    :param counts: how many jobs are in which state, as a tier's jobs count them.
-    :param told: what went wrong last, or what the batch system has, "" if neither is known.
+    :param counts: how many jobs are in which state; `told`: what went wrong last, or what the batch system has.
     :param held: why somebody put jobs on hold.
 
     >>> shortfall({"joined": 2}, 2, "the schedd does not answer"), shortfall({"queued": 2}, 2, "")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 import shlex
-import signal
 import stat
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.factory.provider import JOB_VARIABLE, JobChange, JobState, ProviderError, WorkerJob, arguments, check_job
+from ctxflow.factory.provider import (
+    JOB_VARIABLE,
+    JobChange,
+    JobState,
+    ProviderError,
+    WorkerJob,
+    arguments,
+    check_job,
+    how_ended,
+)
 from ctxflow.sites.provider_keys import OWN_SUBMIT_KEYS
+from ctxflow.sites.site_problems import suggestion
 
 RUN_ATTRIBUTE = "CtxflowRun"
 SEEN_ATTRIBUTE = "CtxflowSeen"
@@ -44,17 +51,15 @@ def describe(
 ) -> dict[str, str]:
     """Return the submit description of a worker, or of several that are alike.
 
-    The job's standard output and error go to one file of the directory, as they are written. A job that waits or is
-    held leaves the queue when nobody has set its `CtxflowSeen` to the present for the time of the lease.
+    The job's standard output and error go to one file of the directory, as they are written. A pending or held job
+    leaves the queue when nobody has set its `CtxflowSeen` to the present for the time of the lease, in seconds.
 
     :param directory: where HTCondor writes the log and the jobs' output, an absolute path.
-    :param run: what the jobs are tagged with, as `CtxflowRun`: letters, digits, dots, hyphens and underscores.
+    :param run: the tag `CtxflowRun`: letters, digits, dots, hyphens and underscores; `batch`, `CtxflowBatch` likewise.
     :param now: seconds since 1970.
-    :param lease: seconds.
-    :param batch: what else they are tagged with, as `CtxflowBatch`: likewise, or nothing.
     :param variables: the path of a file for this user alone that holds `variables_text`, by default one of the
         directory: everybody may read a job's ad, and a token may be among the variables.
-    :param submission: what identifies this submission, as `CtxflowSubmission`, or nothing.
+    :param submission: what identifies this submission, as `CtxflowSubmission`.
     :raises ProviderError: if it cannot be expressed for HTCondor, saying what to change.
 
     >>> text = describe(WorkerJob("a10", ["worker", "it's"], gpus=1), "/run/7", "7", now=0, lease=600)
@@ -116,7 +121,10 @@ def _with_options(description: dict[str, str], options: Mapping[str, Any], lease
         description["priority"] = str(int(options["priority"]))
     if options.get("image"):
         description.update(universe="container", container_image=_one_line(str(options["image"])))
-    theirs = {str(key): _one_line(_value(value)) for key, value in dict(options.get("submit", {})).items()}
+    theirs = {
+        str(key): _one_line(str(value).lower() if isinstance(value, bool) else str(value))
+        for key, value in dict(options.get("submit", {})).items()
+    }
     remove, wish = _taken(theirs, "periodic_remove"), _taken(theirs, "requirements")
     wish = wish or _one_line(str(options.get("requirements") or ""))
     description["requirements"] = (f"({wish}) && " if wish else "") + _ELSEWHERE
@@ -131,30 +139,13 @@ def _taken(theirs: dict[str, str], name: str) -> str:
 
 
 def excluded_text(hosts: Sequence[str]) -> str:
-    """Return the value of `CtxflowExcluded`, by which a job says on which machines it is not to run.
-
-    >>> print(excluded_text(["n1.pool", "n2.pool"]))
-    "n1.pool,n2.pool"
-    """
+    """Return the value of `CtxflowExcluded`, the machines on which a job is not to run."""
     return f'"{",".join(hosts)}"'
 
 
 def log_of(directory: str) -> str:
-    """Return where the log of all jobs of a provider is kept.
-
-    >>> log_of("/run/7")
-    '/run/7/htcondor.log'
-    """
+    """Return the path of the log of all jobs of a provider."""
     return os.path.join(directory, "htcondor.log")
-
-
-def output_of(directory: str, job: str) -> str:
-    """Return where a job's output is kept.
-
-    >>> output_of("/run/7", "12.0")
-    '/run/7/12.0.out'
-    """
-    return os.path.join(directory, f"{job}.out")
 
 
 def quoted(words: Sequence[str]) -> str:
@@ -189,20 +180,13 @@ def variables_text(job: WorkerJob) -> str:
 
 def literal(text: str) -> str:
     """Return text in which HTCondor finds no macros, neither the submit description's nor the match's."""
-    return "".join(
-        "$$(DOLLARDOLLAR)" if part == "$$" else "$(DOLLAR)" if part == "$" else part
-        for part in re.split(r"(\$\$|\$)", text)
-    )
+    return re.sub(r"\$\$|\$", lambda found: "$$(DOLLARDOLLAR)" if found[0] == "$$" else "$(DOLLAR)", text)
 
 
 def _one_line(text: str) -> str:
     if re.search(r"[\n\r\0]", text):
         raise ProviderError(f"HTCondor cannot be told what has more than one line: shorten {text!r}")
     return text
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _files(paths: Sequence[str], private: Sequence[str]) -> dict[str, str]:
@@ -223,7 +207,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _abandoned(lease: int) -> str:
-    """Return an expression that is true of a job that waits, or is held, and that no driver has seen for a lease."""
+    """Return an expression that is true of a pending or held job that no driver has seen for a lease."""
     last = f"max({{ {SEEN_ATTRIBUTE}, EnteredCurrentStatus, QDate }})"
     return f"((JobStatus == 1 || JobStatus == 5) && time() - {last} > {lease})"
 
@@ -231,8 +215,7 @@ def _abandoned(lease: int) -> str:
 def _checked_options(job: WorkerJob) -> Mapping[str, Any]:
     for option in job.options:
         if option not in _OPTIONS:
-            close = difflib.get_close_matches(option, _OPTIONS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(_OPTIONS)}"
+            hint = suggestion(option, _OPTIONS, f"its options are {', '.join(_OPTIONS)}")
             raise ProviderError(f"tier {job.tier} has no option {option!r} for HTCondor: {hint}")
     submit = job.options.get("submit", {})
     if not isinstance(submit, Mapping):
@@ -253,8 +236,7 @@ _HELD, _RELEASED, _DISCONNECTED, _RECONNECTED, _GAVE_UP = 12, 13, 22, 23, 24
 def change_of(event: Mapping[str, Any]) -> JobChange | None:
     """Return the change that an event stands for, None if it stands for none (an image's size, a file transfer).
 
-    A connection that HTCondor lost counts as an eviction, since to us the worker is lost with it, and `running` if it
-    is found again.
+    A connection that HTCondor lost counts as an eviction, and `running` if it is found again.
 
     >>> change = change_of({"EventTypeNumber": 4, "Cluster": 12, "Proc": 0, "Reason": "Job vacated by schedd"})
     >>> change.job, change.state, change.reason
@@ -296,12 +278,8 @@ def _host(event: Mapping[str, Any]) -> str | None:
 
 def _how(event: Mapping[str, Any]) -> str:
     if event.get("TerminatedNormally", True):
-        return f"it ended with status {event.get('ReturnValue', 0)}"
-    number = int(event.get("TerminatedBySignal", 0))
-    try:
-        return f"it was killed by {signal.Signals(number).name}"
-    except ValueError:  # Those for real-time use have no names.
-        return f"it was killed by signal {number}"
+        return how_ended(int(event.get("ReturnValue") or 0))
+    return how_ended(-int(event.get("TerminatedBySignal", 0)))
 
 
 _NAMES = {2: "MAX_JOBS_SUBMITTED", 3: "MAX_JOBS_PER_OWNER", 4: "MAX_JOBS_PER_SUBMISSION"}
@@ -324,40 +302,14 @@ def room_left(complaint: str) -> tuple[int, str] | None:
 
 
 def none_left(limit: str) -> str:
-    """Return what to tell where the queue takes no more jobs.
+    """Return what to say where the queue takes no more jobs.
 
-    >>> none_left("MAX_JOBS_PER_OWNER").partition(":")[0]
-    "HTCondor's queue takes no more jobs of this user now, by its limit MAX_JOBS_PER_OWNER"
+    >>> print(none_left("MAX_JOBS_PER_OWNER").partition(":")[0])
+    HTCondor's queue takes no more jobs of this user now, by its limit MAX_JOBS_PER_OWNER
     """
     whose = "of this user" if limit == "MAX_JOBS_PER_OWNER" else "at all"
-    return (
-        f"HTCondor's queue takes no more jobs {whose} now, by its limit {limit}: the run goes on with the workers that "
-        "it has, and asks again"
-    )
-
-
-def schedd_time(ads: Sequence[Any]) -> int:
-    """Return the time by the schedd's own clock, by which it counts a lease; by ours where it does not say.
-
-    >>> schedd_time([{"ClusterId": 1, "ServerTime": 1700000000}])
-    1700000000
-    """
-    return int(next((ad["ServerTime"] for ad in ads if "ServerTime" in ad), time.time()))
-
-
-def escaped(text: str) -> str:
-    """Return text as it is written between the quotes of a ClassAd string."""
-    return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def id_of(ad: Mapping[str, Any]) -> str:
-    """Return a job's id, CLUSTER.PROC."""
-    return f"{ad['ClusterId']}.{ad['ProcId']}"
-
-
-def machine_of(remote: str | None) -> str | None:
-    """Return the machine of a slot that a RemoteHost attribute names."""
-    return remote.rpartition("@")[2] if remote else None
+    begin = f"HTCondor's queue takes no more jobs {whose} now, by its limit {limit}"
+    return f"{begin}: the run goes on with the workers that it has, and asks again"
 
 
 DRIVER_ATTRIBUTE = "CtxflowDriver"
@@ -372,12 +324,16 @@ _FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothin
 def describe_driver(script: str, directory: str, log: str, complaints: str, tag: str) -> dict[str, str]:
     """Return the submit description of a driver.
 
+    The job is of the local universe: it runs at once on the schedd's machine, which lives as long as the queue does,
+    sees the files that its user sees there, is reached by workers, and may submit them. It needs no slot, no owner
+    evicts it, and it restarts within seconds. (A vanilla job's machine has none of this; one of the scheduler universe
+    is left to cool down for five minutes whenever it is vacated.)
+
     It leaves the queue when it ends with one of the statuses of a job that is over. After any other one (130, when it
     was interrupted), and when it is killed, it starts anew; killed ten times, it is held. Whoever removes it removes
-    all jobs with its tag, which are its workers.
+    all jobs with its tag, which are its workers. What its events mean: batch/detached.py.
 
-    :param script: a shell's program that becomes the driver.
-    :param directory: where it runs.
+    :param script: a shell's program that becomes the driver in `directory`.
     :param log: where HTCondor writes the job's events; to `complaints` goes what the shell says before the driver runs.
     :param tag: letters, digits and hyphens.
 
@@ -409,3 +365,13 @@ def describe_driver(script: str, directory: str, log: str, complaints: str, tag:
         f"+{DRIVER_ATTRIBUTE}": f'"{tag}"',
         "+OtherJobRemoveRequirements": f'"{BATCH_ATTRIBUTE} == \\"{tag}\\""',
     }
+
+
+def escaped(text: str) -> str:
+    """Return text as it is written between the quotes of a ClassAd string."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def id_of(ad: Mapping[str, Any]) -> str:
+    """Return a job's id, CLUSTER.PROC."""
+    return f"{ad['ClusterId']}.{ad['ProcId']}"

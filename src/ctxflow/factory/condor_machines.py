@@ -31,8 +31,7 @@ class SlotGpu:
 class PoolMachine:
     """A partitionable or a static slot.
 
-    :param whole: its ad, as it would be if nobody used it.
-    :param now: its ad.
+    :param whole: its ad, as it would be if nobody used it; `now`, its ad.
     :param open: whether it takes jobs at all now: its owner lets it, and if it is static it is unclaimed.
     :param divisible: whether several workers may share it.
     """
@@ -51,24 +50,19 @@ class PoolMachine:
 
 @dataclass(frozen=True)
 class Criterion:
-    """One condition that machines or GPUs must meet.
-
-    :param source: the key that it comes from.
-    """
+    """One condition that machines or GPUs must meet, and the key that it comes from."""
 
     source: str
     expression: str
 
+    def met_by_gpu(self, ad: Any) -> bool:
+        """Return whether it is true of a GPU's ad."""
+        return _expression(self.expression).eval(ad) is True
+
 
 @dataclass(frozen=True)
 class Need:
-    """What a worker requires of a machine.
-
-    :param memory: MiB.
-    :param disk: KiB.
-    :param criteria: what the machine must meet, `gpu_criteria` what each of its GPUs must.
-    :param job: the worker's job ad, which conditions may look at.
-    """
+    """What a worker requires of a machine: memory in MiB, disk in KiB, conditions, and the job ad that they look at."""
 
     cores: int
     memory: int
@@ -95,23 +89,18 @@ class Need:
 
     def gpu_will_do(self, ad: Any) -> bool:
         """Return whether one GPU meets all that is asked of GPUs."""
-        return all(_expression(each.expression).eval(ad) is True for each in self.gpu_criteria)
+        return all(each.met_by_gpu(ad) for each in self.gpu_criteria)
 
     def gpus_on(self, machine: PoolMachine, now: bool = False) -> list[SlotGpu]:
         """Return the GPUs of a machine that will do."""
-        if not self.gpus:
-            return []
-        return [gpu for gpu in machine.gpus if (gpu.free or not now) and self.gpu_will_do(gpu.ad)]
+        return [gpu for gpu in machine.gpus if self.gpus and (gpu.free or not now) and self.gpu_will_do(gpu.ad)]
 
     def workers_on(self, machine: PoolMachine) -> int:
         """Return how many workers fit on a machine that nobody else uses."""
         if not machine.divisible:
             return 1
-        shares = [
-            machine.amount(resource) // size
-            for resource, size in (("Cpus", self.cores), ("Memory", self.memory), ("Disk", self.disk))
-            if size
-        ]
+        sizes = {"Cpus": self.cores, "Memory": self.memory, "Disk": self.disk}
+        shares = [machine.amount(resource) // size for resource, size in sizes.items() if size]
         if self.gpus:
             shares.append(len(self.gpus_on(machine)) // self.gpus)
         return int(min(shares, default=1))
@@ -131,10 +120,7 @@ def machines_of(ads: Sequence[Any]) -> list[PoolMachine]:
 
 
 def untold_gpus(ads: Sequence[Any]) -> list[str]:
-    """Return the names of GPU ads that slots refer to and no ad at hand has.
-
-    A GPU's ad comes with the list of what is available in some slot, and for a moment after a job no slot has it there.
-    """
+    """Return the names of GPUs that slots refer to and no ad at hand lists, as for a moment after a job."""
     known = _known_gpus(ads)
     of_machines = [ad for ad in ads if ad.get("DynamicSlot") is not True and "AvailableGPUs" in ad]
     return sorted({name for ad in of_machines for name in _gpu_names(ad) if (_address(ad), name.lower()) not in known})
@@ -168,9 +154,7 @@ def _machine(ad: Any, known: Mapping[tuple[str, str], Any]) -> PoolMachine:
 
 
 def _gpus(ad: Any, whole: Any, known: Mapping[tuple[str, str], Any], is_open: bool) -> list[SlotGpu]:
-    """Return a slot's GPUs, by its list of devices; by their number and what they have in common, where there is no
-    list.
-    """
+    """Return a slot's GPUs, by its list of devices, or by their number and common properties if it has none."""
     free = _names_in(ad.lookup("AvailableGPUs")) if "AvailableGPUs" in ad else None
     names = [name.lower() for name in _gpu_names(ad)]
     amount = whole.get("GPUs", 0)
@@ -233,8 +217,7 @@ PRIORITY = 10
 def pinned(tier: Tier, pin: int, machine: str, devices: Sequence[str]) -> Tier:
     """Return a tier whose one worker is on this machine, with these GPUs and a proportional part of the rest.
 
-    :param pin: the number by which the worker says what it was asked for.
-    :param devices: UUIDs.
+    :param pin: the number by which the worker says what it was requested for; `devices`: UUIDs.
 
     >>> there = pinned(Tier(cores=2, require_gpus="Capability > 7"), 3, "n1.pool", ["GPU-0a1b2c3d-4e", "GPU-5f"])
     >>> there.gpus, there.cores, there.requirements
@@ -288,8 +271,7 @@ def _both(one: str | None, other: str) -> str:
 def places_of(ads: Sequence[Any], need: Need) -> list[Topology]:
     """Return the topologies of the machines, among those of the slot ads, that such a worker may be on.
 
-    A machine whose GPUs are in no ad just now (which happens for a moment after a job) has fewer of them. GPUs that
-    will not do for the worker are left out, and so are those without UUIDs, by which to name them.
+    GPUs are left out that are in no ad just now (for a moment after a job), will not do, or have no UUID.
     """
     fitting = [each for each in machines_of(ads) if all(need.holds(one, each.whole) for one in need.criteria)]
     names = {str(machine.now.get("Machine")) for machine in fitting}
@@ -313,10 +295,7 @@ class Surveying(Protocol):
     """A provider that can list its machines."""
 
     def machines(self, job: WorkerJob) -> list[Topology]:
-        """Return the machines that a worker may be on, with who uses their GPUs.
-
-        :raises ProviderError: if the batch system cannot be asked.
-        """
+        """Return the machines that a worker may be on, with who uses their GPUs; raise ProviderError on failure."""
 
 
 def located_by(provider: Provider, job: WorkerJob) -> tuple[dict[str, Any], str]:
@@ -332,11 +311,9 @@ def located_by(provider: Provider, job: WorkerJob) -> tuple[dict[str, Any], str]
 
 @dataclasses.dataclass
 class Places:
-    """A tier's jobs that are pinned to machines; the caller holds the lock.
+    """A tier's jobs that are pinned to machines, by number; the caller holds the lock.
 
-    :ivar wanted: number -> a job that is still to be submitted.
-    :ivar jobs: number -> the job's id.
-    :ivar asked: whether the machines are to be surveyed.
+    :ivar wanted: those that are still to be submitted; `asked`: whether the machines are to be surveyed.
 
     >>> places = Places()
     >>> places.submitted(1, ["7.0"]), places.pin_of("7.0"), places.forgo(1), places.pin_of("7.0")

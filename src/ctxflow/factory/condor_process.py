@@ -1,8 +1,7 @@
-"""Talk to HTCondor through its Python bindings, in a process of their own.
+"""Query HTCondor through its Python bindings, in a process of their own: both ends, `condor_process` and `main`.
 
-The bindings hold Python's lock while they wait for a schedd or a collector: all threads of a driver would wait with
-them, for as long as one hangs. So the driver asks a process, within a limit of time, and replaces it when it does not
-answer or crashes. This file is both ends: `condor_process` for the driver, `main` for the process.
+The bindings hold Python's lock while they wait for a schedd or a collector, and so would all threads of a driver. So
+the driver sends its requests to a process, with a timeout, and replaces it when it does not answer or crashes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.factory.provider import ProviderError
@@ -94,21 +93,19 @@ def _why(complaint: str) -> str:
     """
     if "commit transaction" in complaint:
         return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
+    look = "see whether condor_q works on this machine"
     if "create new cluster" in complaint:
-        return f"its schedd takes no jobs, or ended meanwhile: see whether condor_q works on this machine ({complaint})"
+        return f"its schedd takes no jobs, or ended meanwhile: {look} ({complaint})"
     if any(each in complaint for each in ("connect to schedd", "SECMAN", "locate local daemon")):
-        return f"its schedd does not answer: see whether condor_q works on this machine ({complaint})"
-    return f"{complaint}; see whether condor_q works on this machine"
+        return f"its schedd does not answer: {look} ({complaint})"
+    return f"{complaint}; {look}"
 
 
 # --- the driver's end
 
 
 class CondorProcess:
-    """The driver's end of a process with HTCondor's bindings; it is replaced when it hangs or crashes.
-
-    It ends with this object, and with this process.
-    """
+    """The driver's end of a process with HTCondor's bindings, which ends with this object, and with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,7 +130,7 @@ class CondorProcess:
             line = self._started()
             try:
                 if self._loading:
-                    self._loaded(line)
+                    self._wait_until_loaded(line)
                 line.settimeout(seconds)
                 say(line, (request, arguments, seconds))
                 kind, answer = hear(line, seconds)
@@ -153,8 +150,7 @@ class CondorProcess:
             raise CondorError(answer)
         return answer
 
-    def _loaded(self, line: socket.socket) -> None:
-        """Wait until the bindings are loaded."""
+    def _wait_until_loaded(self, line: socket.socket) -> None:
         try:
             loaded = hear(line, _LOAD_SECONDS)
         except TimeoutError:
@@ -277,18 +273,17 @@ def forget(path: str) -> None:
 
 def survey(place: Place, job: Any) -> Any:
     """Return what the pool has for such a worker."""
-    return _of("condor_survey").ask(job, _htcondor(), *place)
+    return _surveys().ask(job, _htcondor(), *place)
 
 
 def machines(place: Place, job: Any) -> Any:
     """Return the machines that a worker may be on."""
-    return _of("condor_survey").ask_for_places(job, _htcondor(), place[1])
+    return _surveys().ask_for_places(job, _htcondor(), place[1])
 
 
-def refusal() -> str | None:
-    """Return why no driver can be submitted on this machine."""
-    found: str | None = _of("condor_survey").driver_refusal(_htcondor())
-    return found
+def refusal() -> Any:
+    """Return why no driver can be submitted on this machine, None if it can."""
+    return _surveys().driver_refusal(_htcondor())
 
 
 _REQUESTS: dict[str, Callable[..., Any]] = {
@@ -300,9 +295,9 @@ def _htcondor() -> Any:
     return importlib.import_module("htcondor2")
 
 
-def _of(module: str) -> Any:
-    """Return a module of this package that only some requests need."""
-    return importlib.import_module(f"ctxflow.factory.{module}")
+def _surveys() -> Any:
+    """Return the module that only some requests need."""
+    return importlib.import_module("ctxflow.factory.condor_survey")
 
 
 def _schedd(place: Place) -> Any:
@@ -321,27 +316,22 @@ def _schedd(place: Place) -> Any:
 
 
 def _plain(ad: Any) -> dict[str, Any]:
-    return {key: value for key, value in _items(ad) if isinstance(value, str | int | float)}
-
-
-def _items(ad: Any) -> Iterable[tuple[str, Any]]:
-    return ((key, ad[key]) for key in ad)
+    return {key: value for key in ad if isinstance(value := ad[key], str | int | float)}
 
 
 # --- how it is asked
 
 
 def say(line: socket.socket, what: Any) -> None:
-    """Send something whole, within the socket's time."""
+    """Send a message, within the socket's timeout."""
     body = pickle.dumps(what)
     line.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def hear(line: socket.socket, seconds: float | None = None) -> Any:
-    """Return what was sent, whole, within so many seconds.
+    """Return the next message.
 
-    :raises TimeoutError: if it does not come in time.
-    :raises EOFError: if the other end is closed.
+    :raises TimeoutError: if it does not come within so many seconds; EOFError, if the other end is closed.
     """
     until = None if seconds is None else time.monotonic() + seconds
     return pickle.loads(_exactly(line, _LENGTH.unpack(_exactly(line, _LENGTH.size, until))[0], until))

@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ctxflow.errors import counted
 from ctxflow.factory.condor_jobs import (
@@ -27,11 +27,8 @@ from ctxflow.factory.condor_jobs import (
     excluded_text,
     id_of,
     log_of,
-    machine_of,
     none_left,
-    output_of,
     room_left,
-    schedd_time,
     variables_text,
 )
 from ctxflow.factory.condor_process import CondorError, CondorProcess, CutOff, ScheddNotFound, condor_process, told
@@ -40,29 +37,28 @@ from ctxflow.files import write_private
 from ctxflow.topology import Topology
 
 _REASON = "ctxflow gave the worker back"
+_ID = ("ClusterId", "ProcId")
 _STATES: dict[int, JobState] = {1: "queued", 2: "running", 5: "held", 6: "running", 7: "evicted"}  # By JobStatus.
 
 
 class CondorProvider:
     """Jobs in an HTCondor queue: one submission for each call of `submit`, one job per worker.
 
-    Changes are read from the jobs' event log, a file of the provider's directory, so that nothing is asked of the
-    schedd for them; only while jobs wait it is asked, now and then, whether it has them still. The directory must be
-    one that the schedd's machine sees under the same path: as a rule the driver runs where people call condor_submit.
+    Changes are read from the jobs' event log, a file of the provider's directory; only while jobs are pending the
+    schedd is queried, now and then, whether it has them still. The directory must be one that the schedd's machine
+    sees under the same path: as a rule the driver runs where people call condor_submit.
 
     A job that ends by itself leaves the queue, with whatever status; an evicted one is queued again by HTCondor. When
-    the driver is killed, running workers leave by themselves, as they find no manager, and those that wait or are
-    held leave the queue when the lease is over. (HTCondor looks every PERIODIC_EXPR_INTERVAL, by default a minute.)
+    the driver is killed, running workers leave, as they find no manager, and pending and held ones leave the queue
+    when the lease is over. (HTCondor looks every PERIODIC_EXPR_INTERVAL, by default a minute.)
 
-    What is asked of HTCondor has a limit of time. Where a submission was cut off by it, nobody is asked for anew before
-    the queue has told whether those jobs are in it.
+    Each request has a timeout. After a submission that timed out, none is made before the queue has been queried for
+    its jobs.
 
     A job's options: `requirements` (an expression on the machine's ad), `require_gpus` (one on a GPU's), `priority`
-    (among the user's own jobs), `image` (a container image: the job runs in the container universe), `submit` (a
-    mapping of any other submit keys, such as +ProjectName).
+    (among the user's own jobs), `image` (of a container), `submit` (any other submit keys, such as +ProjectName).
 
-    :param run: the run's id. All jobs are tagged with it, so that `condor_rm -constraint 'CtxflowRun == "ID"'` finds
-        them; by default one is made up.
+    :param run: the run's id, by default a random one: `condor_rm -constraint 'CtxflowRun == "ID"'` finds its jobs.
     :param schedd: the name of the schedd, by default this machine's.
     :param pool: the central manager's host, where the schedd is in another pool than this machine.
     :param lease: seconds for which waiting jobs stay in the queue once `changes` is no longer called.
@@ -106,22 +102,15 @@ class CondorProvider:
         self._asked = False
 
     def start(self, directory: str) -> None:
-        """Open the job log and start the process of the bindings; to be called once, before anything else.
-
-        :raises ProviderError: if HTCondor's Python bindings are missing.
-        """
+        """Open the job log and start the process of the bindings; to be called once, before anything else."""
         self._directory = os.path.abspath(directory)
         log = log_of(self._directory)
         with open(log, "a"):  # A log can be read from the beginning only if it is there.
             os.chmod(log, 0o600)
-        self._read = 0
         self._bindings().start()
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC: fewer where the queue takes no more.
-
-        :raises ProviderError: if HTCondor refuses them or cannot be reached; none is queued then.
-        """
+        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC: fewer where the queue takes no more."""
         if count < 1:
             return []
         batch = os.environ.get(BATCH_VARIABLE, "")
@@ -134,7 +123,7 @@ class CondorProvider:
             asked, self._asked = self._asked, True  # Jobs may be queued, even if we never learn of it.
             self._cut_off = name, job  # Also where HTCondor complains: it may have waited for the last answer.
             try:
-                cluster, first = self._submitted(description, count)
+                cluster, first = self._ask("submit", description, count, os.getcwd())
             except (ScheddNotFound, ProviderError):
                 self._asked, self._cut_off = asked, None
                 raise
@@ -145,15 +134,11 @@ class CondorProvider:
                 if not count:
                     self._cut_off = None
                     raise ProviderError(none_left(limit)) from None
-                cluster, first = self._submitted(description, count)
+                cluster, first = self._ask("submit", description, count, os.getcwd())
             self._cut_off = None
         ids = [f"{cluster}.{number}" for number in range(first, first + count)]
         self._states.update(dict.fromkeys(ids, "queued"))
         return ids
-
-    def _submitted(self, description: Mapping[str, str], count: int) -> tuple[int, int]:
-        cluster, first = self._bindings().ask("submit", self._place, description, count, os.getcwd())
-        return cluster, first
 
     def _taken(self, job: WorkerJob, count: int) -> list[str]:
         """Return the jobs of a submission whose answer was lost, if they will do for this one; else remove them."""
@@ -161,11 +146,10 @@ class CondorProvider:
             return []
         (name, cut_off), early = self._cut_off, self._early
         theirs = f'{self._mine} && {SUBMISSION_ATTRIBUTE} == "{name}"'
-        self.queries += 1
-        ads = self._query(theirs, ["ClusterId", "ProcId", "JobStatus"])
+        ads = self._query(theirs, [*_ID, "JobStatus"])
         ids = [id_of(ad) for ad in ads if ad["JobStatus"] in _STATES]
         if ids and (cut_off != job or len(ids) > count):
-            self._bindings().ask("remove", self._place, theirs, _REASON)
+            self._ask("remove", theirs, _REASON)
             ids = []
         self._cut_off, self._early = None, []
         self._states.update(dict.fromkeys(ids, "queued"))
@@ -185,103 +169,78 @@ class CondorProvider:
         return self._variables[text] if text else ""
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
-        """Return the submit file for this many workers, to be read; nothing is submitted.
-
-        :raises ProviderError: if it cannot be expressed for HTCondor.
-        """
+        """Return the submit file for this many workers, to be read; nothing is submitted."""
         described = describe(job, directory, self.run, time.time(), self._lease)
         return "".join(f"{key} = {value}\n" for key, value in described.items()) + f"queue {count}\n"
 
     def remove(self, jobs: Sequence[str]) -> None:
-        """Remove jobs from the queue; those that run get SIGTERM, and time to end that the machine's owner sets.
-
-        :raises ProviderError: if the schedd cannot be reached.
-        """
-        ours = [job for job in jobs if job in self._states]
-        if ours:
+        """Remove jobs from the queue; those that run get SIGTERM, and time to end that the machine's owner sets."""
+        if ours := [job for job in jobs if job in self._states]:
             self._act(ours)
             self._removed.update(ours)
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str]:
-        """Keep this provider's jobs from machines, also those that run, should they be evicted; all can be changed.
-
-        :raises ProviderError: if the schedd cannot be reached.
-        """
+        """Keep this provider's jobs from machines, also those that run, should they be evicted; all can be changed."""
         if any(job in self._states for job in jobs):
             self.queries += 1
             try:
                 # Not by their ids: one that has ended would keep all from being changed.
                 with told("HTCondor does not keep workers from machines"):
-                    self._bindings().ask("edit", self._place, self._mine, EXCLUDED_ATTRIBUTE, excluded_text(hosts))
+                    self._ask("edit", self._mine, EXCLUDED_ATTRIBUTE, excluded_text(hosts))
             except ProviderError:
                 if self._waiting_for(self._mine):
                     raise
         return []
 
     def changes(self) -> list[JobChange]:
-        """Return what happened since the last call, in order.
-
-        :raises ProviderError: if the log cannot be read.
-        """
+        """Return what happened since the last call, in order."""
         self._renew()
         with told("HTCondor's job log cannot be read"):
             events = self._bindings().ask("events", log_of(self._directory), self._read)
         self._read += len(events)
         found = self._told_late + [change for change in map(change_of, events) if change is not None]
-        self._told_late = []
         found += [JobChange(job, "ended", "HTCondor has lost it: was its queue's disk full?") for job in self._lost]
-        self._lost = []
+        self._told_late, self._lost = [], []
         return [change for change in found if self._is_new(change)]
 
     def output(self, job: str) -> str:
         """Return the path of what a job's present or last incarnation wrote."""
-        return output_of(self._directory, job)
+        return os.path.join(self._directory, f"{job}.out")
 
     def last_words(self, job: str) -> str:
         """Return the last lines that a job's present or last incarnation wrote."""
-        return tail(output_of(self._directory, job))
+        return tail(self.output(job))
 
     def survey(self, job: WorkerJob) -> PoolSurvey:
-        """Return what the pool has for such a job now.
-
-        :raises ProviderError: if the pool cannot be asked.
-        """
+        """Return what the pool has for such a job now."""
         self.queries += 1
         with told("HTCondor's pool cannot be asked", who="collector or schedd"):
-            found: PoolSurvey = self._bindings().ask("survey", self._place, job)
-            return found
+            return cast(PoolSurvey, self._ask("survey", job))
 
     def machines(self, job: WorkerJob) -> list[Topology]:
-        """Return the machines that a worker may be on, with who uses their GPUs.
-
-        :raises ProviderError: if the pool cannot be asked.
-        """
+        """Return the machines that a worker may be on, with who uses their GPUs."""
         self.queries += 1
         with told("HTCondor's pool cannot be asked", who="collector"):
-            found: list[Topology] = self._bindings().ask("machines", self._place, job)
-            return found
+            return cast(list[Topology], self._ask("machines", job))
 
     def find(self) -> list[FoundJob]:
-        """Return all workers of this user in the schedd's queue, also those of runs that are over.
-
-        :raises ProviderError: if the schedd cannot be reached.
-        """
-        self.queries += 1
+        """Return all workers of this user in the schedd's queue, also those of runs that are over."""
         wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{escaped(getpass.getuser())}"'
         with told("HTCondor does not say which workers there are"):
-            names = ["ClusterId", "ProcId", "JobStatus", "RemoteHost", RUN_ATTRIBUTE]
-            ads = self._query(wanted, names)
+            ads = self._query(wanted, [*_ID, "JobStatus", "RemoteHost", RUN_ATTRIBUTE])
         return [
-            FoundJob(id_of(ad), str(ad[RUN_ATTRIBUTE]), state, machine_of(ad.get("RemoteHost")))
+            FoundJob(
+                id_of(ad),
+                str(ad[RUN_ATTRIBUTE]),
+                _STATES[ad["JobStatus"]],
+                (ad.get("RemoteHost") or "").rpartition("@")[2] or None,
+            )
             for ad in ads
-            if (state := _STATES.get(ad["JobStatus"])) is not None
+            if ad["JobStatus"] in _STATES
         ]
 
     def discard(self, jobs: Sequence[str]) -> None:
-        """Remove jobs that `find` found.
-
-        :raises ProviderError: if the schedd cannot be reached.
-        """
+        """Remove jobs that `find` found."""
         if jobs:
             self._act(list(jobs))
 
@@ -289,8 +248,6 @@ class CondorProvider:
         """Remove all jobs of this provider, and wait until they have left the queue or the patience is over.
 
         Jobs that are still there then end when HTCondor reaches their machines again; none starts anew.
-
-        :raises ProviderError: if the schedd cannot be reached; the message says what to call later.
         """
         try:
             self._remove_all()
@@ -299,14 +256,10 @@ class CondorProvider:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             self._variables.clear()
-            self._close()
-
-    def _close(self) -> None:
-        """Release the process, which ends unless another provider has it."""
-        if self._process is not None and self._directory:
-            with contextlib.suppress(CondorError, ProviderError):
-                self._process.ask("forget", log_of(self._directory))
-        self._process = None
+            if self._process is not None and self._directory:
+                with contextlib.suppress(CondorError, ProviderError):
+                    self._process.ask("forget", log_of(self._directory))
+            self._process = None  # Which ends unless another provider has it.
 
     def _remove_all(self) -> None:
         if not self._asked:
@@ -338,9 +291,8 @@ class CondorProvider:
             del self._states[change.job]
             self._removed.discard(change.job)
             return True
-        if change.job in self._removed:  # Its end is told, not what leads there.
-            return False
-        if change.state == "evicted" and before != "running":  # It had not begun, or is told already.
+        # Of a removed job only the end counts; one that is evicted had begun, unless that is known already.
+        if change.job in self._removed or (change.state == "evicted" and before != "running"):
             return False
         self._states[change.job] = change.state
         return True
@@ -351,63 +303,59 @@ class CondorProvider:
         if now < self._renew_at or all(state == "running" for state in self._states.values()):
             return
         self._renew_at = now + self._lease / 4
-        self.queries += 2
         ours = f'{RUN_ATTRIBUTE} == "{self.run}"'
         try:
-            ads = self._query(ours, ["ClusterId", "ProcId", "ServerTime"])
-            there = set(map(id_of, ads))
-            missing = set(self._states) - there
+            ads = self._query(ours, [*_ID, "ServerTime"])
+            missing = set(self._states) - set(map(id_of, ads))
             # An event may still be on its way to the log; not for so long.
             self._lost += sorted(missing & self._missing)
             self._missing = missing - set(self._lost)
             waiting = f"{ours} && (JobStatus == 1 || JobStatus == 5)"
-            self._bindings().ask("edit", self._place, waiting, SEEN_ATTRIBUTE, str(schedd_time(ads)))
+            # By the schedd's own clock, by which it counts a lease; by ours where it does not say.
+            now_there = int(next((ad["ServerTime"] for ad in ads if "ServerTime" in ad), time.time()))
+            self.queries += 1
+            self._ask("edit", waiting, SEEN_ATTRIBUTE, str(now_there))
         except (CondorError, ProviderError):
             # None waits by now, or the schedd is down: the next time. Nobody removes jobs while it is.
             self._renew_at = self._clock() + min(10.0, self._lease / 4)
 
     def _act(self, jobs: list[str] | str) -> None:
         with told("HTCondor did not remove workers"):
-            self._bindings().ask("remove", self._place, jobs, _REASON)
+            self._ask("remove", jobs, _REASON)
 
     def _waiting_for(self, constraint: str) -> bool:
-        self.queries += 1
         with told("HTCondor does not say which workers are left"):
             return bool(self._query(constraint, ["ClusterId"], 1))
 
     def _query(self, constraint: str, names: Sequence[str], limit: int = -1) -> list[dict[str, Any]]:
-        ads: list[dict[str, Any]] = self._bindings().ask("query", self._place, constraint, names, limit)
-        return ads
+        self.queries += 1
+        return cast(list[dict[str, Any]], self._ask("query", constraint, names, limit))
+
+    def _ask(self, request: str, *arguments: Any) -> Any:
+        """Return the answer of the schedd to a request."""
+        return self._bindings().ask(request, self._place, *arguments)
 
     def _bindings(self) -> CondorProcess:
-        """Return the process with HTCondor's bindings.
-
-        :raises ProviderError: if they are not installed.
-        """
+        """Return the process with HTCondor's bindings."""
         if self._process is None:
             self._process = condor_process(self._place)
         return self._process
 
+
+# --- a run's driver as a job; a ProviderError says that HTCondor's bindings or schedd cannot be used
 
 _REMOVED, _COMPLETED = 3, 4
 _HERE = (None, None)  # This machine's schedd.
 
 
 def why_no_driver() -> str | None:
-    """Return why no driver can be submitted on this machine, None if it can.
-
-    :raises ProviderError: if HTCondor's Python bindings are missing.
-    """
+    """Return why no driver can be submitted on this machine, None if it can."""
     with told("HTCondor does not say whether it takes the driver", who="collector or schedd"):
-        found: str | None = _bindings().ask("refusal")
-        return found
+        return cast("str | None", _bindings().ask("refusal"))
 
 
 def submit_driver(description: Mapping[str, str]) -> str:
-    """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC.
-
-    :raises ProviderError: if it is refused, or there is no schedd.
-    """
+    """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC."""
     try:
         with told("HTCondor did not take the driver"):
             cluster, first = _bindings().ask("submit", _HERE, dict(description), 1, os.getcwd())
@@ -420,10 +368,7 @@ def submit_driver(description: Mapping[str, str]) -> str:
 
 
 def driver_events(log: str) -> list[dict[str, Any]]:
-    """Return the events of a driver's log, each with "time", in seconds since 1970.
-
-    :raises ProviderError: if it cannot be read.
-    """
+    """Return the events of a driver's log, each with "time", in seconds since 1970."""
     if not os.path.exists(log):
         return []
     with told("HTCondor's job log cannot be read"):
@@ -433,30 +378,22 @@ def driver_events(log: str) -> list[dict[str, Any]]:
 
 
 def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return what this machine's schedd has of some drivers: tag -> id of its or a worker's job -> HTCondor's state of
-    it.
-
-    :raises ProviderError: if the schedd cannot be reached.
-    """
+    """Return what this machine's schedd has of drivers: tag -> id of its or a worker's job -> HTCondor's state."""
     if not tags:
         return {}
     wanted = " || ".join(f'{DRIVER_ATTRIBUTE} == "{tag}" || {BATCH_ATTRIBUTE} == "{tag}"' for tag in tags)
-    names = ["ClusterId", "ProcId", "JobStatus", DRIVER_ATTRIBUTE, BATCH_ATTRIBUTE]
     with told("HTCondor does not say which jobs there are"):
-        ads = _bindings().ask("query", _HERE, wanted, names, -1)
+        ads = _bindings().ask("query", _HERE, wanted, [*_ID, "JobStatus", DRIVER_ATTRIBUTE, BATCH_ATTRIBUTE], -1)
     found: dict[str, dict[str, int]] = {tag: {} for tag in tags}
     for ad in ads:
         tag = str(ad.get(DRIVER_ATTRIBUTE) or ad.get(BATCH_ATTRIBUTE))
         if ad["JobStatus"] != _COMPLETED:
-            found[tag][f"{ad['ClusterId']}.{ad['ProcId']}"] = int(ad["JobStatus"])
+            found[tag][id_of(ad)] = int(ad["JobStatus"])
     return found
 
 
 def end_jobs(jobs: Mapping[str, int]) -> None:
-    """Remove jobs that `jobs_there` found; those that are being removed already are left alone.
-
-    :raises ProviderError: if the schedd cannot be reached.
-    """
+    """Remove jobs that `jobs_there` found; those that are being removed already are left alone."""
     if these := [job for job, state in jobs.items() if state != _REMOVED]:
         with told("HTCondor did not remove the job"):
             _bindings().ask("remove", _HERE, these, "ctxflow cancel")

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import importlib
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxflow.factory.condor_jobs import excluded_text
@@ -35,12 +36,11 @@ _PLACES = (
 
 
 def survey_of(ads: Sequence[Any], job: WorkerJob, implied: Sequence[str] = ()) -> PoolSurvey:
-    """Return what machines that advertise these ads have for a job. Pure, but for HTCondor's parser.
+    """Return what machines that advertise these slot ads have for a job. Pure, but for HTCondor's parser.
 
     A partitionable slot is a machine with all that it has, whoever uses it; a static slot is one too. Dynamic slots
-    only tell which GPUs a busy machine has.
+    only show which GPUs a busy machine has.
 
-    :param ads: slot ads, with dynamic ones.
     :param implied: requirements that condor_submit adds by itself.
     """
     machines = machines_of(ads)
@@ -54,13 +54,9 @@ def survey_of(ads: Sequence[Any], job: WorkerJob, implied: Sequence[str] = ()) -
     elif not free:
         who = f"all {len(fitting)} machines that will do are" if len(fitting) > 1 else "the one machine that will do is"
         advice = (f"{who} busy now: workers wait until others end",)
-    return PoolSurvey(
-        machines=len(fitting),
-        free=len(free),
-        gpu_models=dict(models) if job.gpus else {},
-        advice=advice,
-        workers=sum(need.workers_on(machine) for machine in fitting),
-    )
+    workers = sum(need.workers_on(machine) for machine in fitting)
+    gpu_models = dict(models) if job.gpus else {}
+    return PoolSurvey(len(fitting), len(free), gpu_models, advice=advice, workers=workers)
 
 
 def need_of(job: WorkerJob, implied: Sequence[str] = ()) -> Need:
@@ -116,29 +112,22 @@ def _job_ad(job: WorkerJob) -> Any:
 
 
 def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> PoolSurvey:
-    """Survey a pool: one query for machines, a second for GPUs that are in no list just then, and one to the schedd.
+    """Survey a pool, with the module htcondor2: query machines, GPUs that are in no list just then, and the schedd.
 
-    :param htcondor: the module htcondor2.
     :raises Exception: the bindings' own, if the pool does not answer.
     """
     collector = htcondor.Collector(pool) if pool else htcondor.Collector()
     implied = _implied(htcondor)
     found = survey_of(_slots(job, htcondor, collector, implied), job, implied)
     refusal = refusal_of(htcondor, collector, schedd, pool)
-    if refusal is None:
-        return found
-    return PoolSurvey(
-        found.machines, found.free, found.gpu_models, may_submit=False, advice=(refusal, *found.advice),
-        workers=found.workers,
-    )  # fmt: skip
+    return found if refusal is None else replace(found, may_submit=False, advice=(refusal, *found.advice))
 
 
 def driver_refusal(htcondor: Any) -> str | None:
     """Return why no driver can be submitted on this machine, None if it can."""
-    try:
+    here = None
+    with contextlib.suppress(htcondor.HTCondorException, OSError, ValueError):
         here = htcondor.Collector().locate(htcondor.DaemonType.Schedd)
-    except (htcondor.HTCondorException, OSError, ValueError):
-        here = None
     if here is None:
         return "this machine has no schedd that could take the driver: give the command where people call condor_submit"
     return refusal_of(htcondor, None, None, None)
@@ -178,11 +167,10 @@ def _slots(
 def refusal_of(htcondor: Any, collector: Any, schedd: str | None, pool: str | None) -> str | None:
     """Return why the schedd takes no jobs of this user, None if it does; nothing is submitted."""
     lost = "condor_status -schedd lists their names: write one as schedd, or run this where people call condor_submit"
-    try:
-        anywhere = htcondor.DaemonType.Schedd
-        ad = collector.locate(anywhere, schedd) if schedd or pool else htcondor.Collector().locate(anywhere)
-    except (htcondor.HTCondorException, OSError, ValueError):
-        ad = None
+    kind = htcondor.DaemonType.Schedd
+    ad = None
+    with contextlib.suppress(htcondor.HTCondorException, OSError, ValueError):
+        ad = collector.locate(kind, schedd) if schedd or pool else htcondor.Collector().locate(kind)
     if ad is None:
         return f"there is no schedd {schedd!r} in the pool: {lost}" if schedd else f"this machine has no schedd: {lost}"
     try:
@@ -217,11 +205,7 @@ _TOLD = 8  # Values of an attribute that are listed.
 
 @dataclass(frozen=True)
 class _Test:
-    """One requirement, as the advice speaks of it.
-
-    :param what: in words, for a sentence about those that meet everything else.
-    :param alone: why no machine passes, if none does.
-    """
+    """One requirement, in words, and why no machine passes, if none does."""
 
     what: str
     passes: Callable[[PoolMachine], bool]
@@ -229,7 +213,7 @@ class _Test:
 
 
 def why_none(machines: Sequence[PoolMachine], need: Need) -> Iterator[str]:
-    """Return what excludes all machines: each requirement that none meets; else the one that most depends on."""
+    """Yield what excludes all machines: each requirement that none meets; else the one that most depends on."""
     if not machines:
         yield "the pool has no machine: condor_status lists them; write pool where you meant another"
         return
@@ -245,23 +229,19 @@ def why_none(machines: Sequence[PoolMachine], need: Need) -> Iterator[str]:
             left[failed[0]] += 1
     passing = [(test.what, sum(map(test.passes, machines))) for test in tests]
     parts = ", ".join(f"{what} by {count}" for what, count in passing if count < len(machines))
-    begin = f"no machine meets all that is asked: of {len(machines)}, {parts}"
+    hint = "ask for less"
     if left:
         number, count = left.most_common(1)[0]
-        yield f"{begin}; without {tests[number].what} there would be {count}"
-    else:
-        yield f"{begin}; ask for less"
+        hint = f"without {tests[number].what} there would be {count}"
+    yield f"no machine meets all that is asked: of {len(machines)}, {parts}; {hint}"
 
 
 def _tests(machines: Sequence[PoolMachine], need: Need) -> Iterator[_Test]:
     for criterion in need.criteria:
         yield _criterion_test(criterion, machines, need)
-    for resource, key, size, shown in (
-        ("Cpus", "cores", need.cores, _cores),
-        ("Memory", "memory_gb", need.memory, _mebibytes),
-        ("Disk", "disk_gb", need.disk, _kibibytes),
-    ):
-        yield _size_test(resource, key, size, shown, machines)
+    yield _size_test("Cpus", "cores", "cores", need.cores, 0, machines)
+    yield _size_test("Memory", "memory_gb", "GB of memory", need.memory, 2**20, machines)
+    yield _size_test("Disk", "disk_gb", "GB of disk", need.disk, 2**10, machines)
     if need.gpus:
         yield from _gpu_tests(machines, need)
 
@@ -281,29 +261,17 @@ def _criterion_test(criterion: Criterion, machines: Sequence[PoolMachine], need:
 
 
 def _size_test(
-    resource: str, key: str, size: int, shown: Callable[[float], str], machines: Sequence[PoolMachine]
+    resource: str, key: str, unit: str, size: int, bytes_of_one: int, machines: Sequence[PoolMachine]
 ) -> _Test:
+    def shown(amount: float) -> str:
+        """Return an amount in GB if it is one of bytes, rounded down, so that what is written fits."""
+        return f"{int(amount * bytes_of_one / 1e8) / 10 if bytes_of_one else amount:g}"
+
     def alone() -> str:
         most = shown(max(machine.amount(resource) for machine in machines))
-        return f"no machine has {shown(size)} {_UNIT[key]}: the most is {most}; write {key} = {most} or less"
+        return f"no machine has {shown(size)} {unit}: the most is {most}; write {key} = {most} or less"
 
-    return _Test(f"{shown(size)} {_UNIT[key]}", lambda machine: machine.amount(resource) >= size, alone)
-
-
-_UNIT = {"cores": "cores", "memory_gb": "GB of memory", "disk_gb": "GB of disk"}
-
-
-def _cores(amount: float) -> str:
-    return f"{amount:g}"
-
-
-def _mebibytes(amount: float) -> str:
-    """Return an amount in GB, rounded down, so that what is written fits."""
-    return f"{int(amount * 2**20 / 1e8) / 10:g}"
-
-
-def _kibibytes(amount: float) -> str:
-    return f"{int(amount * 2**10 / 1e8) / 10:g}"
+    return _Test(f"{shown(size)} {unit}", lambda machine: machine.amount(resource) >= size, alone)
 
 
 def _gpu_tests(machines: Sequence[PoolMachine], need: Need) -> Iterator[_Test]:
@@ -319,7 +287,7 @@ def _gpu_tests(machines: Sequence[PoolMachine], need: Need) -> Iterator[_Test]:
     if most < need.gpus:
         return
     every = [gpu.ad for machine in machines for gpu in machine.gpus]
-    missing = [each for each in need.gpu_criteria if not any(_alone(need, each).gpu_will_do(ad) for ad in every)]
+    missing = [each for each in need.gpu_criteria if not any(each.met_by_gpu(ad) for ad in every)]
     for each in missing:
         yield _Test(each.expression, lambda machine: False, lambda each=each: _no_gpu(each, every))  # type: ignore[misc]
     if not missing:
@@ -331,10 +299,6 @@ def _gpu_tests(machines: Sequence[PoolMachine], need: Need) -> Iterator[_Test]:
             lambda machine: len(need.gpus_on(machine)) >= need.gpus,
             lambda: f"no machine has {count} with {text}: {some}",
         )
-
-
-def _alone(need: Need, criterion: Criterion) -> Need:
-    return Need(need.cores, need.memory, need.disk, need.gpus, (), (criterion,), need.job)
 
 
 def _no_gpu(criterion: Criterion, gpus: Sequence[Any]) -> str:
@@ -352,12 +316,8 @@ def _values(criterion: Criterion, ads: Sequence[Any], names: Iterable[str] = _MA
     told = []
     for name in attributes(criterion.expression):
         found = [value for ad in ads if isinstance(value := ad.get(name), (bool, int, float, str))]
-        if found:
-            told.append(f"{name} is {_span(found)}")
-        else:
-            told.append(
-                f"nothing is said of {name}: {suggestion(name, set(names) - {name}, 'see condor_status -long')}"
-            )
+        hint = suggestion(name, set(names) - {name}, "see condor_status -long")
+        told.append(f"{name} is {_span(found)}" if found else f"nothing is said of {name}: {hint}")
     return "; ".join(told) or "it is never true: correct it, or leave it out"
 
 

@@ -30,10 +30,135 @@ _ALONE_SECONDS = 10.0  # After which a run says that no factory serves it.
 _CHANGE_FIELDS = {field.name for field in dataclasses.fields(JobChange)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What a run wants of its factory, and reports to it; written whole each time.
+
+    :ivar wanted: tier -> how many jobs to hold.
+    :ivar joined: tier -> job -> a number that is new whenever another worker of that job has joined.
+    :ivar removed: tier -> jobs to end, until the factory has reported their end.
+    :ivar refused: tier -> job -> why its worker cannot be used.
+    :ivar looks: how often the run requested news at once.
+    :ivar excluded: tier -> the hosts on which no worker is to be requested.
+
+    >>> Wishes.read(Wishes("campus", {"a10": 8}).text()).wanted
+    {'a10': 8}
+    """
+
+    site: str
+    wanted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    joined: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    removed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    looks: int = 0
+    excluded: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return it as it is written."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Wishes:
+        """Read what was written.
+
+        :raises ValueError: if it is not whole.
+        """
+        try:
+            found = json.loads(text)
+            wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+        tables = (wishes.wanted, wishes.joined, wishes.removed, wishes.refused, wishes.excluded)
+        tables_only = all(isinstance(each, dict) for each in tables)
+        if not tables_only or not all(type(count) is int for count in wishes.wanted.values()):
+            raise ValueError("they are not as wishes are written")
+        return wishes
+
+
+_WISHES = {field.name for field in dataclasses.fields(Wishes)}
+
+
+def wanted_file(run: str) -> str:
+    """Return the file in which a run says what it wants."""
+    return os.path.join(runs_directory(), f"{run}.wanted")
+
+
+def news_file(run: str) -> str:
+    """Return the file in which a factory tells a run what happened."""
+    return os.path.join(runs_directory(), f"{run}.news")
+
+
+class RunFiles:
+    """A factory's end of the exchange with one run."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._seen: tuple[int, int] | None = None
+        self._untold = b""
+
+    def read(self) -> Wishes | None:
+        """Return what the run wants if that has changed since the last call, else None."""
+        try:
+            found = os.stat(wanted_file(self._run))
+            sign = (found.st_mtime_ns, found.st_ino)
+            if sign != self._seen and own_folder(runs_directory()):
+                wishes = Wishes.read(read_own(wanted_file(self._run)))
+                self._seen = sign
+                return wishes
+        except NotOwnError as error:
+            tell_once(error)
+        except (OSError, ValueError):
+            pass
+        return None
+
+    def tell(self, tier: str, change: JobChange) -> None:
+        """Pass on a change of a job."""
+        self._add({"tier": tier, **dataclasses.asdict(change)})
+
+    def explain(self, tier: str, reason: str) -> None:
+        """Report why a tier has fewer workers than the run wants, "" if it has them."""
+        self._add({"tier": tier, "reason_to_wait": reason})
+
+    def bound(self, tier: str, maximum: int) -> None:
+        """Report how many workers of a tier the run may have from now on."""
+        self._add({"tier": tier, "maximum": maximum})
+
+    def tell_limits(self, limits: Sequence[Mapping[str, Any]]) -> None:
+        """Report what is used of limits that other runs count towards, too."""
+        self._add({"limits": limits})
+
+    def fail(self, reason: str) -> None:
+        """Report that no worker can be had."""
+        self._add({"failure": reason})
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self._untold += json.dumps(line).encode() + b"\n"
+        self.retry()
+
+    def retry(self) -> None:
+        """Write what could not be written yet, since the disk was full, say."""
+        if not self._untold:
+            return
+        try:
+            with open(open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as news:
+                self._untold = self._untold[news.write(self._untold) :]
+        except FileNotFoundError:  # The run is over.
+            self._untold = b""
+        except NotOwnError as error:
+            tell_once(error)
+        except OSError:
+            pass
+
+    def discard(self) -> None:
+        """Remove the files of a run that has ended."""
+        for path in (wanted_file(self._run), news_file(self._run)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
 class FactoryClient:
     """A run whose workers a factory acquires; it is used as an `Acquirer` is.
 
-    :param run: the run's id.
     :param site: the name of its site, by which its factory knows it.
     :param changed: called, on a thread of this object's own, when `take` or `failure` has something.
     :param tiers: the site's, for their workers' GPUs and prices.
@@ -90,7 +215,7 @@ class FactoryClient:
     def remove(self, tier: str, job: str) -> None:
         """Have a job ended."""
         with self._telling():
-            self._drop(tier, job)
+            self._joined.get(tier, {}).pop(job, None)
             if job not in self._removed.setdefault(tier, []):
                 self._removed[tier].append(job)
 
@@ -103,7 +228,7 @@ class FactoryClient:
     def refused(self, tier: str, job: str, reason: str) -> None:
         """Record that the worker of a job joined and cannot be used."""
         with self._telling():
-            self._drop(tier, job)
+            self._joined.get(tier, {}).pop(job, None)
             self._refused.setdefault(tier, {})[job] = reason
 
     def exclude(self, tier: str, hosts: Sequence[str]) -> None:
@@ -123,7 +248,7 @@ class FactoryClient:
         return news
 
     def pin_of(self, tier: str, job: str) -> None:
-        """Return None: a factory is told numbers only, so that no job is pinned."""
+        """Return None: a factory gets numbers only, so that no job is pinned."""
         return
 
     def surveyed(self) -> list[Any]:
@@ -135,10 +260,7 @@ class FactoryClient:
         return ""
 
     def provider(self, tier: str) -> Provider:
-        """Raise an error: only the factory knows its providers.
-
-        :raises CtxflowError: always.
-        """
+        """Raise a CtxflowError: only the factory knows its providers."""
         raise CtxflowError(f"the workers of tier {tier} are lent to the factory of {self._site}: ask there")
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -178,9 +300,7 @@ class FactoryClient:
             self._stopped = True
         if self._thread.ident:
             self._thread.join(_END_SECONDS)
-        for path in (wanted_file(self._run), news_file(self._run)):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        RunFiles(self._run).discard()
 
     @contextlib.contextmanager
     def _telling(self) -> Any:
@@ -189,10 +309,6 @@ class FactoryClient:
             self._dirty = True
             self._condition.notify_all()
 
-    def _drop(self, tier: str, job: str) -> None:
-        """Forget that a job has a worker."""
-        self._joined.get(tier, {}).pop(job, None)
-
     def _wishes(self) -> Wishes:
         return Wishes(self._site, self._wanted, self._joined, self._removed, self._refused, self._looks, self._excluded)
 
@@ -200,8 +316,6 @@ class FactoryClient:
         path = wanted_file(self._run)
         write_private(f"{path}.new", text)
         os.replace(f"{path}.new", path)
-
-    # --- on the thread
 
     def _work(self) -> None:
         said = ""
@@ -267,7 +381,7 @@ class FactoryClient:
         if tier in self._meters:
             self._meters[tier].heard(change, time.monotonic())
         if change.state != "running":
-            self._drop(tier, change.job)
+            self._joined.get(tier, {}).pop(change.job, None)
         if change.state == "ended":
             self._refused.get(tier, {}).pop(change.job, None)
             if change.job in self._removed.get(tier, []):
@@ -286,140 +400,3 @@ class FactoryClient:
                 " `ctxflow factory` and the site file, and the run goes on",
                 self._site,
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What a run wants of its factory, and tells it; written whole each time.
-
-    :ivar site: the name of the run's site.
-    :ivar wanted: tier -> how many jobs to hold.
-    :ivar joined: tier -> job -> a number that is new whenever another worker of that job has joined.
-    :ivar removed: tier -> jobs to end, until the factory has told of their end.
-    :ivar refused: tier -> job -> why its worker cannot be used.
-    :ivar looks: how often the run asked for news at once.
-    :ivar excluded: tier -> the hosts on which no worker is to be asked for.
-
-    >>> Wishes.read(Wishes("campus", {"a10": 8}).text()).wanted
-    {'a10': 8}
-    """
-
-    site: str
-    wanted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    joined: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    removed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-    refused: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    looks: int = 0
-    excluded: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-
-    def text(self) -> str:
-        """Return it as it is written."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Wishes:
-        """Read what was written.
-
-        :raises ValueError: if it is not whole.
-        """
-        try:
-            found = json.loads(text)
-            wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})
-        except (TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
-        tables = (wishes.wanted, wishes.joined, wishes.removed, wishes.refused, wishes.excluded)
-        if not all(isinstance(each, dict) for each in tables) or not all(
-            type(count) is int for count in wishes.wanted.values()
-        ):
-            raise ValueError("they are not as wishes are written")
-        return wishes
-
-
-_WISHES = {field.name for field in dataclasses.fields(Wishes)}
-
-
-def wanted_file(run: str) -> str:
-    """Return the file in which a run says what it wants."""
-    return os.path.join(runs_directory(), f"{run}.wanted")
-
-
-def news_file(run: str) -> str:
-    """Return the file in which a factory tells a run what happened."""
-    return os.path.join(runs_directory(), f"{run}.news")
-
-
-class RunFiles:
-    """A factory's end of the exchange with one run.
-
-    :param run: the run's id.
-    """
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._seen: tuple[int, int] | None = None
-        self._untold = b""
-
-    def read(self) -> Wishes | None:
-        """Return what the run wants if that has changed since the last call, else None."""
-        try:
-            found = os.stat(wanted_file(self._run))
-            sign = (found.st_mtime_ns, found.st_ino)
-            if sign != self._seen and own_folder(runs_directory()):
-                wishes = Wishes.read(read_own(wanted_file(self._run)))
-                self._seen = sign
-                return wishes
-        except NotOwnError as error:
-            tell_once(error)
-        except (OSError, ValueError):
-            pass
-        return None
-
-    def tell(self, tier: str, change: JobChange) -> None:
-        """Pass on a change of a job."""
-        self._add({"tier": tier, **dataclasses.asdict(change)})
-
-    def explain(self, tier: str, reason: str) -> None:
-        """Tell why a tier has fewer workers than the run wants, "" if it has them."""
-        self._add({"tier": tier, "reason_to_wait": reason})
-
-    def bound(self, tier: str, maximum: int) -> None:
-        """Tell how many workers of a tier the run may have, until told otherwise."""
-        self._add({"tier": tier, "maximum": maximum})
-
-    def tell_limits(self, limits: Sequence[Mapping[str, Any]]) -> None:
-        """Tell what is used of limits that other runs count towards, too."""
-        self._add({"limits": limits})
-
-    def fail(self, reason: str) -> None:
-        """Tell that no worker can be had."""
-        self._add({"failure": reason})
-
-    def _add(self, line: dict[str, Any]) -> None:
-        self._untold += json.dumps(line).encode() + b"\n"
-        self.retry()
-
-    def retry(self) -> None:
-        """Write what could not be written yet, since the disk was full, say."""
-        if not self._untold:
-            return
-        try:
-            news = open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:  # The run is over.
-            self._untold = b""
-            return
-        except NotOwnError as error:
-            tell_once(error)
-            return
-        except OSError:
-            return
-        try:
-            with contextlib.suppress(OSError):
-                self._untold = self._untold[os.write(news, self._untold) :]
-        finally:
-            os.close(news)
-
-    def discard(self) -> None:
-        """Remove the files of a run that could not do so itself."""
-        for path in (wanted_file(self._run), news_file(self._run)):
-            with contextlib.suppress(OSError):
-                os.unlink(path)

@@ -13,16 +13,17 @@ import os
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.provider import (
-    JobChange,
-)
+from ctxflow.factory.provider import JobChange
 from ctxflow.files import make_own_folder, read_own, write_private
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 Scope = Literal["run", "factory", "user"]
 MEASURES = {"gpu_hours": "GPU-hours", "cost": "cost"}
@@ -45,10 +46,9 @@ class Spent:
 
 
 class SpendingMeter:
-    """Count what the jobs of a tier use.
+    """Count what the jobs of a tier use, without I/O and clock.
 
-    :param gpus: of a worker, where `asked` does not say otherwise.
-    :param price: of an hour of a worker.
+    :param gpus: of a worker, where `asked` does not say otherwise; `price`: of an hour of a worker.
 
     >>> meter = SpendingMeter(gpus=2, price=1.5)
     >>> meter.heard(JobChange("7.0", "running"), now=0.0)
@@ -138,15 +138,14 @@ def spending_file(site: str, host: str | None = None) -> str:
 
 
 class SpendingRecord:
-    """The record of what a user's factories have used; homes may be shared, so that other machines' count, too.
+    """The record of what a user's factories of a site have used: a file for each machine, in a home that may be shared.
 
-    :param site: the site's name.
     :raises CtxflowError: if the record cannot be read: what was used is unknown then.
     """
 
     def __init__(self, site: str) -> None:
         self.path = spending_file(site)
-        self._others = os.path.join(glob.escape(os.path.dirname(self.path)), f"{glob.escape(_stem(self.path))}@*.json")
+        self._others = f"{glob.escape(self.path.rpartition('@')[0])}@*.json"
         self._before = _read(self.path)
         self._written = self._before
         self._beside = self._read_others()
@@ -174,10 +173,6 @@ class SpendingRecord:
         return total(_read(path) for path in glob.glob(self._others) if path != self.path)
 
 
-def _stem(path: str) -> str:
-    return path.rpartition("@")[0].rpartition("/")[2]
-
-
 def _read(path: str) -> Spent:
     try:
         found = json.loads(read_own(path))
@@ -185,23 +180,15 @@ def _read(path: str) -> Spent:
     except FileNotFoundError:
         return Spent()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CtxflowError(
-            f"what was used of this user's limits cannot be read from {path} ({error}): mend it, or remove it to count "
-            "from nothing"
-        ) from None
+        what = f"what was used of this user's limits cannot be read from {path} ({error})"
+        raise CtxflowError(f"{what}: mend it, or remove it to count from nothing") from None
 
 
 _RECORD_SECONDS = 10.0
 
 
 class FactoryLimits:
-    """What is used of a factory's limits.
-
-    :param site: the site's name, by which the user's record is kept.
-    :param say: takes note of a sentence.
-    :ivar standing: what is used of each limit.
-    :ivar reached: the limit that is reached, in words; "" if none is.
-    """
+    """What is used of a factory's limits, and the limit that is reached, in words; "" if none is."""
 
     def __init__(self, site: str, say: Callable[[str], None]) -> None:
         self.standing: list[dict[str, Any]] = []
@@ -213,9 +200,8 @@ class FactoryLimits:
         self._write_at = 0.0
 
     def look(self, site: Site, spent: Spent, last: bool = False) -> None:
-        """Check the limits; what is reached is reported once.
+        """Check the limits against what the factory's runs have used since it began; report once what is reached.
 
-        :param spent: what the factory's runs have used since it began.
         :param last: whether the record must be written.
         :raises CtxflowError: if the user's record cannot be read.
         """
@@ -248,8 +234,7 @@ class FactoryLimits:
 def shares(wants: Mapping[str, int], maximum: int) -> dict[str, int]:
     """Return each run's share: equal parts, but none more than it wants; what one leaves goes to the others.
 
-    No run that gets less than it wants has fewer than another, but for the one worker that cannot be halved; that goes
-    to the first.
+    A remainder goes to the first runs.
 
     >>> shares({"a": 2, "b": 20, "c": 20}, 11)
     {'a': 2, 'b': 5, 'c': 4}
@@ -286,10 +271,9 @@ def grants(wants: Mapping[str, int], held: Mapping[str, int], maximum: int) -> d
 def bounds(
     wants: Mapping[str, int], held: Mapping[str, int], leaving: Mapping[str, int], maximum: int
 ) -> dict[str, int]:
-    """Return the maximum that each run is given: the tier's, unless there are too many workers.
+    """Return the maximum that each run is given: the tier's, unless there are more workers, as after that was lowered.
 
-    That is so after the maximum was lowered: then a run that has more than its share has the others leave, when they
-    have done what they run.
+    Then a run that has more than its share drains the others.
 
     :param leaving: what runs that are over still hold.
 
@@ -306,8 +290,8 @@ def to_give(
 ) -> dict[str, int]:
     """Return how many running workers each run must give up, so that others get their share.
 
-    None, where nobody lacks any: after the maximum was lowered, workers leave as `bounds` says, when they have done
-    what they run. None of a run that wants no more than its share either: it releases what it does not need by itself.
+    None where nobody lacks any: after the maximum was lowered, workers are drained as `bounds` says. None of a run that
+    wants no more than its share either: it releases what it does not need by itself.
 
     :param running: how many of the jobs held run; the others are taken back without this.
 
@@ -330,3 +314,19 @@ def maximum_of(site: Site, tier: Tier) -> int:
     (8, 3)
     """
     return tier.workers if site.workers is None or tier.name != site.tiers[0].name else site.workers
+
+
+def limit_metrics(
+    prefix: str, limits: Sequence[Mapping[str, Any]], labels: Sequence[str] = ("scope",)
+) -> Iterator[Metric]:
+    """Yield what is used of limits of GPU-hours and of cost, and how much they are, labelled by these keys of each."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    for measure, name in MEASURES.items():
+        for key, what in (("used", "used of a limit"), ("limit", "that may be used")):
+            text = f"{name[0].upper()}{name[1:]} {what}"
+            metric = GaugeMetricFamily(f"{prefix}_{measure}_{key}", text, labels=labels)
+            for each in limits:
+                if each["measure"] == measure:
+                    metric.add_metric([str(each.get(label, "")) for label in labels], each[key])
+            yield metric

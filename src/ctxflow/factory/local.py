@@ -22,6 +22,7 @@ from ctxflow.factory.provider import (
     WorkerJob,
     arguments,
     check_job,
+    how_ended,
     tail,
 )
 from ctxflow.host.library_process import KeptLogs
@@ -48,9 +49,8 @@ class LocalProvider:
     """Jobs as processes of this machine, each in a scratch directory and a session of its own.
 
     A job's files are hard-linked into its scratch directory where the disk allows. Cores, memory, disk and GPUs are
-    neither limited nor dealt out: give what a worker shall see in its environment. A job that ends takes all
-    processes that it started with it, its scratch directory and its TMPDIR. It knows no options. Any thread may call
-    it. Its jobs end with the process that started them, so that `find` never has any.
+    neither limited nor assigned: give what a worker shall see in its environment. With a job end all processes that it
+    started, its scratch directory and its TMPDIR. It knows no options. Any thread may call it.
 
     :param pause: seconds after which an evicted job runs again.
     :param clock: seconds, for tests.
@@ -86,10 +86,7 @@ class LocalProvider:
         self._directory = os.path.abspath(directory)
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Start processes that are all alike, and return their ids.
-
-        :raises ProviderError: if the program or a file is not there; none is started then.
-        """
+        """Start processes that are all alike, and return their ids."""
         check_job(job)
         if job.options:
             raise ProviderError(f"local workers know no option {next(iter(job.options))!r}: leave it out")
@@ -158,21 +155,14 @@ class LocalProvider:
         """Do nothing, as `find` finds nothing."""
 
     def evict(self, job: str) -> None:
-        """Evict a job without notice, as a batch system does: all its processes are killed.
-
-        It runs again after the pause. One that does not run is left alone.
-        """
+        """Evict a job without notice, if it runs: all its processes are killed, and it runs again after the pause."""
         with self._lock:
             its = self._jobs[job]
             if its.process is not None and not _has_ended(its.process):
                 self._requeue(its, "it was evicted")
 
     def notify(self, job: str, grace: float = 10.0) -> None:
-        """Evict a job with notice: SIGTERM to its first process; the rest are killed after it, or after the grace
-        period.
-
-        :param grace: seconds that it has to end by itself.
-        """
+        """Evict a job with notice: SIGTERM to its first process; the rest are killed after it, or `grace` seconds."""
         with self._lock:
             its = self._jobs[job]
             if its.process is not None and its.kill_at is None and not _has_ended(its.process):
@@ -195,7 +185,7 @@ class LocalProvider:
         elif ended:
             del self._jobs[job.id]
             self._finish(job)
-            self._news.append(JobChange(job.id, "ended", _how(job.process.returncode)))
+            self._news.append(JobChange(job.id, "ended", how_ended(job.process.returncode)))
 
     def _begin(self, job: _Job) -> None:
         """Start an incarnation of a job in a fresh scratch directory."""
@@ -268,15 +258,6 @@ def _has(process: str, setting: str) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
         return os.fsencode(setting) in file.read().split(b"\0")
     return False
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"it ended with status {status}"
-    try:
-        return f"it was killed by {signal.Signals(-status).name}"
-    except ValueError:  # Those for real-time use have no names.
-        return f"it was killed by signal {-status}"
 
 
 def _link_or_copy(source: str, target: str) -> None:

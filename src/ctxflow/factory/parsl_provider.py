@@ -52,26 +52,25 @@ class ParslProvider:
 
     `start`'s directory must be on a filesystem that the machines share under the same path, as clusters' home
     directories are: program and password are copied from there into a job's scratch directory (in TMPDIR, or /tmp), and
-    the job's events are read there. So beginnings, ends and notices are known at once, and the batch system is asked
+    the job's events are read there. So starts, ends and notices are known at once, and the batch system is queried
     about all jobs together, every 5 s at first and ever more seldom, up to 60 s, while nothing happens.
 
-    Cores, memory, GPUs and options are the Parsl provider's, given when that was made (parsl_systems.py); the
-    `WorkerJob`'s are not applied. SingleNodeLauncher, which keeps signals from the worker, is replaced by
-    SimpleLauncher.
+    Cores, memory, GPUs and options are those with which the Parsl provider was made (parsl_systems.py), not the
+    `WorkerJob`'s. SingleNodeLauncher, which keeps signals from the worker, is replaced by SimpleLauncher.
 
     Eviction. Under Slurm, a job that was cancelled by others, preempted, requeued or suspended, timed out, or lost its
     node, was evicted. Elsewhere one is that got SIGTERM, was cancelled or timed out, or that is queued again. Notice
     (SIGTERM to the script, USR1 or USR2) is passed on to the worker as SIGTERM. Slurm's `scancel`, and its preemption
     where slurm.conf has no `PreemptParameters=send_user_signal`, signal all processes at once, which ends the call that
-    is running. When the driver is killed, running workers leave as they find no manager, and those that wait leave when
-    they begin, unless they begin within the lease.
+    is running. When the driver is killed, running workers leave as they find no manager, and pending ones when they
+    begin, unless they begin within the lease.
 
     `find` and `survey` are answered for Slurm alone: Parsl can neither list what it did not submit itself (`qstat -u
-    $USER` and `kubectl get pods` show jobs named ctxflow.RUN.TIER), nor ask what there is.
+    $USER` and `kubectl get pods` show jobs named ctxflow.RUN.TIER), nor query what there is.
 
-    :param parsl: the Parsl provider, for this one's use alone. Of a block, one node is asked for.
-    :param run: the run's id, with which the jobs' names begin; by default one is made up.
-    :param lease: seconds for which a job that begins need not have heard of the driver.
+    :param parsl: the Parsl provider, for this one's use alone. Of a block, one node is requested.
+    :param run: the run's id, with which the jobs' names begin; by default a random one.
+    :param lease: seconds since the driver's last sign of life within which a job may begin.
     :param patience: seconds that `stop` waits for jobs to leave their machines.
 
     >>> from parsl.providers import SlurmProvider  # doctest: +SKIP
@@ -114,19 +113,14 @@ class ParslProvider:
             parsl.launcher = SimpleLauncher()
 
     def start(self, directory: str) -> None:
-        """Check the directory, and mark it as looked after; to be called once, before anything else.
-
-        :raises ProviderError: if the machines cannot see the directory, as far as that is known.
-        """
+        """Check the directory, and mark it as looked after; to be called once, before anything else."""
         self._directory = os.path.abspath(directory)
         check_directory(self._directory, self._label, getattr(self._parsl, "persistent_volumes", ()))
         self._parsl.script_dir = self._directory
         self._beat()
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Submit jobs that are all alike, and return their ids: the batch system's own where jobs can know them.
-
-        If the batch system takes only some, those are returned.
+        """Submit jobs that are all alike, and return the ids of those that the batch system takes.
 
         :raises ProviderError: if it takes none.
         """
@@ -163,13 +157,7 @@ class ParslProvider:
         return name
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
-        """Return what asks for each of so many workers, to be read: Parsl's script, if it has one, and the worker's
-        own.
-
-        Nothing is asked for.
-
-        :raises ProviderError: if it cannot be expressed for Parsl or a shell.
-        """
+        """Return what would be submitted, to be read: Parsl's script, if it has one, and the worker's own."""
         places = JobPaths(directory, "job-ID")
         own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
         submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
@@ -195,22 +183,15 @@ class ParslProvider:
         return f"ctxflow.{self.run}.{job.tier}"
 
     def remove(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs; those that run get SIGTERM, and time to end that the batch system sets.
-
-        :raises ProviderError: if the batch system cannot be reached.
-        """
-        ours = [self._jobs[job] for job in jobs if job in self._jobs]
-        if ours:
+        """Cancel jobs; those that run get SIGTERM, and time to end that the batch system sets."""
+        if ours := [self._jobs[job] for job in jobs if job in self._jobs]:
             for each in ours:
                 each.story.removed = True
             self._cancel(ours)
             self._pace.hurry(self._clock(), SHORTEST_PAUSE)
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
-        """Keep jobs that wait from hosts: Slurm's are changed, those of others are to be submitted again.
-
-        :raises ProviderError: if Slurm cannot be reached.
-        """
+        """Keep jobs that wait from hosts: Slurm's are changed, those of others are to be submitted again."""
         if self._label not in EXCLUDES:
             return None
         waiting = [job for job in jobs if job in self._jobs and self._jobs[job].story.state == "queued"]
@@ -222,10 +203,7 @@ class ParslProvider:
         return []
 
     def changes(self) -> list[JobChange]:
-        """Return what happened since the last call, in order.
-
-        :raises ProviderError: if the batch system was to be asked and did not answer.
-        """
+        """Return what happened since the last call, in order."""
         self._beat()
         self._read_due()
         if self._jobs and self._clock() >= self._pace.next_at:
@@ -243,19 +221,14 @@ class ParslProvider:
         its = self._jobs.get(job) or self._ended.get(job)
         if its is None:
             return ""
-        words = tail(its.places.output) or tail(its.trouble)
+        words = tail(its.places.output) or tail(f"{its.script}.stderr")  # Or what the batch system wrote.
         if not words and not os.path.exists(its.places.events):
-            return (
-                f"nothing of it was seen in {self._directory}: start the run in a directory that all nodes share under "
-                "that path"
-            )
+            start = "start the run in a directory that all nodes share under that path"
+            return f"nothing of it was seen in {self._directory}: {start}"
         return words
 
     def survey(self, job: WorkerJob) -> PoolSurvey:
-        """Return what the batch system has for such a job now.
-
-        :raises ProviderError: if Slurm cannot be asked.
-        """
+        """Return what the batch system has for such a job now."""
         if self._label != "slurm":
             look = "kubectl describe nodes" if self._label == "kubernetes" else "qhost or pbsnodes -a or bhosts"
             return PoolSurvey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
@@ -267,25 +240,16 @@ class ParslProvider:
         return slurm.survey(self._intercept.run, trial, job, parsl.partition, gres, constraint)
 
     def find(self) -> list[FoundJob]:
-        """Return all workers of this user in Slurm's queue, also those of runs that are over; elsewhere none.
-
-        :raises ProviderError: if Slurm does not answer.
-        """
+        """Return all workers of this user in Slurm's queue, also those of runs that are over; elsewhere none."""
         return slurm.found_jobs(self._squeue()) if self._label == "slurm" else []
 
     def discard(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs that `find` found.
-
-        :raises ProviderError: if Slurm cannot be reached.
-        """
+        """Cancel jobs that `find` found."""
         if jobs and self._label == "slurm":
             self._scancel(jobs)
 
     def stop(self) -> None:
-        """Cancel all jobs of this provider, and wait until they have left, or the patience is at its end.
-
-        :raises ProviderError: if the batch system cannot be reached; the message names the jobs.
-        """
+        """Cancel all jobs of this provider, and wait until they have left, or the patience is at its end."""
         deadline, pause = self._clock() + self._patience, 0.2
         try:
             self._read_events()
@@ -310,8 +274,7 @@ class ParslProvider:
     def _read_due(self) -> None:
         """Read the events of jobs that may have news: each open of a file asks the file server.
 
-        Jobs that work have little to tell, and are read in turns; but all within a second where changes are asked for
-        so often as after a loss, which one of them may explain.
+        Running jobs are read in turns; but all within a second while changes are requested often, as after a loss.
         """
         now = self._clock()
         hurried, self._read_at = now - self._read_at < _HURRIED_SECONDS, now

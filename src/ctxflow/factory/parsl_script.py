@@ -1,8 +1,7 @@
 """The script that is one worker's job where a batch system transfers no files, and what its events mean.
 
-It lies in a directory that the machines share, as do the job's files and what it writes of itself: its output, and its
-*events*, a line each, by which the provider learns at once what the batch system would say only when asked.
-`worker_script` and `JobStory` are pure; submitting is parsl_provider.py's.
+It lies in a directory that the machines share, as do the job's files, its output, and its *events*, a line each, by
+which the provider learns at once what the batch system would report only when queried.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ID_VARIABLES = {
     "grid_engine": "JOB_ID",
     "lsf": "LSB_JOBID",
 }
-"""In which variable a job finds its own id, by the label of Parsl's provider."""
+"""The variable in which a job finds its own id, by the label of Parsl's provider."""
 
 SCRIPT = """\
 #!/bin/bash
@@ -75,47 +74,33 @@ cp -p -- {paths} "$scratch"/ || fail "the run's files cannot be read on $(uname 
 all machines share" """
 
 
-@dataclass(frozen=True)
 class JobPaths:
     """The paths of a job's files in the provider's directory.
+
+    :ivar script: what the batch system runs; `events`, what the script reports.
+    :ivar output: of the job's present or last incarnation.
+    :ivar seen: the time of the driver's last sign of life, in seconds since 1970; one for all jobs.
 
     >>> JobPaths("/run/7", "job-1").events
     '/run/7/job-1.events'
     """
 
-    directory: str
-    name: str
-
-    @property
-    def script(self) -> str:
-        """The script that the batch system runs."""
-        return os.path.join(self.directory, f"{self.name}.sh")
-
-    @property
-    def output(self) -> str:
-        """The output of the job's present or last incarnation."""
-        return os.path.join(self.directory, f"{self.name}.out")
-
-    @property
-    def events(self) -> str:
-        """The events that the script reports."""
-        return os.path.join(self.directory, f"{self.name}.events")
-
-    @property
-    def seen(self) -> str:
-        """The time of the driver's last sign of life, in seconds since 1970; one for all jobs."""
-        return os.path.join(self.directory, "seen")
+    def __init__(self, directory: str, name: str) -> None:
+        self.name = name
+        self.seen = os.path.join(directory, "seen")
+        self.script, self.output, self.events = (
+            os.path.join(directory, name + end) for end in (".sh", ".out", ".events")
+        )
 
 
 def worker_script(job: WorkerJob, places: JobPaths, id_variable: str | None, lease: int) -> str:
     """Return the text of a worker's script, for bash.
 
     Its events are `began HOST`, `notice SIGNAL` and `ended STATUS`. The job's files are copied into a scratch directory
-    that only its user can enter, which is removed when the script ends (a batch system that kills without a warning
-    leaves it). It ends with the worker's status.
+    that only its user can enter, removed when the script ends (a batch system that kills without a warning leaves it).
 
     :param id_variable: the variable in which the batch system tells a job its id; the job's name is its id if None.
-    :param lease: seconds for which a job that begins may not have heard of its driver; it ends at once if longer.
+    :param lease: seconds since the driver's last sign of life, after which a job that begins ends at once.
     :raises ProviderError: if it cannot be expressed for a shell.
 
     >>> text = worker_script(WorkerJob("a10", ["worker", "it's"]), JobPaths("/run/7", "job-1"), "SLURM_JOB_ID", 120)
@@ -166,9 +151,6 @@ class JobReport:
     :ivar state: `evicted` if it is suspended; `ended` also if it is unknown there.
     :ivar taken: of one that ended, whether the batch system took its machine.
     :ivar restarts: how often it was put back into the queue; None where that is not counted.
-
-    >>> JobReport("queued", "Priority").taken
-    False
     """
 
     state: JobState
@@ -182,8 +164,8 @@ class JobReport:
 class JobStory:
     """The state of one job, reconciled from its script's events and the batch system's reports.
 
-    Its script tells of beginnings, notices and ends. A SIGTERM is the end of its machine, since the batch system says
-    it to all processes; any other signal only announces that, so that the eviction is told when the script has ended.
+    A SIGTERM is an eviction, since the batch system sends it to all processes; any other signal only announces one,
+    which counts when the script has ended.
 
     :ivar status: with which the script ended, in its present incarnation.
     :ivar removed: whether we ended it: then only its end is news.
@@ -287,16 +269,8 @@ class SubmittedJob:
     read_at: float = float("-inf")
     ended_at: float | None = None  # When its script was seen to have ended.
 
-    @property
-    def trouble(self) -> str:
-        """The file of the batch system's own messages."""
-        return f"{self.script}.stderr"
-
     def news(self, now: float) -> bytes:
-        """Return the whole lines that the job's script has written to its events since the last call.
-
-        :param now: the provider's clock.
-        """
+        """Return the whole lines that the job's script has written to its events since the last call."""
         self.read_at = now
         try:
             with open(self.places.events, "rb") as file:
@@ -318,10 +292,7 @@ class SubmittedJob:
 
 @dataclass
 class PollPace:
-    """When to query the batch system about jobs: soon while something changes, ever more seldom else.
-
-    :ivar next_at: when to query it next, by the provider's clock.
-    """
+    """When to query the batch system about jobs: soon while something changes, ever more seldom else."""
 
     next_at: float = float("-inf")
     _asked_at: float = float("-inf")
@@ -332,11 +303,7 @@ class PollPace:
         self._asked_at, self.next_at = now, now + _LONGEST_PAUSE / 2
 
     def answered(self, moved: bool, settling: bool) -> None:
-        """Record the answer.
-
-        :param moved: whether it had news of some job.
-        :param settling: whether jobs are about to leave.
-        """
+        """Record the answer: whether it had news of some job, and whether jobs are about to leave."""
         first = SHORTEST_PAUSE if settling else FIRST_PAUSE
         self._pause = first if moved else min(_LONGEST_PAUSE, max(first, self._pause * _GROWTH))
         self.next_at = self._asked_at + self._pause
@@ -350,11 +317,11 @@ class PollPace:
 def check_directory(directory: str, label: str, volumes: Iterable[Sequence[str]]) -> None:
     """Check that jobs can be submitted from a directory.
 
-    :param label: the label of Parsl's provider.
     :param volumes: for Kubernetes, the volumes of a pod: claim and mount point.
     :raises ProviderError: if its path cannot be given to a shell, or pods do not see it.
     """
-    if label == "kubernetes" and not any(_lies_in(directory, mount) for _, mount in volumes):
+    mounts = [Path(os.path.abspath(mount)) for _, mount in volumes]
+    if label == "kubernetes" and not any(Path(directory).is_relative_to(mount) for mount in mounts):
         raise ProviderError(
             f"pods cannot see the run's directory {directory}: start the run in a directory of a volume that "
             "they mount at the same path, and name it in the tier's options.persistent_volumes, as [[CLAIM, PATH]]"
@@ -364,10 +331,6 @@ def check_directory(directory: str, label: str, volumes: Iterable[Sequence[str]]
             f"Parsl cannot submit from the directory {directory!r}: start the run in one whose path has "
             "no spaces and no characters that a shell knows"
         )
-
-
-def _lies_in(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, os.path.abspath(folder)]) == os.path.abspath(folder)
 
 
 def write_script(places: JobPaths, text: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
-import inspect
 import logging
 import math
 import re
@@ -21,6 +19,7 @@ from parsl.providers.base import ExecutionProvider
 from ctxflow.factory.parsl_script import JobReport
 from ctxflow.factory.provider import JobState, ProviderError
 from ctxflow.installing import how_to_install
+from ctxflow.sites.provider_keys import option_problems
 from ctxflow.sites.site_model import Tier
 
 PARSL: Mapping[str, type[ExecutionProvider]] = {
@@ -29,12 +28,6 @@ PARSL: Mapping[str, type[ExecutionProvider]] = {
     "grid-engine": GridEngineProvider,
     "kubernetes": KubernetesProvider,
 }
-_OURS = {
-    "self", "launcher", "nodes_per_block", "init_blocks", "min_blocks", "max_blocks", "parallelism", "regex_job_id",
-    "pod_name",
-}  # fmt: skip
-_EXTRA = {"slurm": ("grace",), "grid-engine": ("parallel_environment",)}  # Options that are not Parsl's.
-_WALLTIME = "01:00:00"
 
 
 def parsl_provider(tier: Tier) -> ExecutionProvider:
@@ -62,36 +55,19 @@ def parsl_provider(tier: Tier) -> ExecutionProvider:
     if ":" in tier.provider:
         return _named(tier)
     kind = PARSL[tier.provider]
-    options = _checked(tier, kind)
+    for key in tier.wishes:
+        if not (key == "image" and tier.provider == "kubernetes"):
+            raise ProviderError(f"tier {tier.name} has {key!r}, which {tier.provider} does not know: leave it out")
+    for problem in option_problems(tier):
+        raise ProviderError(problem.text)
     wanted = {"slurm": _slurm, "pbs": _pbs, "grid-engine": _grid_engine, "kubernetes": _kubernetes}[tier.provider]
-    words = wanted(tier, options)
+    words = wanted(tier, dict(tier.options))
     if tier.provider != "kubernetes":
-        walltime = words.setdefault("walltime", _WALLTIME)
-        if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", str(walltime)):
-            raise ProviderError(f"tier {tier.name}'s walltime cannot be {walltime!r}: write HH:MM:SS")
-        words["launcher"] = SimpleLauncher()
+        words = {"walltime": "01:00:00", **words, "launcher": SimpleLauncher()}
     try:
         return kind(**words)
     except Exception as error:  # Each provider checks its arguments in its own way.
         raise ProviderError(_explained(tier, error)) from None
-
-
-def _checked(tier: Tier, kind: type[ExecutionProvider]) -> dict[str, Any]:
-    """Return the tier's options, if its provider knows all of them."""
-    takes_image = tier.provider == "kubernetes"
-    for key in tier.wishes:
-        if not (key == "image" and takes_image):
-            raise ProviderError(f"tier {tier.name} has {key!r}, which {tier.provider} does not know: leave it out")
-    known = [name for name in inspect.signature(kind.__init__).parameters if name not in _OURS]
-    known += _EXTRA.get(tier.provider, ())
-    for option in tier.options:
-        if option in _OURS:
-            raise ProviderError(f"tier {tier.name}'s options set {option!r}, which ctxflow does itself: leave it out")
-        if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(known)}"
-            raise ProviderError(f"tier {tier.name} has no option {option!r} for {tier.provider}: {hint}")
-    return dict(tier.options)
 
 
 def _slurm(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
@@ -141,14 +117,7 @@ def _grid_engine(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
 
 def _kubernetes(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
     image = options.pop("image", tier.image)
-    if not image:
-        raise ProviderError(f"tier {tier.name} has no image, which Kubernetes needs: write image = ...")
-    volumes = options.pop("persistent_volumes", ())
-    if not volumes or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in volumes):
-        raise ProviderError(
-            f"tier {tier.name} needs options.persistent_volumes, a volume that pods and this machine both mount: "
-            "write [[CLAIM, PATH]]"
-        )
+    volumes = options.pop("persistent_volumes")
     memory = f"{_mebibytes(tier)}Mi"
     limits = dict(options.pop("extra_limits", {}))
     if tier.gpus:
@@ -161,25 +130,24 @@ def _kubernetes(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
 def _named(tier: Tier) -> ExecutionProvider:
     """Return a site's own provider."""
     module, _, name = tier.provider.partition(":")
+    its = f"tier {tier.name}'s provider {tier.provider!r}"
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ProviderError(
-            f"tier {tier.name}'s provider {tier.provider!r} cannot be imported ({error}): write MODULE:NAME, of "
-            "a module on PYTHONPATH"
-        ) from None
-    made = found
-    if not isinstance(found, ExecutionProvider):
-        if not callable(found):
-            raise ProviderError(f"tier {tier.name}'s provider {tier.provider!r} is no Parsl provider: name one")
-        try:
-            made = found(**tier.options)
-        except Exception as error:  # Theirs to raise.
-            raise ProviderError(_explained(tier, error)) from None
-    elif tier.options:
-        raise ProviderError(f"tier {tier.name} has options, but {tier.provider!r} is made already: leave them out")
+        where = "write MODULE:NAME, of a module on PYTHONPATH"
+        raise ProviderError(f"{its} cannot be imported ({error}): {where}") from None
+    if isinstance(found, ExecutionProvider):
+        if tier.options:
+            raise ProviderError(f"tier {tier.name} has options, but {tier.provider!r} is made already: leave them out")
+        return found
+    if not callable(found):
+        raise ProviderError(f"{its} is no Parsl provider: name one")
+    try:
+        made = found(**tier.options)
+    except Exception as error:  # Theirs to raise.
+        raise ProviderError(_explained(tier, error)) from None
     if not isinstance(made, ExecutionProvider):
-        raise ProviderError(f"tier {tier.name}'s provider {tier.provider!r} does not make a Parsl provider")
+        raise ProviderError(f"{its} does not make a Parsl provider")
     return made
 
 
@@ -208,7 +176,6 @@ _STATES: dict[ParslState, JobState] = {
 class ParslIntercept:
     """Intercept what Parsl tells the batch system, and what that answers: Parsl's own messages leave it out.
 
-    :param label: what the batch system is called.
     :ivar script: the script that was submitted last.
     """
 
@@ -232,10 +199,6 @@ class ParslIntercept:
         self._answer = self._plain(command, timeout)
         return self._answer
 
-    def forget(self) -> None:
-        """Forget the last answer."""
-        self._answer = (0, "", "")
-
     def complaint(self) -> str:
         """Return what the batch system said last, "" if nothing."""
         return sentence(self._answer[2] or self._answer[1])
@@ -246,7 +209,7 @@ class ParslIntercept:
         :param what: what the batch system did, or did not, if that fails.
         :raises ProviderError: if Parsl complains.
         """
-        self.forget()
+        self._answer = (0, "", "")
         try:
             return call(*words)
         except Exception as error:  # Whatever a provider raises: each has errors of its own.
@@ -281,8 +244,7 @@ class ParslIntercept:
 
     def trial(self, submit: Callable[[], object]) -> str:
         """Return what Slurm has against a submission that is only tried, "" if nothing."""
-        self._trying = True
-        self.forget()
+        self._trying, self._answer = True, (0, "", "")
         log = logging.getLogger("parsl.providers.slurm.slurm")  # It takes a trial for a failure.
         before, log.disabled = log.disabled, True
         try:
@@ -297,10 +259,7 @@ class ParslIntercept:
 
 
 class OnePod:
-    """Kubernetes' client for Parsl, with pods that run once: Parsl's would be restarted when they end.
-
-    :ivar excluded: the nodes on which the next ones are not to run.
-    """
+    """Kubernetes' client for Parsl, with pods that run once, and not on the nodes `excluded`: Parsl's would restart."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -343,12 +302,11 @@ def sentence(text: str) -> str:
 
 
 MACHINE_VARIABLE = "CTXFLOW_MACHINE"
-"""In which variable a pod finds the name of its node: its host name is the pod's own."""
+"""The variable in which a pod finds the name of its node: its host name is the pod's own."""
 
 
 def slurm_options(options: str, hosts: Sequence[str]) -> str:
-    """Return Slurm's options with these nodes excluded beside those that they exclude: only the last `--exclude`
-    counts.
+    """Return Slurm's options with these nodes excluded too: only the last `--exclude` counts.
 
     >>> print(slurm_options("#SBATCH --exclude=n1", ["n2"]), end="")
     #SBATCH --exclude=n1

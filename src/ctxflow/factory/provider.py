@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -23,19 +24,14 @@ class ProviderError(CtxflowError):
 class WorkerJob:
     """What a provider needs to start one worker of a tier.
 
-    :param tier: the worker's tier.
-    :param command: its arguments, the program first, run on the execute machine in the job's scratch directory.
-        The job's files are named by their base name there.
+    :param command: its arguments, the program first, run in the job's scratch directory, where its files have their
+        base names.
     :param files: paths on this machine that travel with the job and keep their modes: what must be secret (a
         password) has mode 0600 here, and there.
     :param environment: variables for the job. It gets CTXFLOW_JOB, its own id, besides.
-    :param cores: how many it needs, and uses.
-    :param memory: bytes.
-    :param disk: bytes; 0 if none is promised.
-    :param gpus: how many.
+    :param memory: bytes, as is `disk`, which is 0 if none is promised.
     :param options: the provider's own; its docstring names them.
-    :param excluded: the hosts on which it is not to run, as the batch system calls them. A provider whose batch system
-        cannot be told so leaves it.
+    :param excluded: the hosts on which it is not to run, where the batch system can exclude hosts.
 
     >>> job = WorkerJob("any", ["python3", "worker.pyz"], files=["/srv/worker.pyz"])
     >>> job.cores, job.memory, job.gpus
@@ -56,22 +52,17 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class JobChange:
-    """A change of a job's state that a provider learnt of.
+    """A change of a job's state, as a provider reports it.
 
-    - `queued`: it waits again, after it was held. Not told of a job that was just submitted.
+    - `queued`: it is pending again, after it was held. Not reported of a job that was just submitted.
     - `running`: it began on a machine; each time is a new worker.
     - `evicted`: the batch system took its machine while it ran. It runs again by itself, or is `held`, or `ended`.
     - `held`: it will not run before somebody sees to the reason.
     - `ended`: it left the batch system for good, by itself or because it was removed.
 
-    :param job: its id, as `submit` returned it.
-    :param reason: what the batch system says, "" where there is nothing to say.
-    :param host: the machine, for `running`; None where it is not known.
+    :param reason: what the batch system says, if anything; `host`: the machine of a running job, if it is known.
     :param by_hand: for `held`: somebody put it on hold, and will release it.
-    :param waited: seconds from asking for it (or its last eviction) to `running`; filled in by the acquirer.
-
-    >>> JobChange("12.0", "held", "the disk is full").host is None
-    True
+    :param waited: seconds from the request for it (or its last eviction) to `running`; filled in by the acquirer.
     """
 
     job: str
@@ -86,16 +77,11 @@ class JobChange:
 class PoolSurvey:
     """What a batch system has for the workers of a tier, at this moment.
 
-    :param machines: how many slots or nodes meet the tier's requirements, busy or not; None where that is unknown.
-    :param free: how many of those are free.
+    :param machines: how many slots or nodes meet the tier's requirements, busy or not; `free`, how many of those are
+        free; `workers`, how many workers fit on them if nobody else used them; None where that is unknown.
     :param gpu_models: how many GPUs of which model those have, of those that will do.
-    :param workers: how many such workers fit on those machines if nobody else used them; None where that is unknown.
     :param may_submit: whether the batch system takes jobs of this user.
-    :param advice: what a newcomer should change, each a sentence; where no machine will do, which requirement
-        excludes them.
-
-    >>> PoolSurvey(machines=0, advice=("no machine has 9 GPUs: the most is 4",)).may_submit
-    True
+    :param advice: what to change, each a sentence; where no machine will do, which requirement excludes them.
     """
 
     machines: int | None = None
@@ -108,11 +94,7 @@ class PoolSurvey:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A worker's job in a batch system, of whichever run.
-
-    :param run: the id of the run that it was submitted for.
-    :param host: where it runs, None if it waits or that is unknown.
-    """
+    """A worker's job in a batch system: its run's id, and the host where it runs, if it does and that is known."""
 
     job: str
     run: str
@@ -134,8 +116,7 @@ class Provider(Protocol):
     def start(self, directory: str) -> None:
         """Make ready, once, before anything else.
 
-        :param directory: one of the run's own and of this provider alone, mode 0700, where it may keep files: logs,
-            the output of jobs.
+        :param directory: of this provider alone, mode 0700, where it may keep files: logs, the output of jobs.
         """
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
@@ -156,15 +137,13 @@ class Provider(Protocol):
     def survey(self, job: WorkerJob) -> PoolSurvey:
         """Return what the batch system has for such a job now. `start` need not have been called.
 
-        :raises ProviderError: if the batch system cannot be asked.
+        :raises ProviderError: if the batch system cannot be queried.
         """
 
     def find(self) -> list[FoundJob]:
-        """Return all jobs of this user that are workers of some run, also of runs that are over.
+        """Return all jobs of this user that are workers of some run, also of ended ones; `start` need not be called.
 
-        `start` need not have been called.
-
-        :raises ProviderError: if the batch system cannot be asked.
+        :raises ProviderError: if the batch system cannot be queried.
         """
 
     def discard(self, jobs: Sequence[str]) -> None:
@@ -232,6 +211,20 @@ def arguments(job: WorkerJob) -> list[str]:
     return [program, *rest]
 
 
+def how_ended(status: int) -> str:
+    """Return how a process ended, by its status; minus a signal's number if that killed it.
+
+    >>> how_ended(3), how_ended(-9)
+    ('it ended with status 3', 'it was killed by SIGKILL')
+    """
+    if status >= 0:
+        return f"it ended with status {status}"
+    try:
+        return f"it was killed by {signal.Signals(-status).name}"
+    except ValueError:  # Those for real-time use have no names.
+        return f"it was killed by signal {-status}"
+
+
 def tail(path: str) -> str:
     """Return the last lines of a file, at most 4096 bytes of them; "" if it cannot be read."""
     try:
@@ -254,9 +247,8 @@ _DISK = re.compile(r"less than the promised disk space .*?(\d+) < (\d+) MB")
 
 
 def explaining_line(words: str, nothing: str = "no output") -> str:
-    """Return the line that explains why a worker ended, or the last line that says something.
+    """Return the line that explains why a worker ended, of the last that it wrote, or the last that says something.
 
-    :param words: the last lines that a worker wrote.
     :param nothing: what to return where none says anything.
 
     >>> print(explaining_line("has less than the promised disk space (--disk > disk total) 70000 < 3072 MB"))
@@ -266,10 +258,8 @@ def explaining_line(words: str, nothing: str = "no output") -> str:
     """
     if found := _DISK.search(words):
         promised, there = (int(number) / 1000 for number in found.groups())
-        return (
-            f"its scratch directory has {there:.1f} GB free, and disk_gb promises {promised:g}: write less, or have "
-            "TMPDIR name a larger disk"
-        )
+        has = f"its scratch directory has {there:.1f} GB free, and disk_gb promises {promised:g}"
+        return f"{has}: write less, or have TMPDIR name a larger disk"
     if found := _RESOLVE.search(words):
         return f"it cannot resolve the run's address {found[1]}: write an IP address as address of the site"
     if found := _CONNECT.search(words):
@@ -282,9 +272,7 @@ def explaining_line(words: str, nothing: str = "no output") -> str:
 
 
 def why_gone(words: str) -> str:
-    """Return why a worker that had joined is gone, "" if it did not write anything that says so.
-
-    :param words: the last lines that it wrote.
+    """Return why a worker that had joined is gone, by the last lines that it wrote; "" if none says so.
 
     >>> why_gone("connected to manager n1:9123 via local address n2:1\\nno room\\ndisconnected from manager n1:9123")
     'no room'
@@ -307,10 +295,7 @@ def survey_reason(survey: PoolSurvey) -> str:
     if survey.machines == 0:
         return f"no machine will do: {'; '.join(survey.advice) or 'change the requirements of the tier'}"
     if survey.free == 0:
-        return (
-            "the one machine that would do is busy"
-            if survey.machines == 1
-            else (f"all {survey.machines:,} machines that would do are busy")
-        )
+        many = f"all {survey.machines:,} machines that would do are busy"
+        return "the one machine that would do is busy" if survey.machines == 1 else many
     free = f"{survey.free:,} of them {'is' if survey.free == 1 else 'are'} free"
     return f"{counted(survey.machines, 'machine')} would do, and {free}: its jobs are to start soon"

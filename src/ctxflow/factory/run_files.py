@@ -27,14 +27,10 @@ from ctxflow.sites.site_model import Tier
 class PublishedRun:
     """A live run, as published in its connection file.
 
-    :ivar host: the machine that its driver runs on.
-    :ivar pid: of the driver.
-    :ivar directory: where it keeps its files.
+    :ivar host: the machine that its driver runs on; `pid`, of the driver; `directory`, where it keeps its files.
     :ivar address: where its manager listens, with `port`.
     :ivar password_file: holds the key to the run; only its user can read it.
-    :ivar program: the workers' program, one file.
-    :ivar python: what starts it on workers.
-    :ivar ssl: whether workers encrypt what they send.
+    :ivar program: the workers' program, one file, and `python`, what starts it on workers.
     :ivar commands: tier -> the command that starts a worker of it by hand, on any machine that reaches the address and
         sees the files that the command names.
     :ivar variables: tier -> the names of the variables that its workers find in their environment.
@@ -80,19 +76,25 @@ _FIELDS = {field.name for field in dataclasses.fields(PublishedRun)}
 def runs_directory() -> str:
     """Return where connection files are kept: in the user's run-time directory if there is one, else in their home."""
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.path.isdir(base):
-        return os.path.join(base, "ctxflow")
+    return os.path.join(base, "ctxflow") if base and os.path.isdir(base) else _runs_at_home()
+
+
+def _runs_at_home() -> str:
     return os.path.join(os.path.expanduser("~"), ".ctxflow", "runs")
 
 
 def all_directories() -> list[str]:
     """Return where connection files may be: a driver that is a job itself has no run-time directory of the login's."""
-    return list(dict.fromkeys([runs_directory(), os.path.join(os.path.expanduser("~"), ".ctxflow", "runs")]))
+    return list(dict.fromkeys([runs_directory(), _runs_at_home()]))
 
 
 def live_runs() -> list[PublishedRun]:
     """Return the user's live runs on this machine, the youngest first."""
-    return [run for _, run in sorted(_live_runs(), key=lambda found: found[0], reverse=True)]
+    here = socket.gethostname()
+    found = [each for directory in all_directories() for each in runs_in(directory)]
+    # A home may be shared with other machines; and a driver that was killed left its file behind.
+    live = [(run, written) for run, written in found if run.host == here and lives(run.pid, run.born)]
+    return [run for run, _ in sorted(live, key=lambda each: each[1], reverse=True)]
 
 
 def is_over(run: PublishedRun) -> bool:
@@ -104,20 +106,9 @@ def is_over(run: PublishedRun) -> bool:
 def _may_be_there(path: str) -> bool:
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # A file server that does not answer.
-        return True
+    except OSError as error:  # Any other is of a file server that does not answer.
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
     return True
-
-
-def _live_runs() -> Iterator[tuple[int, PublishedRun]]:
-    """Yield each live run, with when its file was written."""
-    for directory in all_directories():
-        for run, written in runs_in(directory):
-            # A home may be shared with other machines; and a driver that was killed left its file behind.
-            if run.host == socket.gethostname() and lives(run.pid, run.born):
-                yield written, run
 
 
 def runs_in(directory: str) -> Iterator[tuple[PublishedRun, int]]:
@@ -213,11 +204,9 @@ def only_factory(site: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Lead:
-    """What a worker must know to join a run.
+    """What a worker must know to join a run: where its manager listens, and what starts the workers' program there.
 
-    :param address: where the run's manager listens, with `port`.
-    :param program: the path of the workers' program on this machine; likewise the password's file.
-    :param python: what starts the program on the worker's machine.
+    :param program: a path on this machine, as is the password's file.
     """
 
     address: str

@@ -18,7 +18,6 @@ from ctxflow.factory.provider import (
     JobChange,
     JobState,
     KeepsOutput,
-    PoolSurvey,
     Provider,
     WorkerJob,
 )
@@ -46,7 +45,6 @@ class _ServedTier:
 class ServedRun:
     """A run, and an acquirer for each tier that the factory serves.
 
-    :param run: the run, from its connection file.
     :param wishes: what it wants at first.
     :param lock: guards how much of a tier its runs hold together.
     :param changed: called, on any thread, when there is news to pass on.
@@ -74,34 +72,24 @@ class ServedRun:
         self._looks = wishes.looks
         self._failure: str | None = None
 
-    # --- tiers
-
     def offers(self) -> list[str]:
         """Return the tiers that the run has workers of, or may have."""
         return [name for name in self.run.commands if name in self._tiers]
 
     def lend(self, tier: Tier, join_timeout: float) -> None:
-        """Have workers of a tier, as the site says now.
-
-        :raises ProviderError: if its provider cannot be used here.
-        """
+        """Have workers of a tier, as the site says now."""
         lent = self._tiers.get(tier.name)
         job = worker_job(tier, self.run.lead)
         if lent is None:
             self._tiers[tier.name] = self._begin(tier, join_timeout)
-            return
-        if lent.tier == tier:
-            return
-        before, lent.tier = lent.tier, tier
-        if source_of(before) != source_of(tier):
+        elif source_of(lent.tier) != source_of(tier):
             self._say(tier.name, self.run.id, "its provider has changed, which holds for runs that start from now on")
-            lent.tier = before
-        elif worker_job(before, self.run.lead) != job:
+        elif lent.tier != tier:
             lent.acquirer.change(tier.name, job, tier.waiting)
-            lent.renewing = True
-            self._say(tier.name, self.run.id, "jobs that wait are asked for anew, as the site says now")
-        else:
-            lent.acquirer.change(tier.name, job, tier.waiting)
+            if worker_job(lent.tier, self.run.lead) != job:
+                lent.renewing = True
+                self._say(tier.name, self.run.id, "jobs that wait are asked for anew, as the site says now")
+            lent.tier = tier
 
     def _begin(self, tier: Tier, join_timeout: float) -> _ServedTier:
         name = tier.name
@@ -136,11 +124,10 @@ class ServedRun:
 
     def lacking(self) -> list[tuple[str, str, int]]:
         """Return the tiers of which it has fewer workers than it wants, with the reason and how many."""
-        lacks = [
-            (name, lent, self.wanted(name) - lent.acquirer.counts()[name]["joined"])
-            for name, lent in self._tiers.items()
+        lacks = {name: self.wanted(name) - lent.acquirer.counts()[name]["joined"] for name, lent in self._tiers.items()}
+        return [
+            (name, reason, lacks[name]) for name in lacks if (reason := self._tiers[name].reason) and lacks[name] > 0
         ]
-        return [(name, lent.reason, count) for name, lent, count in lacks if lent.reason and count > 0]
 
     def held(self, tier: str) -> int:
         """Return how many jobs of a tier it has or will have; to be called with the lock."""
@@ -155,14 +142,14 @@ class ServedRun:
         self._tiers[tier].granted.allowed = count
 
     def bound(self, tier: str, maximum: int) -> None:
-        """Tell the run how many workers it may have; others leave when they have done what they run."""
+        """Report to the run how many workers it may have; the others are drained."""
         lent = self._tiers[tier]
         if lent.maximum != maximum:
             lent.maximum = maximum
             self._files.bound(tier, maximum)
 
     def tell_limits(self, limits: list[dict[str, Any]]) -> None:
-        """Tell the run what is used of limits that other runs count towards."""
+        """Report to the run what is used of limits that other runs count towards."""
         self._files.tell_limits(limits)
 
     def spent(self) -> Spent:
@@ -183,12 +170,10 @@ class ServedRun:
         lent = self._tiers[tier]
         youngest = list(lent.running)[::-1]
         for job in sorted(youngest, key=lent.running.__getitem__)[:count]:
-            # Told as what it is to the run: nobody in it is to blame.
+            # Reported as what it is to the run, an eviction.
             self._files.tell(tier, JobChange(job, "evicted", "another run gets its share"))
             lent.running.pop(job)
             lent.acquirer.remove(tier, job)
-
-    # --- between the run and its acquirers
 
     def hear(self) -> None:
         """Pass on what the run wants, and what its acquirers report."""
@@ -256,19 +241,17 @@ class ServedRun:
                 self._joins.pop(key, None)
                 self._past.pop(key, None)
 
-    # --- for others
-
     def counts(self) -> dict[str, Counter[str]]:
         """Return the counts of each tier's acquirer; "wanted" is the run's wish, "granted" what it may have."""
-        found = {}
-        for tier, lent in list(self._tiers.items()):
-            counts = Counter(lent.acquirer.counts()[tier])
-            counts["wanted"], counts["granted"] = self.wanted(tier), lent.granted.allowed
-            found[tier] = counts
-        return found
+        return {
+            tier: Counter(
+                {**lent.acquirer.counts()[tier], "wanted": self.wanted(tier), "granted": lent.granted.allowed}
+            )
+            for tier, lent in list(self._tiers.items())
+        }
 
     def take_leave(self) -> None:
-        """Tell a run that goes on that its workers are taken from it, through no fault of theirs."""
+        """Report to a run that goes on that its workers are evicted."""
         for tier, lent in self._tiers.items():
             for job in lent.running:
                 self._files.tell(tier, JobChange(job, "evicted", "the factory ends"))
@@ -290,12 +273,9 @@ _FIND_SECONDS = 15.0  # Of jobs that were taken over, the batch system must be a
 class GrantedProvider:
     """A tier's provider, limited to what one run was granted.
 
-    A factory that was killed leaves jobs behind. Those that run are taken over by the next: they are what `submit`
-    returns first, and whether they still run is asked of the batch system now and then. Those that wait are discarded,
-    and asked for anew, as the site says now.
+    A factory that was killed leaves jobs behind. Running ones are taken over by the next: `submit` returns them first,
+    and the batch system is queried now and then whether they still run. Pending ones are discarded and requested anew.
 
-    :param provider: the provider that is limited.
-    :param run: the run's id.
     :param joined: jobs whose workers have joined the run, as it reports: not every provider can find its jobs.
     :param lock: one for all that share the tier's maximum; guards `allowed` and the count of `held`.
     :param found: called once, with how many jobs of an earlier factory were taken over, and how many discarded.
@@ -317,7 +297,7 @@ class GrantedProvider:
         self.settled = False
         self._provider = provider
         self._run = run
-        self._word = list(joined)
+        self._joined = list(joined)
         self._lock = lock
         self._found = found
         self._clock = clock
@@ -329,6 +309,9 @@ class GrantedProvider:
         self._news: list[JobChange] = []
         self._old_news: set[str] = set()  # Jobs taken over that are only now said to run.
         self._find_at = 0.0
+        # These are the provider's own.
+        self.start, self.survey, self.last_words = provider.start, provider.survey, provider.last_words
+        self.find, self.discard = provider.find, provider.discard
 
     def is_old_news(self, change: JobChange) -> bool:
         """Return whether an earlier factory reported a change to the run; to be asked once."""
@@ -345,15 +328,8 @@ class GrantedProvider:
         """Return how many jobs there are, or will be; to be called with the lock."""
         return len(self._jobs) + self._asking
 
-    def start(self, directory: str) -> None:
-        """Start the provider."""
-        self._provider.start(directory)
-
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Submit jobs, or return those that were taken over.
-
-        :raises ProviderError: as the provider does.
-        """
+        """Submit jobs, or return those that were taken over."""
         if not self.settled:
             return []
         given, self._offered = self._offered[:count], self._offered[count:]
@@ -382,10 +358,7 @@ class GrantedProvider:
         self._provider.remove([job for job in jobs if job not in taken])
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
-        """Keep jobs from hosts; those that were taken over run as they are.
-
-        :raises ProviderError: as the provider does.
-        """
+        """Keep jobs from hosts; those that were taken over run as they are."""
         ours = [job for job in jobs if job not in self._taken]
         return self._provider.exclude(ours, hosts) if isinstance(self._provider, Excluding) else None
 
@@ -402,31 +375,12 @@ class GrantedProvider:
         self.queries = self._provider.queries
         return changes
 
-    def last_words(self, job: str) -> str:
-        """Return the last lines that a job wrote."""
-        return self._provider.last_words(job)
-
     def output(self, job: str) -> str:
         """Return the path of what a job writes, "" if there is none here."""
         return self._provider.output(job) if isinstance(self._provider, KeepsOutput) else ""
 
-    def survey(self, job: WorkerJob) -> PoolSurvey:
-        """Return what the batch system has for such a job now."""
-        return self._provider.survey(job)
-
-    def find(self) -> list[FoundJob]:
-        """Return all worker jobs of this user."""
-        return self._provider.find()
-
-    def discard(self, jobs: Sequence[str]) -> None:
-        """End jobs that `find` found."""
-        self._provider.discard(jobs)
-
     def stop(self) -> None:
-        """End all jobs, also those that were taken over.
-
-        :raises ProviderError: if that cannot be; `held` then still counts them.
-        """
+        """End all jobs, also those that were taken over; if that fails, `held` still counts them."""
         try:
             self._provider.discard([job for job, state in self._taken.items() if state is not None])
         finally:
@@ -442,9 +396,9 @@ class GrantedProvider:
         if self.settled:
             self._compare(found)
             return
-        waiting = [job for job, each in found.items() if each.state != "running" and job not in self._word]
+        waiting = [job for job, each in found.items() if each.state != "running" and job not in self._joined]
         self._provider.discard(waiting)
-        self._taken = {**dict.fromkeys(self._word), **{job: "running" for job in found if job not in waiting}}
+        self._taken = {**dict.fromkeys(self._joined), **{job: "running" for job in found if job not in waiting}}
         self._offered = list(self._taken)
         with self._lock:
             self._jobs.update(self._taken)

@@ -8,18 +8,18 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError, UsageError, counted
 from ctxflow.factory.exchange import RunFiles
 from ctxflow.factory.limits import (
-    MEASURES,
     FactoryLimits,
     Spent,
     bounds,
     grants,
+    limit_metrics,
     limits_of,
     maximum_of,
     shares,
@@ -30,7 +30,7 @@ from ctxflow.factory.limits import (
 from ctxflow.factory.provider import ProviderError
 from ctxflow.factory.run_files import PublishedRun, is_over, live_runs
 from ctxflow.factory.served_run import Say, ServedRun
-from ctxflow.factory.tier_providers import provider_of
+from ctxflow.factory.tier_providers import check_site
 from ctxflow.installing import how_to_install
 from ctxflow.sites import Site
 
@@ -46,24 +46,6 @@ _LIMITS_SECONDS = 30.0  # How often runs hear what is used of limits, while none
 _STATES = ("queued", "running", "joined", "evicted", "held")
 
 
-def check_site(site: Site) -> Site:
-    """Check that a factory can serve a site, and return it.
-
-    :raises CtxflowError: if it cannot, saying what to write.
-    """
-    if not site.capabilities.acquires or not site.tiers:
-        raise CtxflowError(
-            f'the site "{site.name}" has no workers to acquire: write engine = "taskvine" and at least one [[tiers]]'
-        )
-    if site.acquire != "factory":
-        raise CtxflowError(
-            f'runs of the site "{site.name}" acquire their workers themselves: write acquire = "factory" in its file'
-        )
-    for tier in site.tiers:
-        provider_of(tier, "check")
-    return site
-
-
 @dataclass
 class _Reported:
     """What was last reported to one tier's runs, so that it is reported once, and the totals of runs that ended."""
@@ -77,7 +59,7 @@ class Service:
 
     :param read: reads the site file again.
     :param say: records decisions; called from several threads.
-    :param summaries: seconds of silence after which a line says how things are; None for never.
+    :param summaries: seconds without a decision after which a line says how things are; None for never.
     :raises CtxflowError: if the site cannot be served.
     """
 
@@ -103,8 +85,6 @@ class Service:
         self._limits.look(self.site, Spent())
         self._reload = False
         self.stopping = False
-
-    # --- from signal handlers and other threads
 
     def stop(self) -> None:
         """Have `run` end everything and return."""
@@ -150,8 +130,6 @@ class Service:
             runs = list(self._serving.values())
         return [(run.run.id, *each) for run in runs for each in run.lacking()]
 
-    # --- the loop
-
     def run(self) -> None:
         """Serve runs until `stop`, then end all jobs."""
         told = ", ".join(f"{tier.name} (at most {maximum_of(self.site, tier)})" for tier in self.site.tiers)
@@ -168,7 +146,8 @@ class Service:
             self._look_at_limits()
             for tier in {tier for run in self._serving.values() for tier in run.offers()}:
                 self._share(tier)
-            self._summarise()
+            if self._summaries is not None and time.monotonic() > self._said_at + self._summaries:
+                self._say("", "", self.summary())
             select.select([self._read_end], [], [], _LOOK_SECONDS)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._read_end, 4096)
@@ -277,22 +256,15 @@ class Service:
         self._say_shares(name, wants, maximum)
 
     def _say_shares(self, name: str, wants: dict[str, int], maximum: int) -> None:
-        with self._counting:
-            told = self._reported.setdefault(name, _Reported()).shares
         share = shares(wants, maximum)
-        for run, want in wants.items():
-            if told.get(run) == (want, share[run]):
-                continue
-            told[run] = want, share[run]
-            if share[run] < want:
-                sharing = "1 run shares" if len(wants) == 1 else f"{len(wants)} runs share"
-                self._say(name, run, f"wants {want}, and gets {share[run]}: {sharing} {maximum}")
-            else:
-                self._say(name, run, f"wants {want}")
-        for run in set(told) - set(wants):
-            del told[run]
-
-    # --- ends
+        sharing = "1 run shares" if len(wants) == 1 else f"{len(wants)} runs share"
+        with self._counting:
+            reported = self._reported.setdefault(name, _Reported())
+        before, reported.shares = reported.shares, {run: (want, share[run]) for run, want in wants.items()}
+        for run, (want, its) in reported.shares.items():
+            if before.get(run) != (want, its):
+                less = f", and gets {its}: {sharing} {maximum}" if its < want else ""
+                self._say(name, run, f"wants {want}{less}")
 
     def _leave(self, name: str) -> None:
         """End a run's jobs, while others are served."""
@@ -334,10 +306,6 @@ class Service:
             left = sum(run.held(tier) for run in ended for tier in run.offers())
         return f"{counted(left, 'job')} may be left: call `ctxflow factory` with --clean later" if left else ""
 
-    def _summarise(self) -> None:
-        if self._summaries is not None and time.monotonic() > self._said_at + self._summaries:
-            self._say("", "", self.summary())
-
     def summary(self) -> str:
         """Return how things are, in a line."""
         told = [counted(self.runs(), "run")]
@@ -353,14 +321,12 @@ def _differences(before: Site, after: Site) -> list[str]:
     told = ["the site file was read again" + ("" if before != after else ": nothing has changed")]
     told += [f"tier {name} is new" for name in new if name not in old]
     told += [f"tier {name} is gone: its workers may finish" for name in old if name not in new]
-    for name in new:
-        if name in old:
-            many = maximum_of(before, old[name]), maximum_of(after, new[name])
-            if many[0] != many[1]:
-                told.append(f"tier {name} has at most {counted(many[1], 'worker')} now, not {many[0]}")
-            changed = [key for key, value in new[name] if value != getattr(old[name], key) and key != "workers"]
-            if changed:
-                told.append(f"tier {name} has another {', '.join(changed)}")
+    for name in filter(old.__contains__, new):
+        most_before, most = maximum_of(before, old[name]), maximum_of(after, new[name])
+        if most_before != most:
+            told.append(f"tier {name} has at most {counted(most, 'worker')} now, not {most_before}")
+        if changed := [key for key, value in new[name] if value != getattr(old[name], key) and key != "workers"]:
+            told.append(f"tier {name} has another {', '.join(changed)}")
     return told
 
 
@@ -406,41 +372,16 @@ class FactoryCollector:
                 for tier, its in counts.items():
                     metric.add_metric((tier,), its[key])
                 yield metric
-        lacking = GaugeMetricFamily(
-            "ctxflow_factory_workers_lacking",
-            "Workers that a run's tier lacks, and why",
-            labels=("run", "tier", "reason"),
-        )
-        for run, tier, reason, lacks in self._service.lacking():
-            lacking.add_metric((run, tier, reason), lacks)
+        why = "Workers that a run's tier lacks, and why"
+        lacking = GaugeMetricFamily("ctxflow_factory_workers_lacking", why, labels=("run", "tier", "reason"))
+        for *labels, lacks in self._service.lacking():
+            lacking.add_metric(labels, lacks)
         yield lacking
         yield from limit_metrics("ctxflow_factory", self._service.limits(), ("scope", "run"))
 
 
-def limit_metrics(
-    prefix: str, limits: Sequence[Mapping[str, Any]], labels: Sequence[str] = ("scope",)
-) -> Iterator[Metric]:
-    """Yield what is used of limits of GPU-hours and of cost, and how much they are.
-
-    :param labels: the keys that distinguish entries of one measure; "" where one has none.
-    """
-    from prometheus_client.core import GaugeMetricFamily
-
-    for measure, name in MEASURES.items():
-        for key, what in (("used", "used of a limit"), ("limit", "that may be used")):
-            metric = GaugeMetricFamily(
-                f"{prefix}_{measure}_{key}", f"{name[0].upper()}{name[1:]} {what}", labels=labels
-            )
-            for each in limits:
-                if each["measure"] == measure:
-                    metric.add_metric([str(each.get(label, "")) for label in labels], each[key])
-            yield metric
-
-
 def place_of(text: str) -> tuple[str, int]:
-    """Return the address and the port that `[ADDRESS:]PORT` means.
-
-    :raises ValueError: if it means none.
+    """Return the address and the port that `[ADDRESS:]PORT` means; a ValueError says that it means none.
 
     >>> place_of("9464"), place_of("[::1]:9464")
     (('127.0.0.1', 9464), ('::1', 9464))
@@ -452,28 +393,20 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 def serve_metrics(service: Service, address: str, port: int) -> int:
-    """Serve a factory's figures for as long as this process lives, and return the port.
-
-    :param port: 0 for any.
-    :raises CtxflowError: if prometheus-client is missing.
-    :raises UsageError: if the address cannot be listened at.
-    """
+    """Serve a factory's figures, as `start_server` does, for as long as this process lives, and return the port."""
     return int(start_server(FactoryCollector(service), address, port).server_port)
 
 
 def start_server(collector: Any, address: str, port: int) -> WSGIServer:
-    """Serve a collector's figures on a thread of its own, and return the server, for whoever ends it.
+    """Serve a collector's figures on a thread of its own, and return the server, to be ended; port 0 is any.
 
-    :param port: 0 for any.
-    :raises CtxflowError: if prometheus-client is missing.
-    :raises UsageError: if the address cannot be listened at.
+    :raises CtxflowError: if prometheus-client is missing; a UsageError, if the address cannot be listened at.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
-        raise CtxflowError(
-            f"metrics need prometheus-client: {how_to_install('prometheus-client', extra='factory')}"
-        ) from None
+        advice = how_to_install("prometheus-client", extra="factory")
+        raise CtxflowError(f"metrics need prometheus-client: {advice}") from None
     registry = CollectorRegistry()
     registry.register(collector)
     try:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ctxflow.environments.opening import UnusableEnvironment, read_manifest
@@ -33,19 +33,16 @@ from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
 _PYTHON_SECONDS = 30
-_ABOUT = "import json, sys; print(json.dumps([sys.version_info[0], sys.version_info[1]]))"
+_VERSION = "import json, sys; print(json.dumps(sys.version_info[:2]))"
 
 
 @dataclass(frozen=True)
 class EnvironmentAnswer:
-    """Whether the workers' environment is found.
-
-    :param found: what is there, a sentence.
-    """
+    """Whether the workers' environment is found: what is there, what is wrong, and what to look after, in sentences."""
 
     found: str
-    problems: tuple[str, ...] = field(default=())
-    advice: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
 def ask_environment(site: Site) -> EnvironmentAnswer:
@@ -79,20 +76,17 @@ def _archive(path: str, mine: str) -> EnvironmentAnswer:
         manifest = read_manifest(path)
     except (UnusableEnvironment, OSError) as error:
         return EnvironmentAnswer(f"{path} cannot be used", (str(error),))
-    found = (
-        f"{path}: Python {manifest['python']} for {manifest['platform']}, {manifest['bytes'] / 1e6:,.0f} MB unpacked"
-    )
-    theirs = ".".join(str(manifest["python"]).split(".")[:2])
-    return EnvironmentAnswer(found, _versions(theirs, mine))
+    size, theirs = f"{manifest['bytes'] / 1e6:,.0f} MB unpacked", str(manifest["python"])
+    found = f"{path}: Python {theirs} for {manifest['platform']}, {size}"
+    return EnvironmentAnswer(found, _versions(".".join(theirs.split(".")[:2]), mine))
 
 
 def _folder(folder: str, python: str, mine: str) -> EnvironmentAnswer:
     unseen = "whether the workers' machines see it cannot be told from here"
     try:
-        done = subprocess.run(
-            [python, "-c", _ABOUT], capture_output=True, check=True, text=True, timeout=_PYTHON_SECONDS
-        )
-        theirs = ".".join(map(str, json.loads(done.stdout)))
+        command = [python, "-c", _VERSION]
+        told = subprocess.check_output(command, stderr=subprocess.PIPE, timeout=_PYTHON_SECONDS)
+        theirs = ".".join(map(str, json.loads(told)))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         problem = f"{python} does not start here ({error}): make the environment again"
         return EnvironmentAnswer(f"{folder}, whose Python does not start", (problem,))
@@ -100,16 +94,8 @@ def _folder(folder: str, python: str, mine: str) -> EnvironmentAnswer:
 
 
 def _versions(theirs: str, mine: str) -> tuple[str, ...]:
-    if theirs == mine:
-        return ()
-    return (
-        f"the environment has Python {theirs} and this is Python {mine}: run the program with Python {theirs}, or make "
-        f"the environment with Python {mine}",
-    )
-
-
-_NO_OTHER_MACHINE = ("tmpfs", "ramfs", "overlay")
-_SHARED = ("condor", "local")  # Providers whose jobs need no directory that machines share.
+    instead = f"run the program with Python {theirs}, or make the environment with Python {mine}"
+    return () if theirs == mine else (f"the environment has Python {theirs} and this is Python {mine}: {instead}",)
 
 
 def network_problems(site: Site) -> Iterator[str]:
@@ -123,17 +109,13 @@ def network_problems(site: Site) -> Iterator[str]:
         try:
             found = {str(info[4][0]) for info in socket.getaddrinfo(own, None)}
         except OSError as error:
-            yield (
-                f"address {own} cannot be resolved ({error.strerror or error}): write an IP address of this "
-                "machine, or a name that the workers' machines know"
-            )
+            instead = "write an IP address of this machine, or a name that the workers' machines know"
+            yield f"address {own} cannot be resolved ({error.strerror or error}): {instead}"
             found = set()
         elsewhere = [tier.name for tier in site.tiers if tier.provider != "local"]
         if elsewhere and found and all(address.startswith("127.") or address == "::1" for address in found):
-            yield (
-                f"address {own} is this machine to itself alone, and tier {elsewhere[0]} is on others: write "
-                "the address by which they reach it"
-            )
+            alone = f"address {own} is this machine to itself alone, and tier {elsewhere[0]} is on others"
+            yield f"{alone}: write the address by which they reach it"
     ports = list(site.taskvine.ports)
     refused = [_refusal(port) for port in ports]
     if ports != [0] and all(refused):
@@ -159,13 +141,12 @@ def network_advice(site: Site) -> Iterator[str]:
     """Yield what may keep workers from a run of this site that is started here, a sentence each."""
     own = site.taskvine.address
     if own and not _is_ours(own):
-        yield (f"address {own} is none of this machine's: workers reach a run only if what goes there comes here")
+        yield f"address {own} is none of this machine's: workers reach a run only if what goes there comes here"
     for tier in site.tiers:
-        if tier.provider in _SHARED:
+        if tier.provider in ("condor", "local"):  # Whose jobs need no directory that machines share.
             continue
         here = os.getcwd()
-        kind = file_system(here)
-        if kind in _NO_OTHER_MACHINE or here.startswith(("/tmp/", "/var/tmp/", "/dev/shm/")):
+        if file_system(here) in ("tmpfs", "ramfs", "overlay") or here.startswith(("/tmp/", "/var/tmp/", "/dev/shm/")):
             yield (
                 f"{here} is seldom seen by other machines, and jobs of tier {tier.name} find their files where the run "
                 "is started: start it in a directory that all nodes share"
@@ -299,17 +280,17 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
 
 def _listening(site: Site) -> socket.socket:
     """Return a socket that listens where a run of this site would."""
-    trouble: OSError | None = None
+    failure = OSError("there is no port to listen at")
     for port in site.taskvine.ports:
         try:
             return socket.create_server(("", port))
         except OSError as error:
-            trouble = error
-    raise trouble or OSError("there is no port to listen at")
+            failure = error
+    raise failure
 
 
 class _Ear:
-    """Hears all who connect at the same time: who has not the key keeps no probe waiting, whatever it says and when."""
+    """Read from all who connect at the same time, so that one without the key does not block a probe."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener, self._key = listener, key
@@ -390,10 +371,8 @@ def _judged(tier: Tier, facts: Mapping[str, Any], seconds: float) -> ProbeAnswer
             f"{facts['place']} on {where} has {free:.1f} GB free, and disk_gb promises {tier.disk_gb:g}: write less, "
             "or have TMPDIR name a larger disk"
         )
-    found = (
-        f"a probe on {where} connected to this machine after {seconds:.1f} s: Python {facts['python']}, "
-        f"{free:.0f} GB free in {facts['place']}"
-    )
+    has = f"Python {facts['python']}, {free:.0f} GB free in {facts['place']}"
+    found = f"a probe on {where} connected to this machine after {seconds:.1f} s: {has}"
     return ProbeAnswer(tier.name, found, tuple(problems))
 
 
@@ -401,18 +380,15 @@ def _ended(tier: Tier, job: str, lends: Provider, news: Sequence[JobChange]) -> 
     host = next((change.host for change in reversed(news) if change.host), None)
     time.sleep(_LOOK_SECONDS)  # What it wrote may still be on its way.
     words = explaining_line(lends.last_words(job))
-    return ProbeAnswer(
-        tier.name, problems=(f"a probe{f' on {host}' if host else ''} ended and did not connect: {words}",)
-    )
+    where = f" on {host}" if host else ""
+    return ProbeAnswer(tier.name, problems=(f"a probe{where} ended and did not connect: {words}",))
 
 
 def _late(tier: Tier, job: str, lends: Provider, news: Sequence[JobChange], limit: float) -> ProbeAnswer:
     state = next((change for change in reversed(news) if change.state != "ended"), None)
     if state is not None and state.state == "running":
-        words = explaining_line(lends.last_words(job))
-        return ProbeAnswer(
-            tier.name, problems=(f"a probe runs on {state.host or 'its machine'} and does not connect: {words}",)
-        )
+        where, words = state.host or "its machine", explaining_line(lends.last_words(job))
+        return ProbeAnswer(tier.name, problems=(f"a probe runs on {where} and does not connect: {words}",))
     why = f" ({state.reason})" if state is not None and state.reason else ""
     unknown = "so that nobody knows whether workers reach this machine"
     return ProbeAnswer(tier.name, advice=(f"a probe did not begin within {limit:.0f} s{why}, {unknown}",))

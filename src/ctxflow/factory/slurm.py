@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,15 +26,8 @@ _HOPELESS = re.compile(
     r"JobHeld|held|BadConstraints|PartitionTimeLimit|PartitionNodeLimit|InvalidAccount|InvalidQOS"
     r"|not in group permitted|Account.*NotAllowed|QOSNotAllowed"
 )
-_JOB_WIDTHS = {
-    "JobID": 40,
-    "Name": 200,
-    "State": 30,
-    "Reason": 120,
-    "exit_code": 20,
-    "RestartCnt": 12,
-    "NodeList": 200,
-}
+_JOB_WIDTHS = {"JobID": 40, "Name": 200, "State": 30, "Reason": 120, "exit_code": 20, "RestartCnt": 12, "NodeList": 200}
+_REPORTED = ("State", "Reason", "exit_code", "RestartCnt", "NodeList")
 _NODE_WIDTHS = {
     "NodeHost": 100,
     "Partition": 100,
@@ -64,36 +59,22 @@ class QueueEntry:
 
 
 def squeue(ask: Ask, clusters: str | None = None) -> dict[str, QueueEntry]:
-    """Return all jobs of this user, also those that ended lately, by their ids.
-
-    :raises ProviderError: if Slurm does not answer.
-    """
+    """Return all jobs of this user, also those that ended lately, by their ids."""
     command = f"squeue --noheader --states=all --user={shlex.quote(getpass.getuser())}"
     rows = _rows(ask(f"{command} --Format={_format(_JOB_WIDTHS)}{_clusters(clusters)}"), _JOB_WIDTHS)
     return {
-        row["JobID"]: QueueEntry(
-            row["JobID"],
-            row["Name"],
-            word_of(row["State"], row["Reason"], row["exit_code"], row["RestartCnt"], row["NodeList"]),
-        )
-        for row in rows
+        row["JobID"]: QueueEntry(row["JobID"], row["Name"], word_of(*(row[name] for name in _REPORTED))) for row in rows
     }
 
 
 def scancel(ask: Ask, ids: Sequence[str], clusters: str | None = None) -> None:
-    """Cancel jobs.
-
-    :raises ProviderError: if Slurm does not answer, or one of them is gone.
-    """
+    """Cancel jobs; a ProviderError may say that one of them is gone."""
     if ids:
         ask(f"scancel{_clusters(clusters)} {' '.join(map(shlex.quote, ids))}")
 
 
 def exclude(ask: Ask, ids: Sequence[str], nodes: Sequence[str], clusters: str | None = None) -> None:
-    """Keep waiting jobs from these nodes, and from no others besides; those that begin meanwhile are left alone.
-
-    :raises ProviderError: if Slurm does not answer.
-    """
+    """Keep pending jobs from these nodes, and from no others; those that begin meanwhile are left alone."""
     if not ids:
         return
     change = f"scontrol update{_clusters(clusters)} JobId={{}} ExcNodeList={shlex.quote(','.join(nodes))}"
@@ -151,8 +132,7 @@ def survey(
     """Return what a partition has for such a worker.
 
     :param trial: what `sbatch --test-only` said of it, "" if it may be submitted.
-    :param gres: the generic resources that are asked for beside, or instead of, the job's GPUs.
-    :raises ProviderError: if Slurm does not answer.
+    :param gres: the generic resources that are requested beside, or instead of, the job's GPUs.
     """
     where = f" --partition={shlex.quote(partition)}" if partition else ""
     rows = _rows(ask(f"sinfo --noheader --Node{where} --Format={_format(_NODE_WIDTHS)}"), _NODE_WIDTHS)
@@ -161,10 +141,9 @@ def survey(
     nodes = [_Node.of(row) for row in rows if row["NodeHost"] not in job.excluded]
     wanted = _Need.of(job, gres, constraint)
     fitting = [node for node in nodes if node.up and not wanted.lacks(node)]
-    models: dict[str, int] = {}
+    models: Counter[str] = Counter()
     for node in fitting:
-        for model, count in node.gpus.items():
-            models[model] = models.get(model, 0) + count
+        models.update(node.gpus)
     free = sum(not wanted.lacks(node.unused()) for node in fitting)
     said = " ".join(trial.replace("sbatch: error: ", "").split()).removeprefix("allocation failure: ")
     if not said and partition and _is_hidden(ask, partition):  # Slurm may take such jobs, and never run them.
@@ -175,7 +154,7 @@ def survey(
         advice.append(
             f"Slurm takes no such jobs of yours ({said}): ask for another partition or account in the tier's options"
         )
-    return PoolSurvey(len(fitting), free, models, not said or nobody_fits, tuple(advice))
+    return PoolSurvey(len(fitting), free, dict(models), not said or nobody_fits, tuple(advice))
 
 
 def _is_hidden(ask: Ask, partition: str) -> bool:
@@ -264,10 +243,10 @@ def _gpus(gres: str) -> dict[str, int]:
     >>> _gpus("gpu:a10:2(IDX:0-1),gpu:h100:1(S:0),fs:2"), _gpus("gpu:4"), _gpus("(null)")
     ({'a10': 2, 'h100': 1}, {'gpu': 4}, {})
     """
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for model, count in re.findall(r"\bgpu(?::([^:,()]*[^:,()\d][^:,()]*))?:(\d+)", gres):
-        found[model or "gpu"] = found.get(model or "gpu", 0) + int(count)
-    return found
+        found[model or "gpu"] += int(count)
+    return dict(found)
 
 
 def _how(state: str, exit_code: str) -> str:
@@ -289,11 +268,8 @@ def _rows(text: str, widths: Mapping[str, int]) -> list[dict[str, str]]:
     for line in text.splitlines():
         if len(line) < sum(widths.values()) - list(widths.values())[-1]:
             continue
-        row, start = {}, 0
-        for name, width in widths.items():
-            row[name] = line[start : start + width].strip()
-            start += width
-        rows.append(row)
+        ends = itertools.accumulate(widths.values())
+        rows.append({name: line[end - widths[name] : end].strip() for name, end in zip(widths, ends, strict=True)})
     return rows
 
 

@@ -34,17 +34,168 @@ _LOOK_SECONDS = 1.0
 _OFTEN = 0.2
 _STUCK_SECONDS = 10.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
-_REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is told again.
-_REMIND_SECONDS = 300.0  # The same trouble is told again only after so long.
+_REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is asked again.
+_REMIND_SECONDS = 300.0  # The same failure is reported again only after so long.
+_STILL_SECONDS = 300.0  # A queue in which nothing began for so long does not move.
+_LONGEST_PAUSE = 60.0
+_PATIENCE = 5  # Workers in a row that may be refused.
+
+
+@dataclasses.dataclass
+class TrackedJob:
+    """A job: when it was submitted or queued again, since when it is in its state, and the machine that it had last."""
+
+    asked: float
+    since: float
+    state: JobState = "queued"
+    joined: bool = False  # Its present worker.
+    host: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class NextJobs:
+    """What to do about a tier's jobs now.
+
+    :ivar surplus: pending jobs that are not wanted any more.
+    :ivar absent: running jobs whose workers should have joined by now.
+    """
+
+    submit: int = 0
+    surplus: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+class TierJobs:
+    """The jobs of a tier, and the pace at which more are submitted.
+
+    Whenever all requested jobs have begun, twice as many may be pending from then on; when none has begun for five
+    minutes, as many as at first (`waiting`). So a pool that gives much is filled in a few rounds, and one that gives
+    nothing is not flooded. Each failure pauses submission, twice as long as the one before, until a worker joins.
+
+    :param join_timeout: seconds that a job may run before its worker has joined.
+
+    >>> jobs = TierJobs(waiting=2, join_timeout=60)
+    >>> jobs.wanted = 200
+    >>> jobs.plan(now=0).submit
+    2
+    >>> jobs.submitted(["1.0", "1.1"], now=0)
+    >>> jobs.plan(now=1).submit  # Both wait.
+    0
+    >>> for job in ("1.0", "1.1"):
+    ...     _ = jobs.changed(JobChange(job, "running"), now=2)
+    >>> jobs.plan(now=3).submit
+    4
+    """
+
+    def __init__(self, waiting: int = 20, join_timeout: float = 300.0) -> None:
+        self.wanted = 0
+        self.jobs: dict[str, TrackedJob] = {}
+        self.refusals = 0  # In a row.
+        self.first = self._most_waiting = waiting
+        self._join_timeout = join_timeout
+        self._moved = 0.0  # When a job last began, or the first of those that wait was asked for.
+        self._failures = 0  # In a row.
+        self._again_at = float("-inf")
+
+    def submitted(self, jobs: list[str], now: float) -> None:
+        """Record jobs that the batch system has taken."""
+        if not self._waiting():
+            self._moved = now
+        self.jobs.update((job, TrackedJob(asked=now, since=now)) for job in jobs)
+
+    def changed(self, change: JobChange, now: float) -> TrackedJob | None:
+        """Record a change; return the job as it was before, None if it is not the tier's."""
+        job = self.jobs.get(change.job)
+        if job is None:
+            return None
+        before = dataclasses.replace(job)
+        allowed = self._allowed(now)
+        if change.state == "ended":
+            del self.jobs[change.job]
+        else:
+            began = change.state == "running"
+            job.asked = job.asked if began or job.state == "queued" else now
+            job.state, job.since, job.joined = change.state, now, job.joined and began
+            if began:
+                job.host = change.host
+                self._moved, self._most_waiting = now, allowed
+                if not self._waiting():
+                    self._most_waiting = min(2 * allowed, max(self.first, self.wanted))
+        return before
+
+    def joined(self, job: str) -> None:
+        """Record that the worker of a job has joined."""
+        if job in self.jobs:
+            self.jobs[job].joined = True
+        self._failures = self.refusals = 0
+        self._again_at = float("-inf")
+
+    def removed(self, jobs: list[str]) -> None:
+        """Forget jobs that were given up."""
+        for job in jobs:
+            self.jobs.pop(job, None)
+
+    def failed(self, now: float, refused: bool = False) -> float:
+        """Record a failure; return the seconds until more is submitted."""
+        self._failures += 1
+        self.refusals += refused
+        pause = min(_LONGEST_PAUSE, 0.5 * 2.0 ** min(self._failures, 10))
+        self._again_at = now + pause
+        return pause
+
+    def pause(self, until: float) -> None:
+        """Submit nothing more before then."""
+        self._again_at = max(self._again_at, until)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether workers are refused one after the other, so that others like them will be, too."""
+        return self.refusals >= _PATIENCE and not any(job.joined for job in self.jobs.values())
+
+    def due(self, now: float) -> bool:
+        """Return whether there is something to do."""
+        return self.plan(now) != NextJobs()
+
+    def plan(self, now: float) -> NextJobs:
+        """Return what to do now."""
+        surplus = len(self.jobs) - self.wanted
+        waiting = self._waiting()
+        if surplus > 0:
+            return NextJobs(surplus=tuple(waiting[-surplus:]), absent=self._absent(now))
+        room = min(-surplus, self._allowed(now) - len(waiting)) if now >= self._again_at else 0
+        return NextJobs(submit=max(0, room), absent=self._absent(now))
+
+    def stuck(self, now: float, patience: float) -> bool:
+        """Return whether jobs have waited longer than the patience, and none runs."""
+        waiting = self._waiting()
+        return len(waiting) == len(self.jobs) > 0 and all(now - self.jobs[job].asked > patience for job in waiting)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs are in which state; "joined" are those that run and whose workers have."""
+        counts = dict.fromkeys(("queued", "running", "joined", "evicted", "held"), 0)
+        for job in self.jobs.values():
+            counts["joined" if job.joined else job.state] += 1
+        return counts
+
+    def _allowed(self, now: float) -> int:
+        """Return how many may wait: as many as at first, where none of those that wait has moved for long."""
+        return self.first if self._waiting() and now - self._moved > _STILL_SECONDS else self._most_waiting
+
+    def _waiting(self) -> list[str]:
+        # A worker may have joined before the batch system says that its job runs.
+        return [name for name, job in self.jobs.items() if job.state != "running" and not job.joined]
+
+    def _absent(self, now: float) -> tuple[str, ...]:
+        late = now - self._join_timeout
+        running = {name: job for name, job in self.jobs.items() if job.state == "running" and not job.joined}
+        return tuple(name for name, job in running.items() if job.since < late)
 
 
 @dataclasses.dataclass
 class AcquirerState:
     """What an acquirer shares with its tiers' threads; `condition` guards it and the tiers' fields.
 
-    :ivar changed: called when `news` or `machines` has something.
-    :ivar decided: called with a tier and a sentence for each decision, `troubled` for each trouble.
-    :ivar took_over: whether a submitted job was there before, so that nothing was requested for it.
+    :ivar decided: called with a tier and a sentence for each decision, `troubled` for each failure.
     :ivar machines: answers to surveys: tier, its machines' topologies by name, and why none.
     """
 
@@ -61,10 +212,7 @@ class AcquirerState:
 
 @dataclasses.dataclass
 class TierAcquirer:
-    """One tier of an acquirer: its provider, what one worker is, its jobs, and the thread that manages them.
-
-    What the batch system refuses is told once, in a sentence, and tried again after a pause.
-    """
+    """One tier of an acquirer: its provider, what one worker is, its jobs, and the thread that manages them."""
 
     name: str
     shared: AcquirerState
@@ -137,22 +285,21 @@ class TierAcquirer:
                 self.meter.heard(change, now)
             waited = now - before.asked if before is not None and change.state == "running" else None
             news.append((self.name, dataclasses.replace(change, waited=waited)))
-            if before is None:  # It was removed, or is beside those that are self.
+            if before is None:  # It was removed, or is pinned.
                 continue
             if change.state == "evicted":
                 self.totals["evictions"] += 1
                 where = f" on {before.host}" if before.host else ""
                 self._decided(f"job {change.job}{where} was evicted: {change.reason or 'no reason given'}")
-            elif change.state == "held" and change.by_hand:  # To ask for another would defeat that.
-                self.totals["holds"] += 1
-                self.held_by = change.reason
-                self._tell_trouble(
-                    f"job {change.job} was put on hold, and stays so until it is released: {change.reason}"
-                )
             elif change.state == "held":
                 self.totals["holds"] += 1
-                self.give_up([change.job])
-                self._failed(f"job {change.job} was put on hold, and is given up: {change.reason}")
+                hold = f"job {change.job} was put on hold, and"
+                if change.by_hand:  # To ask for another would defeat that.
+                    self.held_by = change.reason
+                    self._tell_trouble(f"{hold} stays so until it is released: {change.reason}")
+                else:
+                    self.give_up([change.job])
+                    self._failed(f"{hold} is given up: {change.reason}")
             elif change.state == "ended" and not before.joined and before.state != "evicted":
                 words = explaining_line(self.provider.last_words(change.job))
                 self.lost = f"workers end before they join ({change.reason}): {words}"
@@ -251,7 +398,7 @@ class TierAcquirer:
                 self._decided(f"asked for {counted(len(asked), 'worker')}: {wanted} wanted, {held_now} held")
 
     def _survey(self) -> None:
-        """Find out which machines there are, and who uses their GPUs."""
+        """Survey which machines there are, and who uses their GPUs."""
         with self.shared.condition:
             asked, self.places.asked = self.places.asked, False
         if asked:
@@ -272,7 +419,7 @@ class TierAcquirer:
             self._decided(f"asked for a worker with {counted(job.gpus, 'GPU')} in a place of its own")
 
     def _explain(self) -> None:
-        """Find out whether any machine will do, where jobs only wait."""
+        """Survey whether any machine will do, where all jobs are pending."""
         now = time.monotonic()
         with self.shared.condition:
             stuck = self.jobs.stuck(now, _STUCK_SECONDS)
@@ -289,172 +436,3 @@ class TierAcquirer:
             self.shared.troubled(self.name, f"its jobs wait in vain, since no machine will do: {why}")
         elif survey.machines is not None:
             self._decided(f"its jobs wait: {counted(survey.machines, 'machine')} would do, {survey.free} of them free")
-
-
-_STILL_SECONDS = 300.0  # A queue in which nothing began for so long does not move.
-_LONGEST_PAUSE = 60.0
-_PATIENCE = 5  # Workers in a row that may be refused.
-
-
-@dataclasses.dataclass
-class TrackedJob:
-    """A job, as it is known to the tier.
-
-    :ivar asked: when it was submitted, or began to wait again.
-    :ivar since: since when it is in its state.
-    :ivar joined: whether its present worker has.
-    :ivar host: the machine that it runs on, or ran on last, None if that is not known.
-    """
-
-    asked: float
-    since: float
-    state: JobState = "queued"
-    joined: bool = False
-    host: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class NextJobs:
-    """What to do about a tier's jobs now.
-
-    :ivar submit: how many jobs to ask for.
-    :ivar surplus: jobs that wait and are not wanted any more.
-    :ivar absent: jobs that run, and whose workers should have joined by now.
-    """
-
-    submit: int = 0
-    surplus: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-
-class TierJobs:
-    """The jobs of a tier, and the pace at which more are submitted.
-
-    So many jobs as the tier says may wait in the queue at first. Whenever all that were asked for have begun, twice as
-    many may wait from then on; when nothing has begun for five minutes, as many as at first. So a pool that gives
-    much is filled in a few rounds, and one that gives nothing is not flooded. After each failure there is a pause,
-    each twice as long as the one before, until a worker joins.
-
-    :param waiting: how many jobs may wait at first.
-    :param join_timeout: seconds that a job may run before its worker has joined.
-
-    >>> jobs = TierJobs(waiting=2, join_timeout=60)
-    >>> jobs.wanted = 200
-    >>> jobs.plan(now=0).submit
-    2
-    >>> jobs.submitted(["1.0", "1.1"], now=0)
-    >>> jobs.plan(now=1).submit  # Both wait.
-    0
-    >>> for job in ("1.0", "1.1"):
-    ...     _ = jobs.changed(JobChange(job, "running"), now=2)
-    >>> jobs.plan(now=3).submit
-    4
-    """
-
-    def __init__(self, waiting: int = 20, join_timeout: float = 300.0) -> None:
-        self.wanted = 0
-        self.jobs: dict[str, TrackedJob] = {}
-        self.refusals = 0  # In a row.
-        self.first = self._most_waiting = waiting
-        self._join_timeout = join_timeout
-        self._moved = 0.0  # When a job last began, or the first of those that wait was asked for.
-        self._failures = 0  # In a row.
-        self._again_at = float("-inf")
-
-    # --- what happens
-
-    def submitted(self, jobs: list[str], now: float) -> None:
-        """Record jobs that the batch system has taken."""
-        if not self._waiting():
-            self._moved = now
-        self.jobs.update((job, TrackedJob(asked=now, since=now)) for job in jobs)
-
-    def changed(self, change: JobChange, now: float) -> TrackedJob | None:
-        """Record a change; return the job as it was before, None if it is not the tier's."""
-        job = self.jobs.get(change.job)
-        if job is None:
-            return None
-        before = dataclasses.replace(job)
-        allowed = self._allowed(now)
-        if change.state == "ended":
-            del self.jobs[change.job]
-        else:
-            began = change.state == "running"
-            job.asked = job.asked if began or job.state == "queued" else now
-            job.state, job.since, job.joined = change.state, now, job.joined and began
-            if began:
-                job.host = change.host
-                self._moved, self._most_waiting = now, allowed
-                if not self._waiting():
-                    self._most_waiting = min(2 * allowed, max(self.first, self.wanted))
-        return before
-
-    def joined(self, job: str) -> None:
-        """Record that the worker of a job has joined."""
-        if job in self.jobs:
-            self.jobs[job].joined = True
-        self._failures = self.refusals = 0
-        self._again_at = float("-inf")
-
-    def removed(self, jobs: list[str]) -> None:
-        """Forget jobs that were given up."""
-        for job in jobs:
-            self.jobs.pop(job, None)
-
-    def failed(self, now: float, refused: bool = False) -> float:
-        """Record a failure; return the seconds until more is submitted."""
-        self._failures += 1
-        self.refusals += refused
-        pause = min(_LONGEST_PAUSE, 0.5 * 2.0 ** min(self._failures, 10))
-        self._again_at = now + pause
-        return pause
-
-    def pause(self, until: float) -> None:
-        """Submit nothing more before then."""
-        self._again_at = max(self._again_at, until)
-
-    # --- what to do
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether workers are refused one after the other, so that others like them will be, too."""
-        return self.refusals >= _PATIENCE and not any(job.joined for job in self.jobs.values())
-
-    def due(self, now: float) -> bool:
-        """Return whether there is something to do."""
-        return self.plan(now) != NextJobs()
-
-    def plan(self, now: float) -> NextJobs:
-        """Return what to do now."""
-        surplus = len(self.jobs) - self.wanted
-        waiting = self._waiting()
-        if surplus > 0:
-            return NextJobs(surplus=tuple(waiting[-surplus:]), absent=self._absent(now))
-        room = min(-surplus, self._allowed(now) - len(waiting)) if now >= self._again_at else 0
-        return NextJobs(submit=max(0, room), absent=self._absent(now))
-
-    def stuck(self, now: float, patience: float) -> bool:
-        """Return whether jobs have waited longer than the patience, and none runs."""
-        waiting = self._waiting()
-        return len(waiting) == len(self.jobs) > 0 and all(now - self.jobs[job].asked > patience for job in waiting)
-
-    def counts(self) -> dict[str, int]:
-        """Return how many jobs are in which state; "joined" are those that run and whose workers have."""
-        counts = dict.fromkeys(("queued", "running", "joined", "evicted", "held"), 0)
-        for job in self.jobs.values():
-            counts["joined" if job.joined else job.state] += 1
-        return counts
-
-    def _allowed(self, now: float) -> int:
-        """Return how many may wait: as many as at first, where none of those that wait has moved for long."""
-        return self.first if self._waiting() and now - self._moved > _STILL_SECONDS else self._most_waiting
-
-    def _waiting(self) -> list[str]:
-        # A worker may have joined before the batch system says that its job runs.
-        return [name for name, job in self.jobs.items() if job.state != "running" and not job.joined]
-
-    def _absent(self, now: float) -> tuple[str, ...]:
-        limit = now - self._join_timeout
-        return tuple(
-            name for name, job in self.jobs.items() if job.state == "running" and not job.joined and job.since < limit
-        )

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ctxflow.errors import CtxflowError
 from ctxflow.factory.condor_provider import CondorProvider
 from ctxflow.factory.exchange import RunFiles
 from ctxflow.factory.limits import maximum_of, shares
@@ -71,9 +72,8 @@ def provider_of(tier: Tier, run: str) -> Provider:
 class TierAnswer:
     """What a tier's batch system answers.
 
-    :param survey: None where it could not be asked; the problems say why then.
-    :param problems: why no worker of the tier would come, a sentence each.
-    :param advice: what to change besides.
+    :param survey: None where it could not be queried; the problems say why then.
+    :param problems: why no worker of the tier would come, a sentence each; `advice`, what to change besides.
     """
 
     tier: Tier
@@ -105,12 +105,7 @@ def ask_tiers(site: Site, provider: Callable[[Tier, str], Provider] = provider_o
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsed:
-    """What a factory would submit for one tier of one run.
-
-    :ivar run: its id; "" for one that is made up.
-    :ivar count: how many workers are asked for at first.
-    :ivar description: as the batch system would get it.
-    """
+    """What a factory would submit for one tier of one run ("" for one that is made up): how many workers, and how."""
 
     run: str
     tier: str
@@ -119,10 +114,10 @@ class Rehearsed:
 
 
 def rehearse(site: Site, runs: Sequence[PublishedRun]) -> list[Rehearsed]:
-    """Return what the factory of a site would submit.
+    """Return what the factory of a site would submit for its runs, of these.
 
-    :param runs: live ones, the oldest first; those that are not the factory's are left out. Where none is left, one is
-        made up that wants all there may be, and whose files are in a folder called RUN.
+    :param runs: live ones, the oldest first. Where none is the factory's, one is made up that wants all there may be,
+        and whose files are in a folder called RUN.
     :raises ProviderError: if it cannot be expressed for a batch system.
     """
     wishes = {run.id: RunFiles(run.id).read() for run in runs if run.acquire == "factory"}
@@ -172,10 +167,8 @@ def _judged(tier: Tier, survey: PoolSurvey) -> TierAnswer:
     if survey.machines == 0:
         problems, advice = [*problems, *(advice or ["no machine will do: ask for less"])], []
     elif survey.workers is not None and survey.workers < tier.workers:
-        advice.append(
-            f"workers = {tier.workers} is more than the {survey.workers} that those machines hold at most: the rest "
-            f"would wait; write workers = {survey.workers}, or ask for less a worker"
-        )
+        more = f"workers = {tier.workers} is more than the {survey.workers} that those machines hold at most"
+        advice.append(f"{more}: the rest would wait; write workers = {survey.workers}, or ask for less a worker")
     return TierAnswer(tier, survey, tuple(problems), tuple(advice))
 
 
@@ -188,10 +181,8 @@ class Leftovers:
     """What is left of runs that have ended.
 
     :ivar jobs: with each, the first of the tiers whose batch system has it.
-    :ivar files: paths.
-    :ivar elsewhere: how many jobs were left out since their runs go on, or may, on another machine that shares the
-        user's home.
-    :ivar troubles: which batch systems could not be asked, a sentence each.
+    :ivar elsewhere: how many jobs were left out, whose runs may go on, on another machine that shares the user's home.
+    :ivar troubles: which batch systems could not be queried, a sentence each.
     """
 
     jobs: list[tuple[Tier, FoundJob]]
@@ -201,7 +192,7 @@ class Leftovers:
 
 
 def find_leftovers(site: Site) -> Leftovers:
-    """Return all jobs of this user that are workers of no live run, and all files of dead ones."""
+    """Return all jobs of this user that are workers of no live run, and all files of ended ones."""
     found: list[tuple[Tier, FoundJob]] = []
     troubles = []
     for tier in {queue_of(tier): tier for tier in reversed(site.tiers)}.values():
@@ -259,9 +250,8 @@ def _connections() -> dict[str, str]:
         name, kind = os.path.splitext(os.path.basename(path))
         if kind == ".json":
             hosts[name] = ""
-            with contextlib.suppress(OSError, ValueError):
-                told = json.loads(read_own(path))
-                hosts[name] = str(told.get("host", "")) if isinstance(told, dict) else ""
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                hosts[name] = str(json.loads(read_own(path)).get("host", ""))
     return hosts
 
 
@@ -290,3 +280,21 @@ def _files() -> list[str]:
         with contextlib.suppress(OSError):
             found += [entry.path for entry in os.scandir(directory)]
     return found
+
+
+def check_site(site: Site) -> Site:
+    """Check that a factory can serve a site, and return it.
+
+    :raises CtxflowError: if it cannot, saying what to write.
+    """
+    if not site.capabilities.acquires or not site.tiers:
+        raise CtxflowError(
+            f'the site "{site.name}" has no workers to acquire: write engine = "taskvine" and at least one [[tiers]]'
+        )
+    if site.acquire != "factory":
+        raise CtxflowError(
+            f'runs of the site "{site.name}" acquire their workers themselves: write acquire = "factory" in its file'
+        )
+    for tier in site.tiers:
+        provider_of(tier, "check")
+    return site
