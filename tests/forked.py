@@ -217,7 +217,7 @@ PRELOADED = (
     "ctxflow.batch.driver",
     "ctxflow.batch.job_files",
     "ctxflow.cli.batch_command",
-    "ctxflow.batch.detaching",
+    "ctxflow.batch.detached",
     "ctxflow.batch.job_status",
     "ctxflow.factory.tier_providers",
     "ctxflow.factory.service",

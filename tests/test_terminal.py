@@ -15,7 +15,7 @@ from rich.live import Live
 
 from ctxflow import terminal as terminals
 from ctxflow.batch.display import JobView, LineDisplay
-from ctxflow.batch.phrases import one_line
+from ctxflow.batch.job_status import one_line
 from ctxflow.cli.app import main
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.bare import tell

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from ctxflow import batch_app
-from ctxflow.batch.phrases import Outcome, describe, summary
+from ctxflow.batch.driver import Outcome, summary
+from ctxflow.batch.job_status import describe
 from ctxflow.batch.pump import Tolerance
 from ctxflow.cli.factory_commands import _report
 from ctxflow.executors.bare import cancelled_text

@@ -3,7 +3,7 @@
 import contextlib
 import json
 
-from ctxflow.batch import journal
+from ctxflow.batch import ledger
 from ctxflow.batch.display import LineDisplay
 from ctxflow.ownership import AppendFile
 
@@ -36,13 +36,13 @@ def read_lines(path):
 def as_of_an_earlier_ctxflow(journal_path):
     """Make a journal what version 0.1 would have written: without rows' digests, with fewer facts."""
     with contextlib.closing(AppendFile(journal_path)) as file:
-        found = list(journal.frames(file))
-    written = bytearray(journal.EARLIER)
+        found = list(ledger.frames(file))
+    written = bytearray(ledger.EARLIER)
     for frame in found:
         kind, body = frame.kind, frame.body
-        if kind == journal.DIGESTED:
-            kind, body = journal.ROWS, body[: 16 * (frame.done + frame.dead)]
-        elif kind == journal.FACTS:
+        if kind == ledger.DIGESTED:
+            kind, body = ledger.ROWS, body[: 16 * (frame.done + frame.dead)]
+        elif kind == ledger.FACTS:
             facts = json.loads(body)
             facts.pop("made_of", None)
             facts.get("settings", {}).pop("too_long", None)
@@ -51,5 +51,5 @@ def as_of_an_earlier_ctxflow(journal_path):
             if "input" in facts:
                 facts["input"] = facts["input"]["digest"]
             body = json.dumps(facts).encode()
-        written += journal.packed(kind, body, frame.done, frame.dead, frame.sizes)
+        written += ledger.packed(kind, body, frame.done, frame.dead, frame.sizes)
     journal_path.write_bytes(written)

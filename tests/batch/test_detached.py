@@ -13,8 +13,18 @@ from typing import Any
 import pytest
 
 from ctxflow.batch import detached, load_job
-from ctxflow.batch.detached import Standing, found_jobs, job_named, last_complaint, standing_of, views
-from ctxflow.batch.detaching import carried, detach, self_contained, site_for_detaching
+from ctxflow.batch.detached import (
+    Standing,
+    carried,
+    detach,
+    found_jobs,
+    job_named,
+    last_complaint,
+    self_contained,
+    site_for_detaching,
+    standing_of,
+    views,
+)
 from ctxflow.batch.driver import begin_job, run_job
 from ctxflow.errors import CtxflowError
 from ctxflow.factory import condor_provider

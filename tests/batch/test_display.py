@@ -10,8 +10,7 @@ from rich.console import Console
 
 from ctxflow.batch import display
 from ctxflow.batch.display import JobView, LineDisplay, LiveDisplay, QuietDisplay, make_display
-from ctxflow.batch.job_status import told
-from ctxflow.batch.phrases import describe
+from ctxflow.batch.job_status import describe, told
 from ctxflow.observe.progress import Progress
 
 WIDTHS = (80, 100, 160)

@@ -21,8 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.batch import load_job
-from ctxflow.batch.driver import run_job
-from ctxflow.batch.phrases import summary
+from ctxflow.batch.driver import run_job, summary
 from ctxflow.batch.publish import PUBLISHED, publish
 from ctxflow.batch.records import Held
 

@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.batch.journal import SeenKeys, as_keys, contained, id_key
+from ctxflow.batch.ledger import as_keys, contained, id_key
+from ctxflow.batch.pump import SeenKeys
 
 numbers = st.integers(0, 30)
 

@@ -9,7 +9,7 @@ from batch_helpers import as_of_an_earlier_ctxflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.batch import journal as journals
+from ctxflow.batch import ledger as journals
 from ctxflow.batch.ledger import Ledger
 
 

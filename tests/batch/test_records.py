@@ -6,11 +6,12 @@ import socket
 import numpy as np
 import pytest
 
-from ctxflow.batch.intake import Prepared, RowError
 from ctxflow.batch.job import Job
+from ctxflow.batch.job_apps import Prepared
 from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
 from ctxflow.errors import CallCrashed, RemoteTraceback
 from ctxflow.executors.run.futures import error_of
+from ctxflow.rows.source import RowError
 from ctxflow.scheduler.events import Failure
 
 ANSWER = {"text": "Paris", "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 2, "truncated": False}

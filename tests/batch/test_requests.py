@@ -1,8 +1,8 @@
 import pytest
 
 from ctxflow import batch_app
-from ctxflow.batch.intake import function_maker, openai_maker, plain_maker
 from ctxflow.batch.job import Job
+from ctxflow.batch.job_apps import function_maker, openai_maker, plain_maker
 from ctxflow.rows.source import RowError
 
 

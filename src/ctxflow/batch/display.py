@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.phrases import describe, duration, hours, lacking, number, one_line, time_left
+from ctxflow.batch.job_status import describe, duration, hours, lacking, number, one_line, time_left
 from ctxflow.errors import counted
 from ctxflow.observe.progress import Progress
 from ctxflow.terminal import timed, visible, visible_console

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,15 +18,14 @@ from typing import Any
 import numpy as np
 
 from ctxflow.batch.display import Display, QuietDisplay
-from ctxflow.batch.intake import Intake, Make, Prepared
 from ctxflow.batch.job import Job, defaults
+from ctxflow.batch.job_apps import Make, Prepared
 from ctxflow.batch.job_files import Files, files_of, keeps
-from ctxflow.batch.job_status import StatusFile, read_status, serving
-from ctxflow.batch.journal import as_keys, contained, row_digest
-from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.phrases import Outcome
+from ctxflow.batch.job_status import StatusFile, duration, read_status, serving
+from ctxflow.batch.ledger import Ledger, as_keys, contained, row_digest
 from ctxflow.batch.preparation import prepare, refused
 from ctxflow.batch.publish import publish
+from ctxflow.batch.pump import Intake
 from ctxflow.batch.records import plain_columns
 from ctxflow.batch.work import Work, kept_summary
 from ctxflow.errors import counted
@@ -35,6 +35,40 @@ from ctxflow.rows.source import Limited, Source
 
 _PATIENCE = 2.0  # Seconds until a person is told how far it is; and from one time to the next.
 _INSTEAD = "name another output, or begin anew with --fresh"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended: all its rows are done or dead.
+
+    :ivar done: rows with a result; `dead`, rows in the dead letters.
+    :ivar done_now: those of this run; `dead_now` likewise.
+    :ivar seconds: that this run took.
+    :ivar already: whether there was nothing to do, since an earlier run had finished.
+    :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
+    :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
+        `altered`, texts and keys of dictionaries that had to be written otherwise.
+    :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
+
+    >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
+    3
+    """
+
+    done: int
+    dead: int
+    done_now: int
+    dead_now: int
+    seconds: float
+    already: bool = False
+    nulled: dict[str, int] = dataclasses.field(default_factory=dict)
+    altered: dict[str, int] = dataclasses.field(default_factory=dict)
+    summary: dict[str, Any] | None = None
+    truncated_now: int = 0
+
+    @property
+    def exit_status(self) -> int:
+        """Return 0 if all rows have a result, 3 if some are dead."""
+        return 3 if self.dead else 0
 
 
 def run_job(
@@ -313,3 +347,29 @@ def _not_compared(found: Any, digests: Any) -> str:
     if (digests == 0).any():
         return "of the rows that an earlier ctxflow did nobody can tell whether they are as they were"
     return f"it lacks {counted(int((~found).sum()), 'row')} done before"
+
+
+def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
+    """Return a sentence or two on how a job ended.
+
+    :param goes_on: whether it can be taken up again.
+    """
+    if outcome.already:
+        text = f"nothing to do: {counted(outcome.done, 'row')} done before, in {output}"
+    else:
+        text = f"{counted(outcome.done_now, 'row')} done in {duration(outcome.seconds)}"
+        text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
+    if outcome.truncated_now:
+        text += f'\n{counted(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
+    for column, many in outcome.nulled.items():
+        values = counted(many, "value")
+        text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"
+    for column, many in outcome.altered.items():
+        were, are = ("was", "it as it is") if many == 1 else ("were", "them as they are")
+        texts = counted(many, "text or key", "texts or keys")
+        text += f"\n{texts} of {column} {were} written otherwise, since the output cannot hold {are}"
+    if outcome.dead:
+        text += f"\n{counted(outcome.dead, 'row')} failed"
+        if output != os.devnull:
+            text += f", see {output}.errors.jsonl" + ("; --retry-errors tries them again" if goes_on else "")
+    return text

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
-from ctxflow.batch.templates import template_text
 from ctxflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +42,19 @@ def error_limit(text: str) -> tuple[int | None, float | None]:
             f"the most errors cannot be {text!r}: write a number of rows such as 20, or a share such as 5%"
         )
     return None, float(share[1])
+
+
+def template_text(text: str) -> str:
+    """Return the template itself, read from its file if only that is named.
+
+    :raises ValueError: if the file cannot be read.
+    """
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the template {text[1:]} cannot be read: {error}") from None
 
 
 WHAT, ROWS, PARAMETERS, WHERE, RUN = (

@@ -1,7 +1,7 @@
 """Prepare a job: open its input, settle what that decides, and check everything before anything starts or is written.
 
-`prepare` is what a run and a dry run share; `check` holds one check for every flag, and is pure; `preview` is the dry
-run, `ctxflow batch --dry-run`. Choices that exclude each other are checked in job.py, single rows in intake.py.
+`prepare` is what a run and a dry run (`preview`) share. Choices that exclude each other are checked in job.py, single
+rows in job_apps.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display, QuietDisplay
-from ctxflow.batch.intake import URLS, Item
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import function_app
+from ctxflow.batch.job_apps import URLS, Item, LacksColumn, columns_named, compile_template, function_app
 from ctxflow.batch.job_files import check_files, files_of, form_of
 from ctxflow.batch.job_status import status_path
-from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, counted
 from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal

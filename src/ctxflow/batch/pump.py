@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxflow.batch.intake import Prepared
+import numpy as np
+from numpy.typing import NDArray
+
 from ctxflow.batch.job import error_limit
-from ctxflow.batch.journal import Pair, row_digest
-from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.phrases import one_line
+from ctxflow.batch.job_apps import Make, Prepared
+from ctxflow.batch.job_status import one_line
+from ctxflow.batch.ledger import Keys, Ledger, Pair, as_keys, contained, id_key, row_digest
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted
 from ctxflow.executors.contract import EngineFailed
@@ -20,6 +22,132 @@ from ctxflow.executors.run.futures import Failed, Stream
 from ctxflow.models.results import InputTooLong
 from ctxflow.observe.history import Causes
 from ctxflow.ownership import uninterrupted
+from ctxflow.rows.source import Row, RowError, Source
+
+_ITEM_OVERHEAD = 500  # Bytes that an item on its way takes beside its values.
+
+
+class SeenKeys:
+    """The keys seen so far, as a few sorted runs of falling sizes.
+
+    >>> seen = SeenKeys()
+    >>> seen.add(as_keys([5, 7, 5])).tolist(), seen.add(as_keys([7, 8])).tolist()
+    ([False, False, True], [True, False])
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Keys] = []
+
+    def take(self, keys: Keys) -> None:
+        """Take over keys that are sorted, without a copy of them."""
+        if keys.size:
+            self._runs.insert(0, keys)
+
+    def add(self, keys: Keys) -> NDArray[np.bool_]:
+        """Add keys; tells for each whether it was seen before, in an earlier chunk or earlier in this one."""
+        unique, firsts = np.unique(keys, return_index=True)
+        repeated = np.ones(keys.size, dtype=bool)
+        repeated[firsts] = False
+        for run in self._runs:
+            repeated |= contained(keys, run)
+        self._runs.append(unique)
+        while len(self._runs) > 1 and 2 * self._runs[-1].size >= self._runs[-2].size:
+            last = self._runs.pop()
+            merged = np.concatenate([self._runs.pop(), last])
+            merged.sort(kind="stable")
+            self._runs.append(merged)
+        return repeated
+
+
+class Intake:
+    """The rows of an input that are not settled.
+
+    :param make: makes items of rows.
+    :param id_column: the column of the ids; None knows rows by their numbers.
+    :param keep: columns to be kept.
+    :param ledger: what is settled; without one nothing is.
+    :ivar read: how many rows the input has up to where it is read.
+    """
+
+    def __init__(
+        self, source: Source, make: Make, id_column: str | None, keep: tuple[str, ...], ledger: Ledger | None = None
+    ) -> None:
+        self.read = 0
+        self._source = source
+        self._make = make
+        self._id_column = id_column
+        self._keep = keep
+        self._settled = as_keys(()) if ledger is None else ledger.settled
+        self._skip = b"" if ledger is None else ledger.skip
+        self._seen = SeenKeys()
+        if id_column is not None and ledger is not None:
+            self._seen.take(ledger.skipped)
+
+    def chunks(self) -> Iterator[list[Prepared]]:
+        """Yield chunks of rows, which may be empty: all of a chunk may be settled."""
+        for rows in self._source.chunks(self._skip):
+            ids: list[Any] = [None] * len(rows)
+            errors: list[RowError | None] = [None] * len(rows)
+            keys = self._keys(rows, ids, errors)
+            settled = contained(keys, self._settled).tolist()
+            self.read = rows[-1].number + 1
+            yield [
+                self._prepared(row, key, identifier, error)
+                for row, key, identifier, error, known in zip(rows, keys.tolist(), ids, errors, settled, strict=True)
+                if not known
+            ]
+
+    def _keys(self, rows: list[Row], ids: list[Any], errors: list[RowError | None]) -> Keys:
+        """Return the rows' keys; fill in their ids, and what is wrong with them."""
+        numbers = [row.number for row in rows]
+        if self._id_column is None:
+            return as_keys(numbers)
+        given = []
+        for n, row in enumerate(rows):
+            try:
+                ids[n] = identifier = _id(row, self._id_column)
+                given.append(id_key(str(identifier)))
+            except RowError as error:
+                errors[n] = error
+                given.append(row.number)
+        keys = as_keys(given)
+        for n in np.flatnonzero(self._seen.add(keys)).tolist():
+            errors[n] = RowError(f"the {self._id_column} {ids[n]!r} is that of an earlier row: each needs its own")
+            keys[n] = numbers[n]
+        return keys
+
+    def _prepared(self, row: Row, key: int, identifier: Any, error: RowError | None) -> Prepared:
+        values = row.values
+        if isinstance(values, RowError):
+            error = values
+        if error is None:
+            assert isinstance(values, dict)
+            try:
+                kept = {name: _kept(values, name) for name in self._keep} if self._keep else _NOTHING
+                return Prepared(row.number, key, identifier, self._make(values), kept, row.size + _ITEM_OVERHEAD)
+            except RowError as reason:
+                error = reason
+        return Prepared(row.number, key, identifier, (), _NOTHING, _ITEM_OVERHEAD, error)
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def _id(row: Row, column: str) -> str | int:
+    if isinstance(row.values, RowError):
+        raise row.values
+    identifier = row.values.get(column)
+    if isinstance(identifier, bool) or not isinstance(identifier, (str, int)) or identifier == "":
+        shown = "missing" if identifier is None else repr(identifier)[:60]
+        raise RowError(f"the {column} is {shown}: each row needs one, a string or a whole number")
+    return identifier
+
+
+def _kept(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise RowError(f"the row has no {name!r}, which is to be kept")
+    return values[name]
+
 
 FIRST = 100
 """So many rows are looked at before a job can be said to go wrong throughout, or a share be told."""

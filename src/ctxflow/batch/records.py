@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
+from ctxflow.batch.job_apps import Prepared
 from ctxflow.errors import CallError, RemoteTraceback, article
 from ctxflow.rows.source import RowError
 

@@ -14,15 +14,13 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
-from ctxflow.batch.intake import Intake, Make, family_of, maker
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import model_app
+from ctxflow.batch.job_apps import Make, family_of, maker, model_app
 from ctxflow.batch.job_files import Files
-from ctxflow.batch.job_status import StatusFile
+from ctxflow.batch.job_status import StatusFile, one_line
 from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.phrases import one_line
 from ctxflow.batch.publish import PUBLISHED
-from ctxflow.batch.pump import Pump, Tolerance
+from ctxflow.batch.pump import Intake, Pump, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.run.figures import Status, figures_of

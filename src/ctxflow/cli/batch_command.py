@@ -26,7 +26,7 @@ from ctxflow.errors import UsageError
 from ctxflow.terminal import timed
 
 if TYPE_CHECKING:
-    from ctxflow.batch.phrases import Outcome
+    from ctxflow.batch.driver import Outcome
 
 
 def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -232,7 +232,7 @@ _FIGURES = (
 
 
 def _tell(outcome: Outcome, output: str, filtering: bool) -> None:
-    from ctxflow.batch.phrases import summary
+    from ctxflow.batch.driver import summary
     from ctxflow.observe.summary import summary_text
 
     print(timed(f"ctxflow: {summary(outcome, output, goes_on=not filtering)}"), file=sys.stderr)

@@ -79,7 +79,7 @@ def clean(
 
 
 def _show(chosen: list[KnownRun], left: list[str], younger: int, live: int, age: float) -> None:
-    from ctxflow.batch.phrases import duration
+    from ctxflow.batch.job_status import duration
 
     for run in chosen:
         ago = duration(max(0.0, time.time() - run.updated))

@@ -47,7 +47,7 @@ def submit_detached(job: Job, fresh: bool, retry_errors: bool, metrics: str | No
 
     :raises CtxflowError, ValueError: if the job makes no sense, or cannot be submitted from here.
     """
-    from ctxflow.batch.detaching import detach, site_for_detaching
+    from ctxflow.batch.detached import detach, site_for_detaching
     from ctxflow.batch.display import LineDisplay, QuietDisplay
     from ctxflow.batch.driver import begin_job
 
@@ -110,7 +110,7 @@ def jobs(
 
 def jobs_table(found: list[DetachedView], now: float) -> Group:
     """Return two lines for each job: how it stands, and below it its output, and why it is held or failed."""
-    from ctxflow.batch.phrases import number
+    from ctxflow.batch.job_status import number
 
     colours = {"running": "green", "held": "red", "failed": "red", "lost": "red", "queued": "yellow"}
     cells, below = [["job", "state", "since", "rows", "dead", "rows/s", "restarts"]], [""]

@@ -143,8 +143,7 @@ def _follow(watched: StatusReader, console: Console) -> dict[str, Any]:
 
 def _lines(watched: StatusReader) -> dict[str, Any]:
     """Print a line now and then until the batch has ended."""
-    from ctxflow.batch.job_status import LIVE, told
-    from ctxflow.batch.phrases import describe
+    from ctxflow.batch.job_status import LIVE, describe, told
     from ctxflow.observe.progress import Progress, condition
 
     status, due = watched.status, 0.0
@@ -199,7 +198,7 @@ def workers(
 
 
 def _table(found: list[Worker]) -> Table:
-    from ctxflow.batch.phrases import duration, one_line
+    from ctxflow.batch.job_status import duration, one_line
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for header in ("host", "GPU", "tier", "job", "state", "age", "done", "failed"):
