@@ -35,7 +35,7 @@ import psutil
 from common import Figure, figure, progress, report, versions
 
 from ctxflow import ContextExecutor, batch_app, context, context_app, idle, session_app
-from ctxflow.host.processes import proportional_bytes
+from ctxflow.host.linux import proportional_bytes
 
 _AT_ONCE = 50  # Declarations whose answers are awaited together.
 _CONTEXT_EVERY = 500  # Each costs a process its start.

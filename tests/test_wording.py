@@ -12,7 +12,7 @@ from ctxflow.cli.factory_commands import _report
 from ctxflow.executors.bare import cancelled_text
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.factory.tier_providers import Leftovers
-from ctxflow.host.session_states import _pairs
+from ctxflow.host.call_results import _pairs
 from ctxflow.models.reading import check_texts
 from ctxflow.models.results import InputTooLong, per_row
 from ctxflow.observe.progress import Progress

@@ -24,9 +24,9 @@ from ctxflow.executors.contract import NO_PAYLOADS, ContextPayload, Payloads, Ru
 from ctxflow.executors.protocol import call_message, events_of, plain_message
 from ctxflow.host import library_messages
 from ctxflow.host import messages as msg
-from ctxflow.host.file_cache import cached
-from ctxflow.host.processes import kill_session, kill_tree
-from ctxflow.host.session_states import state_path
+from ctxflow.host.call_surroundings import state_path
+from ctxflow.host.linux import kill_session, kill_tree
+from ctxflow.host.local_files import cached
 from ctxflow.host.wire import Channel, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

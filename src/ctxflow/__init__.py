@@ -138,4 +138,4 @@ class _OldNames:
 sys.meta_path.append(_OldNames)
 
 if hasattr(__spec__.loader, "archive"):  # A worker's program, which lacks what few workers need.
-    importlib.import_module("ctxflow.host.own_modules").install()
+    importlib.import_module("ctxflow.host.worker_program").install()

@@ -15,8 +15,8 @@ import forked
 from ctxflow.cli.app import app
 from ctxflow.cli.clean_command import seconds_of
 from ctxflow.errors import UsageError
-from ctxflow.host.own_modules import python_path
-from ctxflow.host.scratch import Scratch
+from ctxflow.host.linux import python_path
+from ctxflow.host.local_files import Scratch
 from ctxflow.observe.progress import VERSION, owner, write_status
 
 DAY = 86_400
@@ -164,8 +164,9 @@ def test_a_folder_that_is_not_there_is_a_wrong_command_line(folder):
 
 def leave_behind(base):
     """What a program leaves that is killed: a folder in the temporary directory, and its connection file."""
-    code = "import os, sys; from ctxflow.host.scratch import Scratch; os.write(1, Scratch(sys.argv[1]).path.encode()); "
-    words = [sys.executable, "-c", code + "os._exit(0)", str(base)]
+    code = "import os, sys; from ctxflow.host.local_files import Scratch; "
+    code += "os.write(1, Scratch(sys.argv[1]).path.encode()); os._exit(0)"
+    words = [sys.executable, "-c", code, str(base)]
     scratch = subprocess.check_output(words, env={**os.environ, **python_path()}, text=True)
     assert os.path.isdir(scratch)
     connections = os.path.join(os.environ["HOME"], ".ctxflow", "runs")

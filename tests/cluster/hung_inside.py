@@ -21,7 +21,7 @@ from ctxflow import ContextExecutor, batch_app
 from ctxflow.errors import CallTimeout
 from ctxflow.executors.protocol import Patience
 from ctxflow.factory.run_files import live_runs
-from ctxflow.host.processes import process_state
+from ctxflow.host.linux import process_state
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 from unkillable import unkillable

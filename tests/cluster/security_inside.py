@@ -29,7 +29,7 @@ from ctxflow.environments.archiving import pack_environment
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.taskvine import manager_process
 from ctxflow.factory.run_files import live_runs, runs_directory
-from ctxflow.host.seal import key_of
+from ctxflow.host.vine_protocol import key_of
 from ctxflow.observe.run_report import read_report
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
@@ -190,7 +190,7 @@ def test_a_stranger_that_got_past_the_password_gets_no_work(tmp_path: Path, capl
     """TaskVine's password does not stop everybody; the key does: here a worker whose host has another key."""
     bent = _bent(
         tmp_path,
-        "ctxflow/host/seal.py",
+        "ctxflow/host/vine_protocol.py",
         ("hmac.compare_digest(tag, _tag(key, _CALL, worker.encode(), rest))", "tag"),
         ("return _tag(key, _ANSWER", "return _tag(key_of(b'guess'), _ANSWER"),
     )
@@ -240,7 +240,7 @@ def test_a_stranger_without_a_name_is_told(tmp_path: Path, caplog: Any) -> None:
 
 def test_a_first_answer_of_any_size_is_not_read(tmp_path: Path, caplog: Any) -> None:
     """The seal of an answer is looked at when all of it is there: a stranger's must not fill the driver's memory."""
-    bent = _bent(tmp_path, "ctxflow/host/facts.py", ("return platform.python_version(), None",
+    bent = _bent(tmp_path, "ctxflow/host/vine_library.py", ("return platform.python_version(), None",
                  "return platform.python_version() + ' ' * 3_000_000, None"))  # fmt: skip
     with running(tmp_path) as executor, caplog.at_level(logging.WARNING, "ctxflow"):
         (told,) = live_runs()
@@ -359,7 +359,7 @@ def _bent(directory: Path, name: str, *changes: tuple[str, str]) -> Path:
 _BENT = {
     "version": ("ctxflow/installing.py", "__version__ = ", '__version__ = "0.0.0"  # ',
                 "runs ctxflow 0.0.0, and this is"),
-    "python": ("ctxflow/host/facts.py", "return platform.python_version(), None", 'return "3.9.1", None',
+    "python": ("ctxflow/host/vine_library.py", "return platform.python_version(), None", 'return "3.9.1", None',
                "has Python 3.9.1, and this is Python"),
 }  # fmt: skip
 

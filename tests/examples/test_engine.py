@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.host.processes import descendants
+from ctxflow.host.linux import descendants
 from ctxflow.sites import load_site
 from ctxflow.testing.engines import EngineContract
 from ctxflow.testing.session_contract import SessionContract

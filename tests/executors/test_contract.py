@@ -5,7 +5,7 @@ import signal
 
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
-from ctxflow.host.processes import descendants
+from ctxflow.host.linux import descendants
 from ctxflow.simulator import Drawn, GpuTimes
 from ctxflow.testing.engines import EngineContract
 

@@ -10,9 +10,9 @@ import pytest
 from ctxflow import ContextExecutor, batch_app, context, last, session_app
 from ctxflow.executors.embedded import engine as embedded
 from ctxflow.executors.embedded import local_workers
-from ctxflow.host.facts import Device
 from ctxflow.scheduler.log import replay
 from ctxflow.topology import Gpu, NumaNode, Topology, used_by
+from ctxflow.topology.machine import Device
 
 DEVICES = 8
 SOCKETS = {0: (0, 2, 4, 6), 1: (1, 3, 5, 7)}  # Neighbours are not neighbours by number.

@@ -18,8 +18,8 @@ from ctxflow.errors import CallTimeout
 from ctxflow.executors.embedded import engine as embedded
 from ctxflow.executors.embedded.local_hosts import LocalWatch
 from ctxflow.executors.protocol import Heartbeats, Patience
-from ctxflow.host.facts import Device
-from ctxflow.host.processes import descendants
+from ctxflow.host.linux import descendants
+from ctxflow.topology.machine import Device
 from unkillable import stopped, unkillable
 
 HASTE = Patience(ask=0.4, answer=1.2, overdue=0.4, urgent=0.8)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ctxflow.host.own_modules import python_path
+from ctxflow.host.linux import python_path
 
 PROGRAM = """
 import os, time

@@ -15,8 +15,8 @@ from executor_helpers import eventually, runs, started
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.host.library_messages import BuildFailed, ContextBuilt, LineOpened
+from ctxflow.host.linux import descendants
 from ctxflow.host.messages import LibraryDied
-from ctxflow.host.processes import descendants
 from ctxflow.host.wire import Trouble, frame, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -4,7 +4,7 @@ import dataclasses
 
 from ctxflow.host import library_messages as lib
 from ctxflow.host import messages as m
-from ctxflow.host import vine_messages as v
+from ctxflow.host import messages as v
 from ctxflow.host import wire
 
 KINDS = {

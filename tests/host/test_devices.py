@@ -2,9 +2,9 @@
 
 import pytest
 
-from ctxflow.host import facts
-from ctxflow.host import facts as devices
+from ctxflow.host.vine_library import worker_facts
 from ctxflow.topology import Gpu, NumaNode, Topology, from_graph
+from ctxflow.topology import machine as devices
 
 # Eight GPUs whose neighbours are not neighbours by number.
 NODES = tuple(NumaNode(number, number % 2) for number in range(8))
@@ -47,14 +47,14 @@ def test_what_a_worker_tells(machine, monkeypatch, tmp_path):
         "_CONDOR_MACHINE_AD": str(tmp_path / "ad"),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    told = facts.facts(1, 1, str(tmp_path / "cache"))
+    told = worker_facts(1, 1, str(tmp_path / "cache"))
     assert (told.machine, told.devices, told.pin) == ("n1.pool", ["GPU-0000", "GPU-1000"], 7)
     assert [gpu.numa for gpu in from_graph(told.topology).gpus] == list(range(8))
     for name in ("CUDA_VISIBLE_DEVICES", "CTXFLOW_TESTBED_GPU", "CTXFLOW_PIN", "_CONDOR_MACHINE_AD"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(devices, "_nvidia_smi", list)
-    told = facts.facts(1, 1, str(tmp_path / "cache"))
+    monkeypatch.setattr(devices, "_from_nvidia_smi", lambda query: ([], []))
+    told = worker_facts(1, 1, str(tmp_path / "cache"))
     assert (told.machine, told.devices, told.topology, told.pin) == (None, [], None, None)
     for variable in ("SLURMD_NODENAME", "CTXFLOW_MACHINE"):  # What Slurm calls a node, and where a pod's host is told.
         monkeypatch.setenv(variable, f"by {variable}")
-        assert facts.facts(1, 1, str(tmp_path / "cache")).machine == f"by {variable}"
+        assert worker_facts(1, 1, str(tmp_path / "cache")).machine == f"by {variable}"

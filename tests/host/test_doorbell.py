@@ -9,13 +9,15 @@ from vine_player import Player
 
 from ctxflow.host.wire import short_path
 
+SERVE = "import sys; from ctxflow.host.vine_protocol import answer_rings; sys.exit(answer_rings(sys.argv[1:]))"
+
 
 @pytest.fixture
 def bell(tmp_path):
     folder = tmp_path / ("deep" * 30)
     folder.mkdir()
     path = str(folder / "bell")
-    player = Player(tmp_path, [sys.executable, "-m", "ctxflow.host.doorbell", "--socket", path])
+    player = Player(tmp_path, [sys.executable, "-c", SERVE, "--socket", path])
     assert json.loads(player.message())["name"] == "doorbell"
 
     def ring():

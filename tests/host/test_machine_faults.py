@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ctxflow.host.machine_errors import looks_like_the_machine
+from ctxflow.host.linux import looks_like_the_machine
 
 
 class Silent(Exception):

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from ctxflow.executors.taskvine import manager_messages
-from ctxflow.host import library_messages, messages, vine_messages
+from ctxflow.host import library_messages, messages
 from ctxflow.host.wire import Direction, Trouble, pack, unframe
 
 DIRECTIONS = [
@@ -15,8 +15,8 @@ DIRECTIONS = [
     library_messages.Answer,
     messages.ToHost,
     messages.FromHost,
-    vine_messages.ToWorker,
-    vine_messages.FromWorker,
+    messages.ToWorker,
+    messages.FromWorker,
     manager_messages.ToManager,
     manager_messages.FromManager,
 ]

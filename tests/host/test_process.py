@@ -6,7 +6,7 @@ import site
 import pytest
 
 from ctxflow import ContextExecutor, context, context_app
-from ctxflow.host.own_modules import python_path, restore_python_path
+from ctxflow.host.linux import python_path, restore_python_path
 
 
 @pytest.mark.parametrize("given", [None, "/somewhere", "relative:/else"])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ctxflow.host.processes import (
+from ctxflow.host.linux import (
     bury_orphans,
     descendants,
     kill_session,

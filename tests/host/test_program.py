@@ -20,8 +20,8 @@ from vine_player import Player
 
 import ctxflow
 from ctxflow.files import digest_path
-from ctxflow.host import own_modules as rest
 from ctxflow.host import worker_program as program
+from ctxflow.host import worker_program as rest
 from ctxflow.host.worker_program import build_program
 
 _TELL_COMPILED = """\

@@ -11,7 +11,7 @@ from message_heads import frame
 from vine_player import Player
 
 from ctxflow.files import digest_path
-from ctxflow.host import own_modules as rest
+from ctxflow.host import worker_program as rest
 from ctxflow.host.worker_program import build_program
 
 
@@ -196,7 +196,7 @@ def test_what_never_comes_is_told_in_a_sentence(tmp_path):
     os.mkfifo(cache / rest._BELL)
     bell = os.open(cache / rest._BELL, os.O_RDWR | os.O_NONBLOCK)
     try:
-        code = "from ctxflow.host import own_modules; own_modules._LIMIT_SECONDS = 0.3; import ctxflow.observe.progress"
+        code = "from ctxflow.host import worker_program as p; p._LIMIT_SECONDS = 0.3; import ctxflow.observe.progress"
         done = run_alone(tmp_path, code, CTXFLOW_REST=str(cache))
         assert "ctxflow.observe did not come from the driver within 0 s" in done.stderr
         assert os.read(bell, 10) == b".", "asked for once in ten seconds"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.host.own_modules import python_path
-from ctxflow.host.scratch import Scratch, abandoned, sweep
+from ctxflow.host.linux import python_path
+from ctxflow.host.local_files import Scratch, abandoned, sweep
 
 OWNS = """
 import sys
-from ctxflow.host.scratch import Guard, Scratch
+from ctxflow.host.local_files import Guard, Scratch
 scratch = Scratch(sys.argv[1])
 guard = Guard(sys.argv[2:]) if sys.argv[2:] else None
 print(scratch.path, flush=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.host.seal import SIZE, Once, key_of, open_answer, open_call, seal_answer, seal_call
+from ctxflow.host.vine_protocol import SEAL_BYTES, Once, key_of, open_answer, open_call, seal_answer, seal_call
 
 KEY = key_of(b"password")
 
@@ -40,7 +40,7 @@ def test_each_number_counts_once_in_any_order(numbers):
 
 def test_an_answer_is_no_call():
     """Even where what they are about is the same: the tag names the direction."""
-    about = b"w" * SIZE
+    about = b"w" * SEAL_BYTES
     answer = seal_answer(KEY, about, (1).to_bytes(8, "big") + b"x")
     with pytest.raises(ValueError, match="seal"):
         open_call(KEY, about.decode(), answer)

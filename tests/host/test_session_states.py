@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from ctxflow.host.session_states import States, StepEntry, digest_of, state_path
+from ctxflow.host.call_results import States, StepEntry
+from ctxflow.host.call_surroundings import digest_of, state_path
 
 
 def count(states, prompts):

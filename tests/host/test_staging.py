@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from ctxflow.host import file_cache
-from ctxflow.host.file_cache import cached, stage
+from ctxflow.host import local_files
+from ctxflow.host.local_files import cached, stage
 
 
 def tree(folder):
@@ -58,7 +58,7 @@ def test_the_same_content_under_two_names(tmp_path, model):
 def test_a_copy_is_made_where_there_are_no_links(tmp_path, model, links, monkeypatch):
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
-    monkeypatch.setattr(file_cache, "_COPIED_BYTES", 0)
+    monkeypatch.setattr(local_files, "_COPIED_BYTES", 0)
     place = stage(f"{model}/config.json", "cc", str(tmp_path / "cache"))
     assert os.path.samefile(place, model / "config.json") == links
 
@@ -71,7 +71,7 @@ def test_nothing_half_made_is_left(tmp_path, model, source, monkeypatch):
         next(copies, None)
         raise OSError(28, "No space left on device", target)
 
-    monkeypatch.setattr(file_cache, "_link_or_copy", copy)
+    monkeypatch.setattr(local_files, "_link_or_copy", copy)
     cache = tmp_path / "cache"
     with pytest.raises(OSError, match=r"No space left|missing"):
         stage(str(tmp_path / source), "dd", str(cache))
@@ -114,7 +114,7 @@ def test_what_is_written_into_a_small_staged_file_stays_there(tmp_path, model):
 
 
 def test_a_folder_of_many_small_files_is_not_copied_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_cache, "_COPIED_IN_ALL", 25)
+    monkeypatch.setattr(local_files, "_COPIED_IN_ALL", 25)
     (tmp_path / "many").mkdir()
     for number in range(5):
         (tmp_path / "many" / f"{number}").write_text("ten bytes.")
@@ -125,7 +125,7 @@ def test_a_folder_of_many_small_files_is_not_copied_whole(tmp_path, monkeypatch)
 
 def test_files_share_their_blocks_where_the_disk_can(tmp_path, model, monkeypatch):
     def clone(target, request, source):
-        assert request == file_cache._FICLONE
+        assert request == local_files._FICLONE
         os.sendfile(target, source, 0, os.fstat(source).st_size)
 
     with monkeypatch.context() as patch:

@@ -7,7 +7,7 @@ import time
 import pytest
 from test_host import Driven
 
-from ctxflow.host.processes import activity, kill_tree, process_state
+from ctxflow.host.linux import activity, kill_tree, process_state
 from unkillable import stopped, unkillable
 
 

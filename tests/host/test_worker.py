@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.host.own_modules import package_root, python_path
-from ctxflow.host.processes import descendants, kill_tree
-from ctxflow.host.seal import key_of
+from ctxflow.host.linux import descendants, kill_tree, package_root, python_path
+from ctxflow.host.vine_protocol import key_of
 from ctxflow.host.worker_program import build_program
 
 PLAYED = Path(__file__).parent / "played_worker.py"

@@ -13,8 +13,8 @@ import cloudpickle
 from message_heads import frame
 from message_heads import reports as opened
 
-from ctxflow.host.own_modules import python_path
-from ctxflow.host.seal import SIZE, key_of, open_answer, seal_call
+from ctxflow.host.linux import python_path
+from ctxflow.host.vine_protocol import SEAL_BYTES, key_of, open_answer, seal_call
 from ctxflow.recipe import Context
 
 LIBRARY = [sys.executable, "-m", "ctxflow.host.vine_library"]
@@ -100,7 +100,7 @@ class Player:
             with open(os.path.join(self._answers[done], ".taskvine.stdout"), "rb") as file:
                 answer = base64.b64decode(file.read(), validate=True)
             reports = open_answer(self.key, self._seals[done], answer)
-            self._answers[done] = int(status), opened(answer[SIZE:] if reports is None else reports)
+            self._answers[done] = int(status), opened(answer[SEAL_BYTES:] if reports is None else reports)
         del self._answers[task]
         return sandbox
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ctxflow.executors.taskvine.vine_workers import VineWorker
-from ctxflow.host.vine_messages import WorkerFacts
+from ctxflow.host.messages import WorkerFacts
 from ctxflow.sites import SiteError, load_site
 from ctxflow.sites.reference import toml_lines
 from ctxflow.sites.site_model import region_specs

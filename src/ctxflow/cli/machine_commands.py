@@ -104,7 +104,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _machine() -> Iterable[Finding]:
-    from ctxflow.host.processes import machine_memory
+    from ctxflow.host.linux import machine_memory
 
     def needed(name: str, good: bool, found: str, advice: str) -> Finding:
         return Finding("Machine", name, "ok" if good else "bad", found, "" if good else advice)
@@ -123,7 +123,7 @@ def _machine() -> Iterable[Finding]:
 
 def _free_memory() -> int:
     """Return the memory available without paging, in bytes; all of it where that is not known."""
-    from ctxflow.host.processes import machine_memory
+    from ctxflow.host.linux import machine_memory
 
     with contextlib.suppress(OSError), open("/proc/meminfo") as file:
         for line in file:
@@ -206,7 +206,7 @@ def _version(name: str) -> str:
 
 
 def _devices() -> Iterable[Finding]:
-    from ctxflow.host.facts import cuda_devices
+    from ctxflow.topology.machine import cuda_devices
 
     devices = cuda_devices()
     for device in devices:

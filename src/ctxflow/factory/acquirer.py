@@ -15,7 +15,7 @@ from ctxflow.errors import counted
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, KeepsOutput, Provider, ProviderError, WorkerJob
 from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer, TierJobs
-from ctxflow.host.machine_errors import advice, none_left
+from ctxflow.host.linux import advice, none_left
 
 logger = logging.getLogger("ctxflow")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)

@@ -24,9 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.factory.provider import ProviderError
-from ctxflow.host.machine_errors import readable
-from ctxflow.host.own_modules import python_path
-from ctxflow.host.processes import ended_within
+from ctxflow.host.linux import ended_within, python_path, readable
 from ctxflow.installing import how_to_install
 
 # Longer than the bindings wait for most answers, which is 20 s: a schedd with much to do is left to do it.

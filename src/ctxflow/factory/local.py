@@ -26,8 +26,8 @@ from ctxflow.factory.provider import (
     tail,
 )
 from ctxflow.host.library_process import KeptLogs
-from ctxflow.host.processes import ended_within, kill_session, kill_tree
-from ctxflow.host.scratch import Scratch, sweep
+from ctxflow.host.linux import ended_within, kill_session, kill_tree
+from ctxflow.host.local_files import Scratch, sweep
 
 _PATIENCE = 5.0
 _MOST_LOGS = 100

@@ -1,6 +1,6 @@
 """Check whether workers of a site can start and reach this machine: their environment, the network, and a probe job.
 
-The job itself: host/probe.py.
+The job itself: host/program_main.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ctxflow.factory.provider import JobChange, Provider, ProviderError, explain
 from ctxflow.factory.run_files import job_of, python_of
 from ctxflow.factory.tier_providers import provider_of
 from ctxflow.files import write_private
-from ctxflow.host import probe
+from ctxflow.host import program_main
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
@@ -256,11 +256,12 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         ear = last.enter_context(_Ear(listener, key.encode()))
         secret = os.path.join(folder, "secret")
         write_private(secret, key)
-        program = shutil.copy(probe.__file__, folder)
+        program = shutil.copy(program_main.__file__, folder)
         lends.start(folder)
         last.callback(lends.stop)
         python = python_of(site.python_environment)
-        words = [python, "probe.py", site.taskvine.address or own_address(), str(listener.getsockname()[1]), "secret"]
+        port = str(listener.getsockname()[1])
+        words = [python, "program_main.py", "probe", site.taskvine.address or own_address(), port, "secret"]
         job = job_of(tier, words, [program, secret])
         begun = time.monotonic()
         [name] = lends.submit(job, 1)

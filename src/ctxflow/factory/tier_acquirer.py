@@ -27,7 +27,7 @@ from ctxflow.factory.provider import (
     explaining_line,
     survey_reason,
 )
-from ctxflow.host.machine_errors import advice, none_left
+from ctxflow.host.linux import advice, none_left
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0

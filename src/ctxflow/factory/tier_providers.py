@@ -20,7 +20,7 @@ from ctxflow.factory.local import LocalProvider
 from ctxflow.factory.provider import FoundJob, PoolSurvey, Provider, ProviderError, WorkerJob
 from ctxflow.factory.run_files import Lead, PublishedRun, all_directories, live_runs, python_of, worker_job
 from ctxflow.files import own_folder, read_own, write_private
-from ctxflow.host.scratch import abandoned, remove_abandoned
+from ctxflow.host.local_files import abandoned, remove_abandoned
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 from ctxflow.sites.site_rules import is_secret

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.host.context_host import Host
-from ctxflow.host.file_cache import clear
+from ctxflow.host.linux import adopt_orphans, kill_children, on_signal
+from ctxflow.host.local_files import clear
 from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven
-from ctxflow.host.processes import adopt_orphans, kill_children, on_signal
 from ctxflow.host.wire import Channel, pack
 
 

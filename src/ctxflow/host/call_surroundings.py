@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any, TextIO
 
+from ctxflow.host.linux import CALL_NUMBER_BYTES, INTERRUPT_SIGNAL
+
 AROUND = "CTXFLOW_AROUND_CALLS"
 """A variable that names `module:function`, which gets each app's function and returns what is called in its place."""
 
@@ -223,8 +225,58 @@ def _download(address: str, path: str) -> None:
         ) from None
 
 
-NUMBER_BYTES = 8
-SIGNAL = signal.SIGUSR1
+def state_path(folder: str, session: int, made: int) -> str:
+    """Return where the state of a session with so many chunks made is in a worker's cache."""
+    return os.path.join(folder, f"{session}-{made}.state")
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest by which a state is known.
+
+    >>> digest_of(b"")
+    'cae66941d9efbd404e4d88758ea67670'
+    """
+    import hashlib  # Which takes a twentieth of the time in which a library process starts.
+
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+class StateGone(Exception):
+    """A session's state cannot be had; the message says why."""
+
+
+def read_state(folder: str, session: int, made: int, digest: str) -> bytes:
+    """Return a state from the cache, as it was frozen; raise `StateGone` if it is not there, or another."""
+    try:
+        with open(state_path(folder, session, made), "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise StateGone(f"the session's frozen state cannot be read: {error}") from None
+    if digest_of(data) != digest:
+        raise StateGone("the session's frozen state is not what was frozen: its digest differs")
+    return data
+
+
+def write_state(state: bytes, path: str) -> bool:
+    """Write a state to the cache, complete or not at all; return whether it is there."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path + ".part", "wb") as file:
+            file.write(state)
+        os.replace(path + ".part", path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path + ".part")
+        return False
+    return True
+
+
+def remove_states(folder: str, session: int) -> None:
+    """Remove a session's states from the cache."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(f"{session}-"):
+                os.unlink(os.path.join(folder, name))
 
 
 class CallInterrupted(KeyboardInterrupt):
@@ -234,19 +286,20 @@ class CallInterrupted(KeyboardInterrupt):
 class Interrupts:
     """The calls that are to be interrupted: the one that runs is at once, others when their turn comes.
 
-    :param asked: the descriptor of a pipe that does not block, with the numbers of such calls; `SIGNAL` follows each.
-    :param running: the descriptor of a file of `NUMBER_BYTES`, where the number of the call that runs is written for
-        the host to see, 0 if none does.
+    :param asked: the descriptor of a pipe that does not block, with the numbers of such calls; `INTERRUPT_SIGNAL`
+        follows each.
+    :param running: the descriptor of a file of `CALL_NUMBER_BYTES`, where the number of the call that runs is written
+        for the host to see, 0 if none does.
     """
 
     def __init__(self, asked: int, running: int) -> None:
         self._pid = os.getpid()
         self._pipe = asked
-        self._running = mmap.mmap(running, NUMBER_BYTES)
+        self._running = mmap.mmap(running, CALL_NUMBER_BYTES)
         self._asked: set[int] = set()
         self._call = 0
         self._may = False  # Whether the call may be interrupted just now.
-        signal.signal(SIGNAL, self._heard)
+        signal.signal(INTERRUPT_SIGNAL, self._heard)
 
     def begin(self, call: int) -> None:
         """A call begins.
@@ -254,7 +307,7 @@ class Interrupts:
         :raises CallInterrupted: if it is one of those.
         """
         self._call = call
-        self._running[:] = call.to_bytes(NUMBER_BYTES, "little")
+        self._running[:] = call.to_bytes(CALL_NUMBER_BYTES, "little")
         self._may = True
         self._raise_if_asked()
 
@@ -263,7 +316,7 @@ class Interrupts:
         self._may = False
         self._asked.discard(self._call)
         self._call = 0
-        self._running[:] = bytes(NUMBER_BYTES)
+        self._running[:] = bytes(CALL_NUMBER_BYTES)
 
     def shielded(self, send: Callable[[], None]) -> None:
         """Do something during a call that must be done wholly or not at all, such as to send a message."""
@@ -278,9 +331,9 @@ class Interrupts:
         if os.getpid() != self._pid:  # A process that the user's code forked.
             return
         with contextlib.suppress(BlockingIOError):
-            while block := os.read(self._pipe, 512 * NUMBER_BYTES):
-                for at in range(0, len(block), NUMBER_BYTES):
-                    self._asked.add(int.from_bytes(block[at : at + NUMBER_BYTES], "little"))
+            while block := os.read(self._pipe, 512 * CALL_NUMBER_BYTES):
+                for at in range(0, len(block), CALL_NUMBER_BYTES):
+                    self._asked.add(int.from_bytes(block[at : at + CALL_NUMBER_BYTES], "little"))
         self._raise_if_asked()
 
     def _raise_if_asked(self) -> None:

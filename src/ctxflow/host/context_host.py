@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ctxflow.host.file_cache import clear, stage, staging_message
 from ctxflow.host.library_messages import (
     FROM_LIBRARY,
     BuildContext,
@@ -34,8 +33,16 @@ from ctxflow.host.library_messages import (
     PartFinished,
     RunCall,
 )
-from ctxflow.host.library_process import KeptLogs, LibraryProcess, now
-from ctxflow.host.machine_errors import advice, looks_like_the_machine, none_left
+from ctxflow.host.library_process import KeptLogs, LibraryProcess, Undead, now
+from ctxflow.host.linux import (
+    advice,
+    bury_orphans,
+    kill_tree,
+    looks_like_the_machine,
+    none_left,
+    tree_bytes,
+)
+from ctxflow.host.local_files import clear, stage, staging_message
 from ctxflow.host.messages import (
     DrainCalls,
     EndLibrary,
@@ -52,7 +59,6 @@ from ctxflow.host.messages import (
     ToHost,
     WorkerStuck,
 )
-from ctxflow.host.processes import Undead, bury_orphans, kill_tree, tree_bytes
 from ctxflow.host.wire import Message, Trouble, pack
 
 T = TypeVar("T")

@@ -28,9 +28,8 @@ from typing import Any
 import cloudpickle
 
 from ctxflow.errors import BatchContractError, name_of
-from ctxflow.host.call_results import EVERY_SECONDS, Extent, Yielding, dump_results, one_each
+from ctxflow.host.call_results import EVERY_SECONDS, Extent, States, StepEntry, Yielding, dump_results, one_each
 from ctxflow.host.call_surroundings import (
-    SIGNAL,
     STAGED,
     CallInterrupted,
     FolderEach,
@@ -57,10 +56,14 @@ from ctxflow.host.library_messages import (
     RunCall,
     ToLibrary,
 )
-from ctxflow.host.machine_errors import looks_like_the_machine
-from ctxflow.host.own_modules import restore_python_path
-from ctxflow.host.processes import die_with_parent, resident_bytes, tree_bytes
-from ctxflow.host.session_states import States, StepEntry
+from ctxflow.host.linux import (
+    INTERRUPT_SIGNAL,
+    die_with_parent,
+    looks_like_the_machine,
+    resident_bytes,
+    restore_python_path,
+    tree_bytes,
+)
 from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
 from ctxflow.on_worker import set_loaded
 from ctxflow.recipe import Context
@@ -233,7 +236,9 @@ class _Library:
 
     def _note_handlers(self) -> None:
         """Note what is done at the signals that the host sends, which a context may have changed."""
-        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, SIGNAL)}
+        self._handlers = {
+            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, INTERRUPT_SIGNAL)
+        }
 
     def _mend_handlers(self) -> None:
         """Put back what a call changed of that: a process that the next call starts would ignore SIGTERM for ever."""

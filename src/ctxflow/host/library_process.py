@@ -17,16 +17,24 @@ import time
 from collections.abc import Collection, Mapping
 from typing import IO
 
-from ctxflow.host.call_surroundings import NUMBER_BYTES, SIGNAL
 from ctxflow.host.library_messages import ForgetParts, GivePart, RunCall
-from ctxflow.host.machine_errors import readable
-from ctxflow.host.own_modules import package_root, python_path
-from ctxflow.host.processes import ended_within, kill_tree
+from ctxflow.host.linux import (
+    CALL_NUMBER_BYTES,
+    INTERRUPT_SIGNAL,
+    activity,
+    ended_within,
+    kill_tree,
+    package_root,
+    python_path,
+    readable,
+)
 from ctxflow.host.wire import Channel, pack
 
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
+_LOOK_SECONDS = 0.5
+_STUCK_SECONDS = 20.0  # After which a process in which nothing moves is reported as stuck.
 _INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
 
 
@@ -83,7 +91,7 @@ class LibraryProcess:
             ours.callback(os.close, self._asked)
             self._running = os.memfd_create("ctxflow-call", os.MFD_CLOEXEC)
             ours.callback(os.close, self._running)
-            os.truncate(self._running, NUMBER_BYTES)
+            os.truncate(self._running, CALL_NUMBER_BYTES)
             self.process = subprocess.Popen(
                 [
                     interpreter(),
@@ -139,8 +147,8 @@ class LibraryProcess:
     def interrupt(self, call: int, now: float) -> None:
         """Have a call that nobody waits for end, with an exception; one that has ended is none the worse for it."""
         with contextlib.suppress(OSError):  # Of a pipe that is full, or a process that is gone.
-            os.write(self._asked, call.to_bytes(NUMBER_BYTES, "little"))
-            self.process.send_signal(SIGNAL)
+            os.write(self._asked, call.to_bytes(CALL_NUMBER_BYTES, "little"))
+            self.process.send_signal(INTERRUPT_SIGNAL)
         self.interrupted[call] = now + _INTERRUPT_SECONDS
 
     def ignores_interrupt(self, now: float) -> bool:
@@ -148,7 +156,7 @@ class LibraryProcess:
         overdue = [call for call, due in self.interrupted.items() if due <= now]
         for call in overdue:
             del self.interrupted[call]
-        return bool(overdue) and int.from_bytes(os.pread(self._running, NUMBER_BYTES, 0), "little") in overdue
+        return bool(overdue) and int.from_bytes(os.pread(self._running, CALL_NUMBER_BYTES, 0), "little") in overdue
 
     @property
     def deadline(self) -> float:
@@ -316,3 +324,49 @@ class KeptLogs:
             self.paths.remove(each)
             with contextlib.suppress(OSError):
                 shutil.rmtree(each) if os.path.isdir(each) else os.unlink(each)
+
+
+class Undead:
+    """A host's processes that were killed and are not gone yet: their memory is large, or the kernel waits for them.
+
+    :ivar stuck_seconds: how long nothing may move in one.
+    :ivar look_at: when to call `look`.
+    """
+
+    def __init__(self) -> None:
+        self.stuck_seconds = _STUCK_SECONDS
+        self.look_at = float("inf")
+        self._killed: dict[subprocess.Popen[bytes], tuple[float, tuple[str, ...]]] = {}  # When it moved, and what.
+        self._told = False
+
+    def __bool__(self) -> bool:
+        return bool(self._killed)
+
+    def add(self, process: subprocess.Popen[bytes], now: float) -> None:
+        """Look after one more."""
+        self._killed[process] = now, activity(process.pid)
+        self.look_at = now + _LOOK_SECONDS
+
+    def pids(self) -> list[int]:
+        """Return their numbers."""
+        return [process.pid for process in self._killed]
+
+    def look(self, now: float) -> str | None:
+        """Forget those that are gone; return what to report of one that stays, once."""
+        self._killed = {process: seen for process, seen in self._killed.items() if process.poll() is None}
+        self.look_at = now + _LOOK_SECONDS if self._killed else float("inf")
+        for process, (moved_at, before) in self._killed.items():
+            if (seen := activity(process.pid)) != before:
+                self._killed[process] = now, seen
+            elif now >= moved_at + self.stuck_seconds and not self._told:
+                self._told = True
+                return (
+                    f"its process {process.pid} was killed and does not end, so that its GPU and memory stay "
+                    "taken: see what it waits for in the kernel (a GPU that failed, a file server that hangs)"
+                )
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Give each so long to end."""
+        for process in self._killed:
+            ended_within(process, seconds)

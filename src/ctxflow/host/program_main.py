@@ -1,6 +1,6 @@
-"""The first thing that runs of the one file that a worker runs (worker_program.py): starts one of its programs.
+"""What runs first on a worker's machine: of the file that a worker runs (worker_program.py), or alone, as a probe.
 
-Python 3.6 must be able to read it, to be told that it is too old.
+Python 3.6 must be able to read it: the program tells that it is too old, and a probe reports it.
 """
 
 import os
@@ -11,25 +11,73 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from zipimport import zipimporter
 
-_PROGRAMS = ("worker", "vine_library", "doorbell")
+_PROGRAMS = {
+    "worker": ("worker", "main"),
+    "vine_library": ("vine_library", "main"),
+    "doorbell": ("vine_protocol", "answer_rings"),
+    "library": ("library", "main"),  # For hosts alone (library_process.py).
+}
+_PROBE_SECONDS = 10
 _FILE = os.path.dirname(__file__)
 
 
 def main() -> None:
-    """Start the program that the first argument names; `library` is for hosts alone (library_process.py)."""
-    if len(sys.argv) < 2 or sys.argv[1] not in (*_PROGRAMS, "library"):
-        sys.exit(f"usage: python {sys.argv[0]} {{{'|'.join(_PROGRAMS)}}} ...")
+    """Start the program that the first argument names."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name == "probe":
+        sys.exit(probe(*sys.argv[2:]))
+    if name not in _PROGRAMS:
+        sys.exit(f"usage: python {sys.argv[0]} {{{'|'.join(list(_PROGRAMS)[:-1])}}} ...")
     if sys.version_info < (3, 10):  # noqa: UP036 - it is a worker's Python, whichever that is
         sys.exit(f"ctxflow needs Python 3.10 or later, and {sys.executable} is {sys.version.split()[0]}")
-    if sys.argv[1] not in ("worker", "library"):
+    if name not in ("worker", "library"):
         with suppress(PermissionError):
-            os.setpgid(0, 0)  # Before anything that takes time: see vine_protocol.lead_group.
-    if sys.argv[1] == "library":
+            os.setpgid(0, 0)  # Before anything that takes time: see vine_protocol.LibraryPipes.
+    if name == "library":
         # As `python -m` has it: for the user's code, this file is only the last entry of PYTHONPATH.
         sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [os.getcwd()]
     sys.path_hooks.insert(0, _importer)
     sys.path_importer_cache.pop(_FILE, None)
-    sys.exit(import_module("ctxflow.host." + sys.argv[1]).main(sys.argv[2:]))
+    module, function = _PROGRAMS[name]
+    sys.exit(getattr(import_module("ctxflow.host." + module), function)(sys.argv[2:]))
+
+
+def probe(host: str, port: str, secret: str) -> int:
+    """Connect back to whoever sent this job, say what a worker would find here, and return the exit status.
+
+    :param secret: a file with what proves that the job is one of theirs.
+    """
+    import hashlib  # Here, since every start of a program reads this file.
+    import hmac
+    import json
+    import shutil
+    import socket
+    import tempfile
+
+    with open(secret, "rb") as file:
+        key = file.read()
+    place = os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir()
+    facts = json.dumps(
+        {
+            "host": socket.gethostname(),
+            "python": ".".join(map(str, sys.version_info[:2])),
+            "vine_worker": shutil.which("vine_worker"),
+            "place": place,
+            "free": shutil.disk_usage(place).free,
+        }
+    ).encode()
+    proof = hmac.new(key, facts, hashlib.sha256).hexdigest().encode()
+    try:
+        with socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS) as line:
+            line.sendall(proof + b" " + facts + b"\n")
+            line.recv(1)
+    except socket.gaierror:
+        sys.stdout.write(f"couldn't resolve hostname {host}\n")
+        return 1
+    except OSError as error:
+        sys.stdout.write(f"couldn't connect to {host}:{port}: {error}\n")
+        return 1
+    return 0
 
 
 class Importer(zipimporter):

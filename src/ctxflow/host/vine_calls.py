@@ -4,7 +4,7 @@ A TaskVine call brings instructions, which are carried out one after another: ea
 waited for, and the call is answered after the last, or after the first that fails. TaskVine brings a file to a worker
 as a call's input, which is gone when the call is answered; so it is hard-linked into the cache before. What does not
 live here: carrying out the rest (context_host.py, vine_library.py), reading and writing (vine_protocol.py), and the
-cache's layout (file_cache.py).
+cache's layout (local_files.py).
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from ctxflow.host import file_cache
+from ctxflow.host import local_files
+from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import BuildFailed, CallFinished, CallRaised, ContextBuilt, PartFinished
-from ctxflow.host.machine_errors import looks_like_the_machine
-from ctxflow.host.messages import FilesStaged, LibraryDied, LibraryEnded, StagingFailed
-from ctxflow.host.session_states import state_path
-from ctxflow.host.vine_messages import (
+from ctxflow.host.linux import looks_like_the_machine
+from ctxflow.host.messages import (
     CallRefused,
     FetchFile,
     FileCached,
     FileDone,
     FileFailed,
     FileMessage,
+    FilesStaged,
     ForgetFile,
     FromWorker,
+    LibraryDied,
+    LibraryEnded,
     LinkFile,
     OpenEnvironment,
     SeedFile,
     SendState,
+    StagingFailed,
     TakeState,
     ToWorker,
 )
@@ -275,13 +278,13 @@ def _fetch(message: FetchFile, sandbox: str, cache: str) -> FileCached:
             "what came is not what the driver knows by its digest: it was altered on the way, or the file was changed "
             "while the run had it"
         )
-    make = file_cache.unpack if message.kind == "tar" else file_cache.stage_as
+    make = local_files.unpack if message.kind == "tar" else local_files.stage_as
     return _cached(message, make(given, message.digest, message.source, cache))
 
 
 def _link(message: LinkFile, sandbox: str, cache: str) -> FileCached:
     """Take a file or folder from the cache of another worker on this machine, by hard links."""
-    return _cached(message, file_cache.link(message.path, message.digest, message.source, cache))
+    return _cached(message, local_files.link(message.path, message.digest, message.source, cache))
 
 
 def _send_state(message: SendState, sandbox: str, cache: str) -> None:
@@ -301,14 +304,14 @@ def _take_state(message: TakeState, sandbox: str, cache: str) -> None:
 
 def _forget(message: ForgetFile, sandbox: str, cache: str) -> None:
     """Remove a file or folder from the cache."""
-    file_cache.forget(message.digest, cache)
+    local_files.forget(message.digest, cache)
 
 
 def _environment(message: OpenEnvironment, sandbox: str, cache: str) -> None:
     """Open a packed environment, whose archive is in the cache, and have library processes run its Python."""
     from ctxflow.environments.opening import open_environment  # Here: see staging.unpack.
 
-    archive = file_cache.cached(message.digest, message.source, cache)
+    archive = local_files.cached(message.digest, message.source, cache)
     place = os.path.join(cache, f"environment-{message.digest[:12]}")
     os.environ["CTXFLOW_PYTHON"] = str(open_environment(archive, place))
 

@@ -12,36 +12,56 @@ import base64
 import contextlib
 import dataclasses
 import os
+import platform
 import select
 import selectors
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ctxflow.host import own_modules, vine_calls
+from ctxflow.host import vine_calls, worker_program
 from ctxflow.host.call_surroundings import complete
 from ctxflow.host.context_host import Host
-from ctxflow.host.facts import facts
-from ctxflow.host.file_cache import cached
 from ctxflow.host.library_messages import BuildContext, BuildFailed, ForgetParts, GivePart, RunCall
-from ctxflow.host.machine_errors import readable
+from ctxflow.host.library_process import interpreter
+from ctxflow.host.linux import (
+    adopt_orphans,
+    kill_children,
+    listening_ports,
+    machine_memory,
+    on_signal,
+    process_state,
+    readable,
+    transfer_server,
+)
+from ctxflow.host.local_files import cached
 from ctxflow.host.messages import (
+    TO_WORKER,
+    AskFacts,
     DrainCalls,
     EndLibrary,
+    FileMessage,
+    FromWorker,
     InterruptCall,
     LeaveWorker,
+    Listen,
+    ModulesLacking,
     NoticeGiven,
     Ping,
     StageFiles,
+    ToWorker,
+    WorkerFacts,
     WorkerStuck,
 )
-from ctxflow.host.processes import adopt_orphans, kill_children, on_signal, process_state
-from ctxflow.host.seal import SIZE, Once, key_of, open_call, seal_answer
 from ctxflow.host.vine_calls import OpenCall, OpenCalls
-from ctxflow.host.vine_messages import TO_WORKER, AskFacts, FileMessage, FromWorker, Listen, ModulesLacking, ToWorker
-from ctxflow.host.vine_protocol import LibraryPipes, Request, parse
+from ctxflow.host.vine_protocol import SEAL_BYTES, LibraryPipes, Once, Request, key_of, open_call, parse, seal_answer
 from ctxflow.host.wire import Trouble, unframe
+from ctxflow.installing import __version__
+from ctxflow.topology import to_graph
+from ctxflow.topology.machine import cuda_devices, machine_of, order_devices
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _LOOK_SECONDS = 5.0
@@ -127,7 +147,7 @@ class VineLibrary:
         for request in self._worker.requests():
             try:
                 sealed = _content(request)
-                call = OpenCall(request, self._instructions(sealed), sealed[:SIZE])
+                call = OpenCall(request, self._instructions(sealed), sealed[:SEAL_BYTES])
             except Exception as error:
                 self._refuse(OpenCall(request, [], b""), f"the call cannot be read: {error or type(error).__name__}")
             else:
@@ -138,9 +158,9 @@ class VineLibrary:
         self._calls.report(NoticeGiven())
 
     def _hang_bell(self) -> None:
-        """Hear of it when something imports what the program lacks (own_modules.py)."""
+        """Hear of it when something imports what the program lacks (worker_program.py)."""
         try:
-            bell = own_modules.hang_bell(self._cache)
+            bell = worker_program.hang_bell(self._cache)
         except OSError:  # `hello` tells of a directory that cannot be written.
             return
         if bell is not None:
@@ -241,7 +261,7 @@ class VineLibrary:
         if isinstance(message, Listen):
             self._calls.listen(call)
         elif isinstance(message, AskFacts):
-            self._host.in_background(lambda: facts(given.worker, given.cores, self._cache), report)
+            self._host.in_background(lambda: worker_facts(given.worker, given.cores, self._cache), report)
         else:
             sandbox = call.request.sandbox
             self._host.in_background(lambda: vine_calls.carry_out(message, sandbox, self._cache), report)
@@ -297,6 +317,95 @@ def _restore_devices() -> None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
+
+
+def worker_facts(worker: int, cores: int, cache: str) -> WorkerFacts:
+    """Return what a worker tells; `problem` says why a fact is missing that matters.
+
+    From then on this process, and those that it starts, see their GPUs in the order of the machine's topology.
+
+    :param worker: the vine_worker's process.
+    :param cores: those that TaskVine gave the host, 0 if it gave none.
+    :param cache: the host's cache.
+    """
+    topology = machine_of([device.id for device in cuda_devices()])
+    order_devices(topology)
+    devices = cuda_devices()
+    first = devices[0] if devices else None
+    version, problem = _python_version()
+    with contextlib.suppress(OSError):
+        os.makedirs(cache, exist_ok=True)
+    place = None
+    try:
+        place = os.stat(cache).st_dev
+    except OSError as error:
+        problem = problem or f"the worker's directory cannot be written: {error}"
+    return WorkerFacts(
+        host=socket.gethostname(),
+        ctxflow=__version__,
+        problem=problem,
+        pid=os.getpid(),
+        worker=os.environ.get("CTXFLOW_WORKER_NAME"),
+        python=version,
+        cores=cores or len(os.sched_getaffinity(0)),
+        memory=_memory(),
+        gpus=len(devices),
+        gpu_model=first.model if first else None,
+        gpu_memory=first.memory if first else None,
+        scratch=os.path.dirname(cache),
+        cache=cache,
+        device=place,
+        port=_transfer_port(worker),
+        tier=os.environ.get("CTXFLOW_TIER"),
+        region=os.environ.get("CTXFLOW_REGION"),
+        job=os.environ.get("CTXFLOW_JOB"),
+        machine=_machine(),
+        devices=[device.id for device in devices],
+        topology=to_graph(topology) if topology is not None else None,
+        pin=_number(os.environ.get("CTXFLOW_PIN")),
+    )
+
+
+def _machine() -> str | None:
+    """Return what HTCondor (in the ad that it gives every job), Slurm or Kubernetes calls the machine."""
+    with contextlib.suppress(OSError, KeyError), open(os.environ["_CONDOR_MACHINE_AD"]) as file:
+        for line in file:
+            name, _, value = line.partition("=")
+            if name.strip().lower() == "machine":
+                return value.strip().strip('"')
+    return os.environ.get("CTXFLOW_MACHINE") or os.environ.get("SLURMD_NODENAME")
+
+
+def _transfer_port(worker: int) -> int | None:
+    """Return where the vine_worker serves files to its peers."""
+    server = transfer_server(worker)
+    return None if server is None else next(iter(listening_ports(server)), None)
+
+
+def _python_version() -> tuple[str | None, str | None]:
+    """Return the version of the Python that library processes run, and what is wrong with it."""
+    program = interpreter()
+    if program == sys.executable:
+        return platform.python_version(), None
+    command = [program, "-c", "import platform; print(platform.python_version())"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"the Python that CTXFLOW_PYTHON names does not start: {error}"
+    return done.stdout.strip(), None
+
+
+def _memory() -> int:
+    """Return the memory in bytes that the vine_worker gave its library, else the machine's."""
+    given = _number(os.environ.get("MEMORY"))  # In MB.
+    return int(given) << 20 if given else machine_memory()
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
 
 
 if __name__ == "__main__":

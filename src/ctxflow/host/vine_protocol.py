@@ -1,6 +1,8 @@
-"""How a library program of TaskVine and its vine_worker speak: two pipes, files for the answers, and SIGCHLD.
+"""How TaskVine's calls reach a library program: the vine_worker's pipes, and seals; and the smallest one, the doorbell.
 
-What does not live here: what the calls mean (vine_library.py, doorbell.py).
+**Pipes**: two pipes, files for the answers, and SIGCHLD. **Seals**: TaskVine's password keeps out who does not know it,
+but whoever reaches a worker's transfer port can have that answer challenges (docs/security.md). So answers and calls
+count only with a keyed digest, by a key that is made of the password and never leaves the memory of the processes.
 """
 
 from __future__ import annotations
@@ -9,36 +11,38 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import hmac
 import json
 import os
+import select
 import signal
+import socket
 import struct
 import termios
 import time
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
-from ctxflow.host.processes import die_with_parent
+from ctxflow.host.linux import die_with_parent, transfer_server
+from ctxflow.host.wire import short_path
 
 _NUDGE_SECONDS = 0.002  # After how long an answer that was not taken is taken for one that was not noticed.
 _LONGEST_NUDGE_SECONDS = 0.5
 _CHUNK = 1 << 16
 _INT = struct.Struct("i")
+SEAL_BYTES = 16
+_NUMBER = 8
+_CALL, _ANSWER = b"ctxflow call", b"ctxflow answer"  # What goes one way is never good for the other.
 
 
 class Request(NamedTuple):
-    """One TaskVine call.
+    """One TaskVine call."""
 
-    :ivar task: TaskVine's number of it.
-    :ivar name: its command, one token.
-    :ivar sandbox: its directory, absolute; its input files are there.
-    :ivar output: the file that its answer goes to.
-    """
-
-    task: int
-    name: str
-    sandbox: str
-    output: str
+    task: int  # TaskVine's number of it.
+    name: str  # Its command, one token.
+    sandbox: str  # Its directory, absolute; its input files are there.
+    output: str  # The file that its answer goes to.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,34 +53,18 @@ class Arguments:
     out_pipe: int
     task: int
     cores: int
-    slots: int
     worker: int
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Have a parser take what the vine_worker appends; `arguments` reads it."""
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, LibraryPipes]:
+    """Read a library's command line, and be what the vine_worker expects of a library."""
     for name in ("in-pipe-fd", "out-pipe-fd", "task-id", "worker-pid"):
         parser.add_argument(f"--{name}", type=int, required=True, help=argparse.SUPPRESS)
     for name in ("library-cores", "function-slots"):
         parser.add_argument(f"--{name}", type=int, default=1, help=argparse.SUPPRESS)
-
-
-def arguments(parsed: argparse.Namespace) -> Arguments:
-    """Return what the vine_worker appended."""
-    return Arguments(
-        parsed.in_pipe_fd,
-        parsed.out_pipe_fd,
-        parsed.task_id,
-        parsed.library_cores,
-        parsed.function_slots,
-        parsed.worker_pid,
-    )
-
-
-def lead_group() -> None:
-    """Lead a process group of one's own, at once: the vine_worker, which ends the group, may be too late for it."""
-    with contextlib.suppress(PermissionError):  # It leads a session, when started by hand.
-        os.setpgid(0, 0)
+    parsed = parser.parse_args(argv)
+    given = Arguments(parsed.in_pipe_fd, parsed.out_pipe_fd, parsed.task_id, parsed.library_cores, parsed.worker_pid)
+    return parsed, LibraryPipes(given)
 
 
 class LibraryPipes:
@@ -88,7 +76,8 @@ class LibraryPipes:
     """
 
     def __init__(self, given: Arguments) -> None:
-        lead_group()
+        with contextlib.suppress(PermissionError):  # It leads a session, when started by hand.
+            os.setpgid(0, 0)  # At once: the vine_worker, which ends the group, may be too late for it.
         _close_all_but(given.in_pipe, given.out_pipe)
         die_with_parent(given.worker)
         os.set_inheritable(given.in_pipe, False)
@@ -205,8 +194,122 @@ def _close_all_but(*kept: int) -> None:
                 os.close(descriptor)
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, LibraryPipes]:
-    """Read a library's command line, and be what the vine_worker expects of a library."""
-    add_arguments(parser)
-    parsed = parser.parse_args(argv)
-    return parsed, LibraryPipes(arguments(parsed))
+def answer_rings(argv: Sequence[str]) -> int:
+    """Serve as the doorbell, a TaskVine library whose calls end when a byte arrives, until the vine_worker is gone.
+
+    A manager that sleeps in TaskVine's wait cannot be woken; a worker beside it with this library, and one standing
+    call, ends the call and so the sleep. That worker runs where the user's program does, so it serves files to nobody.
+    """
+    parser = argparse.ArgumentParser("doorbell", description="A TaskVine library that wakes its manager.")
+    parser.add_argument("--socket", required=True, metavar="PATH", help="where to wait for the byte")
+    parsed, worker = parse(parser, argv)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(parsed.socket)
+        with short_path(parsed.socket) as address:
+            bell.bind(address)
+        bell.setblocking(False)
+        if (server := transfer_server(worker.given.worker)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+        worker.announce("doorbell")
+        _serve(worker, bell)
+    return 0
+
+
+def _serve(worker: LibraryPipes, bell: socket.socket) -> None:
+    waiting: list[Request] = []
+    rung = False
+    while not worker.closed:
+        ready = select.select([worker.fileno(), bell.fileno()], [], [], worker.due())[0]
+        if worker.fileno() in ready:
+            waiting += worker.requests()
+        if bell.fileno() in ready:
+            rung = True
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    bell.recv(64)
+        if rung and waiting:
+            for request in waiting:
+                worker.answer(request, b"")
+            waiting, rung = [], False
+        worker.nudge()
+
+
+def key_of(password: bytes) -> bytes:
+    """Return the key that a run's password stands for."""
+    return blake2b(password, digest_size=32, person=b"ctxflow seal").digest()
+
+
+class Once:
+    """Which calls a worker has had: none counts twice, in whatever order they come.
+
+    Their numbers are a worker's own, 1 and up, so that few are ever missing.
+
+    >>> once = Once()
+    >>> [once.take(number) for number in (1, 3, 2, 3, 2, 4)]
+    [True, True, True, False, False, True]
+    """
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._missing: set[int] = set()
+
+    def take(self, number: int) -> bool:
+        """Return whether a call is new."""
+        if number > self._highest:
+            self._missing.update(range(self._highest + 1, number))
+            self._highest = number
+            return True
+        if number in self._missing:
+            self._missing.remove(number)
+            return True
+        return False
+
+
+def seal_call(key: bytes, worker: str, number: int, frames: bytes) -> bytes:
+    """Return a call as it travels: good for this worker alone, and once, by its number.
+
+    >>> key = key_of(b"secret")
+    >>> open_call(key, "w1", seal_call(key, "w1", 7, b"frames"))
+    (7, b'frames')
+    """
+    rest = number.to_bytes(_NUMBER, "big") + frames
+    return _tag(key, _CALL, worker.encode(), rest) + rest
+
+
+def open_call(key: bytes, worker: str, call: bytes) -> tuple[int, bytes]:
+    """Return the number of a call, and its frames.
+
+    :raises ValueError: if it is not the driver's, or not for this worker.
+    """
+    tag, rest = call[:SEAL_BYTES], call[SEAL_BYTES:]
+    if not hmac.compare_digest(tag, _tag(key, _CALL, worker.encode(), rest)):
+        raise ValueError("it has not the seal of this worker's run")
+    return int.from_bytes(rest[:_NUMBER], "big"), rest[_NUMBER:]
+
+
+def seal_answer(key: bytes, call: bytes, reports: bytes) -> bytes:
+    """Return an answer as it travels: good for this call alone.
+
+    :param call: as it travelled, or at least its first `SEAL_BYTES` bytes.
+    """
+    return _tag(key, _ANSWER, call[:SEAL_BYTES], reports) + reports
+
+
+def open_answer(key: bytes, call: bytes, answer: bytes) -> bytes | None:
+    """Return the reports of an answer, None if it is not this call's, from a worker that has the key.
+
+    >>> key, call = key_of(b"secret"), b"0123456789abcdef"
+    >>> open_answer(key, call, seal_answer(key, call, b"reports")), open_answer(key, call, b"forged")
+    (b'reports', None)
+    """
+    tag, reports = answer[:SEAL_BYTES], answer[SEAL_BYTES:]
+    return reports if hmac.compare_digest(tag, _tag(key, _ANSWER, call[:SEAL_BYTES], reports)) else None
+
+
+def _tag(key: bytes, direction: bytes, about: bytes, data: bytes) -> bytes:
+    prefix = len(about).to_bytes(_NUMBER, "big") + about
+    digest = blake2b(prefix, digest_size=SEAL_BYTES, key=key, person=direction)
+    digest.update(data)
+    return digest.digest()

@@ -19,10 +19,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from ctxflow.host.own_modules import package_root
-from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children, kill_session
-from ctxflow.host.scratch import Scratch, sweep
-from ctxflow.host.seal import key_of
+from ctxflow.host.linux import adopt_orphans, die_with_parent, kill_children, kill_session, package_root
+from ctxflow.host.local_files import Scratch, sweep
+from ctxflow.host.vine_protocol import key_of
 from ctxflow.host.worker_program import build_program
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -1,27 +1,29 @@
-"""The one file that a worker runs: a zip of this very ctxflow and cloudpickle, for any Python of 3.10 or later.
+"""The one file that a worker runs, a zip of this very ctxflow and cloudpickle: building it, and finding what it lacks.
 
-`python ctxflow.pyz worker ...` starts a worker, and `vine_library` and `doorbell` are what its vine_worker starts.
-It holds what workers need; all else of ctxflow is in a second file, for those few that want it (own_modules.py).
-What does not live here: what runs first of it (program_main.py), and bringing it to where workers start (factory/).
+`python ctxflow.pyz worker ...` starts a worker, and `vine_library` and `doorbell` are what its vine_worker starts. It
+holds what all workers run. All else is a second file, which a worker gets once, from its driver or a peer: the first
+time that a process which the program started imports a module that is in there. The import waits meanwhile.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import marshal
+import contextlib
 import os
-import subprocess
 import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.util import MAGIC_NUMBER, find_spec, source_hash
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any
 
-from ctxflow.host.own_modules import MEMBER
-from ctxflow.installing import DISTRIBUTION, __version__, metadata
-
+NAME = "ctxflow-rest.zip"
+MEMBER = "ctxflow/host/rest.digest"
+"""What a program that lacks something has its digest in."""
+VARIABLE = "CTXFLOW_REST"
+"""Where the cache is in which it will be."""
+_BELL = "rest.wanted"
+_RING_SECONDS, _LIMIT_SECONDS = 10.0, 120.0
 _MAIN = "ctxflow/host/program_main.py"
 _UNCHECKED = (1).to_bytes(4, "little")  # PEP 552.
 _DATE = (2020, 1, 1, 0, 0, 0)  # The same content gives the same file, whenever it is made.
@@ -51,11 +53,9 @@ _COMPILED = (
     "ctxflow/renamed.py",
     "ctxflow/topology/",
 )
-
-
 # And what users' functions import there.
 _NEEDED = (*_COMPILED, "ctxflow/models/")
-_ELSEWHERE = ("ctxflow/host/__main__.py", "ctxflow/host/probe.py")  # What TaskVine workers do not run.
+_ELSEWHERE = ("ctxflow/host/__main__.py",)  # What TaskVine workers do not run.
 _DIGEST_BYTES = 16  # As files.py has it.
 
 
@@ -77,6 +77,8 @@ def build_program(target: str, rest: str | None = None) -> str:
 
 
 def _write(target: str, content: bytes) -> str:
+    import tempfile
+
     target = os.path.abspath(target)
     folder, name = os.path.split(target)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}-", delete=False) as file:
@@ -92,10 +94,11 @@ def _write(target: str, content: bytes) -> str:
 
 @cache
 def _content(apart: bool) -> tuple[bytes, bytes]:
-    """Return the program, and what it lacks.
+    """Return the program, and what it lacks: with `apart`, what few workers need."""
+    import hashlib  # Here, as below: whoever only looks for modules needs none of them.
 
-    :param apart: whether it lacks what few workers need.
-    """
+    from ctxflow.installing import DISTRIBUTION, __version__, metadata
+
     files = {path: data for package in ("ctxflow", "cloudpickle") for path, data in _files(package)}
     main = files.pop(_MAIN)
     few = {path: files.pop(path) for path in list(files) if apart and _is_rest(path)}
@@ -103,11 +106,8 @@ def _content(apart: bool) -> tuple[bytes, bytes]:
     members = {"__main__.py": main, **files}
     if apart:
         members[MEMBER] = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES).hexdigest().encode()
-    for path, code in _bytecode(
-        {path: files[path] for path in files if path.startswith(_COMPILED) and path not in _ELSEWHERE}
-    ).items():
-        place, data = _pyc(path, files[path], code)
-        members[place] = data
+    compiled = {path: files[path] for path in files if path.startswith(_COMPILED) and path not in _ELSEWHERE}
+    members |= {_pyc(path): data for path, data in _bytecode(compiled).items()}
     # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
     # has none, and an empty one would break importlib.metadata in library processes.
     if about := metadata():
@@ -121,6 +121,9 @@ def _is_rest(path: str) -> bool:
 
 
 def _packed(members: dict[str, bytes]) -> bytes:
+    import io
+    import zipfile
+
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive:
         for path, data in members.items():
@@ -132,27 +135,31 @@ def _packed(members: dict[str, bytes]) -> bytes:
 
 
 def _bytecode(sources: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the code of modules as bytes, made by a Python that has done nothing else, on which they depend."""
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", _COMPILE],
-        input=marshal.dumps(sources),
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        check=True,
-    )
+    """Return what modules' files of bytecode hold, compiled by a Python that has done nothing else: it depends on that.
+
+    Each says of itself that it need not be checked against its source (PEP 552).
+    """
+    import marshal
+    import subprocess
+    from importlib.util import MAGIC_NUMBER, source_hash
+
+    command, environment = [sys.executable, "-S", "-c", _COMPILE], {**os.environ, "PYTHONHASHSEED": "0"}
+    given = marshal.dumps(sources)
+    run = subprocess.run(command, input=given, stdout=subprocess.PIPE, env=environment, check=True)
     codes: dict[str, bytes] = marshal.loads(run.stdout)
-    return codes
+    return {path: MAGIC_NUMBER + _UNCHECKED + source_hash(sources[path]) + code for path, code in codes.items()}
 
 
-def _pyc(path: str, source: bytes, code: bytes) -> tuple[str, bytes]:
-    """Return where Python looks for a module's bytecode, and that, which says of itself that it need not be checked."""
+def _pyc(path: str) -> str:
+    """Return where Python looks for a module's bytecode."""
     folder, name = os.path.split(path)
-    place = f"{folder}/__pycache__/{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
-    return place, MAGIC_NUMBER + _UNCHECKED + source_hash(source) + code
+    return f"{folder}/__pycache__/{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:
     """Yield the modules of an installed package, by their place beside it; workers do not need its data."""
+    from importlib.util import find_spec
+
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is imported already"
     root = os.path.dirname(spec.origin)
@@ -162,3 +169,83 @@ def _files(package: str) -> Iterator[tuple[str, bytes]]:
             path = os.path.join(folder, name)
             with open(path, "rb") as file:
                 yield os.path.relpath(path, os.path.dirname(root)), file.read()
+
+
+def digest() -> str:
+    """Return the digest of what this program lacks, "" if it lacks nothing."""
+    loader: Any = __spec__.loader
+    if not hasattr(loader, "archive"):
+        return ""
+    try:
+        return str(loader.get_data(os.path.join(loader.archive, MEMBER)), "ascii")
+    except OSError:
+        return ""
+
+
+def hang_bell(cache: str) -> int | None:
+    """Have this worker's processes ask for what the program lacks; None if it lacks nothing.
+
+    :param cache: the worker's.
+    :returns: a descriptor that becomes readable when one of them asks.
+    """
+    if not digest():
+        return None
+    os.makedirs(cache, exist_ok=True)
+    bell = os.path.join(cache, _BELL)
+    with contextlib.suppress(FileExistsError):  # Of a host before this one.
+        os.mkfifo(bell, 0o600)
+    os.environ[VARIABLE] = cache
+    return os.open(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def install() -> None:
+    """Have imports wait for what the program lacks."""
+    if VARIABLE in os.environ and digest():
+        sys.meta_path.append(Finder)
+
+
+class Finder:
+    """Finds what the program lacks."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Return where a module is, which is not in the program."""
+        package, _, _ = fullname.rpartition(".")
+        if package.partition(".")[0] != "ctxflow":
+            return None
+        return PathFinder.find_spec(fullname, [os.path.join(_brought(fullname), *package.split("."))])
+
+
+def _brought(module: str) -> str:
+    """Return the path of the second file, when it is there.
+
+    :raises ImportError: if it does not come.
+    """
+    from ctxflow.host.local_files import cached
+
+    cache = os.environ[VARIABLE]
+    place = cached(digest(), NAME, cache)
+    deadline, rung = time.monotonic() + _LIMIT_SECONDS, float("-inf")
+    while not os.path.exists(place):
+        if time.monotonic() > deadline:
+            raise ImportError(
+                f"{module} did not come from the driver within {_LIMIT_SECONDS:.0f} s; what the driver prints says why",
+                name=module,
+            )
+        if time.monotonic() > rung + _RING_SECONDS:  # Again and again: what was asked for may have failed.
+            rung = time.monotonic()
+            _ring(os.path.join(cache, _BELL), module)
+        time.sleep(0.005)
+    return place
+
+
+def _ring(bell: str, module: str) -> None:
+    try:
+        descriptor = os.open(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ImportError(f"{module} cannot be had: the worker is ending ({error.strerror})", name=module) from None
+    try:
+        with contextlib.suppress(BlockingIOError):  # Enough have asked.
+            os.write(descriptor, b".")
+    finally:
+        os.close(descriptor)

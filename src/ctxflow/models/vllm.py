@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from ctxflow.errors import counted
-from ctxflow.host.facts import cuda_devices
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import (
     Message,
@@ -24,6 +23,7 @@ from ctxflow.models.reading import (
     context_length,
 )
 from ctxflow.models.results import Generation, MissingPackageError, Sampling
+from ctxflow.topology.machine import cuda_devices
 
 
 class VLLMGenerator:

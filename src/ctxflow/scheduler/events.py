@@ -155,7 +155,7 @@ class Failure:
         "lost" (workers died with it), or "cancelled" (interrupted, which is nobody's fault).
     :ivar output: the last lines that the call printed.
     :ivar host: where, if not on the driver's machine.
-    :ivar machine: whether it looks like the machine's fault (see `ctxflow.host.machine_errors`).
+    :ivar machine: whether it looks like the machine's fault (see `ctxflow.host.linux`).
     """
 
     kind: str

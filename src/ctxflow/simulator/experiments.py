@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import UsageError
-from ctxflow.host.processes import machine_memory
+from ctxflow.host.linux import machine_memory
 from ctxflow.installing import __version__, how_to_install_papers
 
 GROUP = "ctxflow.experiments"

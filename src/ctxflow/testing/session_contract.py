@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctxflow.executors.contract import CallPayload
-from ctxflow.host.session_states import StepEntry, digest_of
+from ctxflow.host.call_results import StepEntry
+from ctxflow.host.call_surroundings import digest_of
 from ctxflow.on_worker import idle, last
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ctxflow.topology.hardware import Gpu, NumaNode, Topology, core_groups
+from ctxflow.topology.hardware import Gpu, NumaNode, Topology, core_groups, of_gpus, ordered
 
 GROUP_SIZE = 8
 _NVIDIA = "0x10de"
@@ -312,3 +313,54 @@ def _from_proc(root: Path) -> list[Card]:
         known = uuid if uuid and "?" not in uuid else None
         found.append(Card(index, known, about.get("Model") or None, None, kernel_address(folder.name)))
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    :ivar id: what CUDA_VISIBLE_DEVICES takes.
+    :ivar memory: bytes, None if unknown.
+    """
+
+    id: str
+    model: str | None = None
+    memory: int | None = None
+
+
+def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
+    """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else all that the driver knows."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    # The testbed's cards are advertised, not real: it says which one a job was lent.
+    advertised = environment.get("CTXFLOW_TESTBED_GPU")
+    known = (
+        []
+        if advertised
+        else [
+            Device(str(card.uuid), card.model, None if card.memory is None else card.memory << 20)
+            for card in _from_nvidia_smi(run_nvidia_smi)[0]
+        ]
+    )
+    if visible is None:
+        return known
+    ids = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
+    by_id = {device.id: device for device in known} | {str(n): device for n, device in enumerate(known)}
+    return [dataclasses.replace(by_id.get(i, Device(i, advertised)), id=i) for i in ids]
+
+
+def machine_of(names: Sequence[str]) -> Topology | None:
+    """This machine's topology, with the GPUs of these names whether the driver tells of them or not; without cores.
+
+    None without GPUs, and where the kernel says nothing.
+    """
+    try:
+        return of_gpus(read_machine(), names) if names else None
+    except (OSError, ValueError):
+        return None
+
+
+def order_devices(topology: Topology | None, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have processes that start from now on see the GPUs in the topology's order, neighbours side by side."""
+    names = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if topology is not None and len(names) > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(ordered(topology, [name.strip() for name in names]))

@@ -20,7 +20,7 @@ from ctxflow.executors.taskvine.manager_messages import DeclareFile, SubmitCall,
 from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import VineCalls, VineWorker
 from ctxflow.host.library_messages import CallFinished
-from ctxflow.host.vine_messages import Listen
+from ctxflow.host.messages import Listen
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites.engine_kinds import Capabilities

@@ -283,7 +283,7 @@ def test_a_manager_without_descriptors_for_any_worker_does_not_start(played, mon
 
 
 def test_the_processes_before_taskvine_may_have_many_connections():
-    program = "import resource as r; from ctxflow.host.machine_errors import take_enough; take_enough(); "
+    program = "import resource as r; from ctxflow.host.linux import take_enough; take_enough(); "
     program += "print(r.getrlimit(r.RLIMIT_NOFILE))"
     for limits, wanted in (((100, 2000), "(2000, 2000)"), ((2000, 2000), "(2000, 2000)")):
         words = ["prlimit", f"--nofile={limits[0]}:{limits[1]}", sys.executable, "-c", program]

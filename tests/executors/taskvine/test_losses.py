@@ -15,7 +15,7 @@ from ctxflow.executors.taskvine.vine_workers import Losses, VineWorker
 from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import JobState
-from ctxflow.host.vine_messages import WorkerFacts
+from ctxflow.host.messages import WorkerFacts
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 

@@ -8,7 +8,7 @@ import pytest
 
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.vine_workers import VineWorker
-from ctxflow.host.vine_messages import FileCached
+from ctxflow.host.messages import FileCached
 from ctxflow.scheduler import events as ev
 
 

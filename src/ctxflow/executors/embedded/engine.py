@@ -27,15 +27,15 @@ from ctxflow.executors.embedded.local_hosts import LocalHosts, LocalWatch
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
 from ctxflow.executors.embedded.local_workers import LocalWorkers
 from ctxflow.executors.protocol import Patience, events_of
-from ctxflow.host.facts import cuda_devices
 from ctxflow.host.library_messages import Answer, BuildFailed, CallRaised, ContextBuilt
+from ctxflow.host.linux import kill_tree, machine_memory
+from ctxflow.host.local_files import Scratch, sweep
 from ctxflow.host.messages import FROM_HOST, FromHost, HostStarted, LibraryDied, NoticeGiven, WorkerStuck
-from ctxflow.host.processes import kill_tree, machine_memory
-from ctxflow.host.scratch import Scratch, sweep
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 from ctxflow.sites.engine_kinds import OWN, EmbeddedOptions
+from ctxflow.topology.machine import cuda_devices
 
 logger = logging.getLogger("ctxflow")
 TIER = "local"

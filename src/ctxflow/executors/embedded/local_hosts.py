@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
 from ctxflow.executors.protocol import Heartbeats, Patience, call_message, plain_message
-from ctxflow.host.file_cache import cached
+from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import BuildContext, ForgetParts, GivePart
+from ctxflow.host.linux import activity
+from ctxflow.host.local_files import cached
 from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, Ping, StageFiles, ToHost
-from ctxflow.host.processes import activity
-from ctxflow.host.session_states import state_path
 from ctxflow.host.wire import pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

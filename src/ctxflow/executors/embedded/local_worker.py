@@ -22,13 +22,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.factory.provider import tail
-from ctxflow.host.facts import Device
 from ctxflow.host.library_messages import ANSWERS, FROM_LIBRARY, Answer, CallFinished, LineOpened, ToLibrary
-from ctxflow.host.machine_errors import Acceptor
-from ctxflow.host.own_modules import python_path
-from ctxflow.host.processes import ended_within, kill_session, kill_tree, session_members
+from ctxflow.host.linux import Acceptor, ended_within, kill_session, kill_tree, python_path, session_members
 from ctxflow.host.wire import Channel, Head, listen, pack
 from ctxflow.scheduler import events as ev
+from ctxflow.topology.machine import Device
 
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _ALL_THREADS = "OMP_NUM_THREADS"

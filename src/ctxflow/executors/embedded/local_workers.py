@@ -13,11 +13,10 @@ from ctxflow.errors import counted
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded.local_worker import LocalWorker, share
 from ctxflow.host.call_surroundings import AROUND
-from ctxflow.host.facts import Device
 from ctxflow.host.library_process import KeptLogs
-from ctxflow.host.machine_errors import advice, none_left
+from ctxflow.host.linux import advice, none_left
 from ctxflow.topology import Topology, of_gpus, ordered, position, to_graph, used_by
-from ctxflow.topology.machine import read_machine
+from ctxflow.topology.machine import Device, read_machine
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0

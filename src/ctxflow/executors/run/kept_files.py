@@ -22,7 +22,7 @@ from typing import Any
 from ctxflow.executors.contract import Engine, KnowsJobs
 from ctxflow.executors.run.figures import Status, awaiting_text, figures_of
 from ctxflow.files import written_whole
-from ctxflow.host.machine_errors import advice
+from ctxflow.host.linux import advice
 from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, write_status
 from ctxflow.ownership import belongs_here, lead_nowhere
 from ctxflow.scheduler import events as ev

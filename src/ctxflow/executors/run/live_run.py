@@ -37,7 +37,7 @@ from ctxflow.executors.run.futures import CallFuture, Delivery, Sink
 from ctxflow.executors.run.kept_files import AwaitingReminder, DiskThread, EventLog, RunStatusFile, WorkerTable
 from ctxflow.executors.run.run_loop import TICK_SECONDS, RunLoop
 from ctxflow.executors.run.session_store import News
-from ctxflow.host.machine_errors import advice, none_left
+from ctxflow.host.linux import advice, none_left
 from ctxflow.ownership import belongs_here, foreign_text, uninterrupted
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler

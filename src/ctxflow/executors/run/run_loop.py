@@ -25,7 +25,7 @@ from ctxflow.executors.run.kept_files import NOTED, EventLog, WorkerTable
 from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
 from ctxflow.executors.run.session_store import News, SessionStore
 from ctxflow.executors.run.worker_bounds import WorkerBounds
-from ctxflow.host.machine_errors import advice
+from ctxflow.host.linux import advice
 from ctxflow.ownership import uninterrupted
 from ctxflow.scheduler import Scheduler
 from ctxflow.scheduler import commands as cmd

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from ctxflow.executors.contract import CallPayload, Pickled
 from ctxflow.files import written_whole
-from ctxflow.host.session_states import StepEntry, digest_of
+from ctxflow.host.call_results import StepEntry
+from ctxflow.host.call_surroundings import digest_of
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.worker_state import SessionState

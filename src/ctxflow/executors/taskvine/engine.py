@@ -29,9 +29,18 @@ from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.factory.limits import limits_of, standing
 from ctxflow.factory.provider import Provider
 from ctxflow.host.library_messages import CallFinished
-from ctxflow.host.machine_errors import advice
-from ctxflow.host.messages import LeaveWorker, NoticeGiven, WorkerStuck
-from ctxflow.host.vine_messages import AskFacts, CallRefused, Listen, ModulesLacking, ToWorker, WorkerFacts
+from ctxflow.host.linux import advice
+from ctxflow.host.messages import (
+    AskFacts,
+    CallRefused,
+    LeaveWorker,
+    Listen,
+    ModulesLacking,
+    NoticeGiven,
+    ToWorker,
+    WorkerFacts,
+    WorkerStuck,
+)
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site

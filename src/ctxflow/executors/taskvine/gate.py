@@ -31,9 +31,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from ctxflow.executors.taskvine.manager_messages import BYTES, Bell
-from ctxflow.host.machine_errors import PAUSE_SECONDS, Acceptor, count_left
-from ctxflow.host.own_modules import python_path
-from ctxflow.host.processes import die_with_parent
+from ctxflow.host.linux import PAUSE_SECONDS, Acceptor, count_left, die_with_parent, python_path
 
 _IDENT = b"auth password sha1"
 _LINE_BYTES = 1024

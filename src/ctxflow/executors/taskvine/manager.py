@@ -27,8 +27,7 @@ from typing import Any
 
 from ctxflow.executors.taskvine import manager_messages as msg
 from ctxflow.executors.taskvine.gate import Entrance
-from ctxflow.host.machine_errors import advice, none_left, take_enough
-from ctxflow.host.processes import die_with_parent, ended_within, kill_tree
+from ctxflow.host.linux import advice, die_with_parent, ended_within, kill_tree, none_left, take_enough
 from ctxflow.host.wire import Channel, pack
 from ctxflow.host.worker import HOST
 

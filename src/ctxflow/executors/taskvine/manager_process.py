@@ -43,11 +43,10 @@ from ctxflow.factory.run_files import Connection, Lead, PublishedRun, python_of,
 from ctxflow.factory.site_check import own_address
 from ctxflow.factory.tier_providers import provider_of
 from ctxflow.files import digest_path, make_own_folder, write_private
-from ctxflow.host import own_modules
-from ctxflow.host.machine_errors import advice, scarcity
-from ctxflow.host.processes import activity, ended_within, kill_tree
-from ctxflow.host.scratch import Guard, Scratch, sweep
-from ctxflow.host.seal import key_of
+from ctxflow.host import worker_program
+from ctxflow.host.linux import activity, advice, ended_within, kill_tree, python_path, scarcity
+from ctxflow.host.local_files import Guard, Scratch, sweep
+from ctxflow.host.vine_protocol import key_of
 from ctxflow.host.wire import Channel, pack
 from ctxflow.host.worker_program import build_program
 from ctxflow.ownership import birth_of
@@ -90,7 +89,7 @@ class Setup:
             make_own_folder(self.directory)  # What is in it runs on workers.
             self.password_file = self.path("password")
             write_private(self.password_file, password)
-            self.rest = self.path(own_modules.NAME)
+            self.rest = self.path(worker_program.NAME)
             self.program = build_program(self.path("ctxflow.pyz"), self.rest)
             self.rest_digest = digest_path(self.rest)
             sweep()
@@ -274,7 +273,7 @@ class ManagerLink:
                 stdout=output,
                 stderr=output,
                 pass_fds=[far.fileno(), shared],
-                env={**os.environ, **own_modules.python_path()},
+                env={**os.environ, **python_path()},
                 cwd=os.path.dirname(self._log),
                 start_new_session=True,  # Ctrl-C is the driver's.
             )

@@ -20,7 +20,7 @@ from ctxflow.executors.taskvine.manager_process import PackedEnvironment, Setup
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
 from ctxflow.executors.taskvine.worker_transfers import Cancel, Fetch, How, Link, Order, Seed, Tree
 from ctxflow.files import digest_now
-from ctxflow.host.vine_messages import (
+from ctxflow.host.messages import (
     FetchFile,
     FileCached,
     FileDone,

@@ -31,7 +31,7 @@ from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.files import written_whole
 from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.host.library_messages import BuildContext, CallFinished, CallRaised, ForgetParts, GivePart
-from ctxflow.host.vine_messages import FromWorker, ToWorker
+from ctxflow.host.messages import FromWorker, ToWorker
 from ctxflow.host.wire import Trouble
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -20,9 +20,8 @@ from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange, tail, why_gone
 from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
-from ctxflow.host.messages import LibraryDied, Ping
-from ctxflow.host.seal import SIZE, open_answer, seal_call
-from ctxflow.host.vine_messages import FROM_WORKER, FromWorker, ToWorker, WorkerFacts
+from ctxflow.host.messages import FROM_WORKER, FromWorker, LibraryDied, Ping, ToWorker, WorkerFacts
+from ctxflow.host.vine_protocol import SEAL_BYTES, open_answer, seal_call
 from ctxflow.host.wire import pack, unframe
 from ctxflow.installing import __version__
 from ctxflow.scheduler import events as ev
@@ -177,7 +176,7 @@ class VineCalls:
         number = next(self._numbers)
         worker.calls += 1
         sealed = seal_call(self._key, worker.name, worker.calls, b"".join(map(pack, messages)))
-        self._open[number] = worker, then, sealed[:SIZE]
+        self._open[number] = worker, then, sealed[:SEAL_BYTES]
         most = _GREETING_BYTES if worker.calls == 1 else None  # Whoever it is, it has proven nothing yet.
         self.link.send(SubmitCall(number, worker.name, most, inputs or {}, outputs or {}, sealed))
         return number

@@ -13,7 +13,7 @@ from typing import Literal
 from ctxflow.executors.contract import RunServices
 from ctxflow.executors.taskvine.manager_messages import DeclareTemp, Undeclare
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
-from ctxflow.host.vine_messages import FileFailed, SendState, TakeState
+from ctxflow.host.messages import FileFailed, SendState, TakeState
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
