@@ -36,11 +36,7 @@ def during(begin: float, end: float = math.inf) -> Availability:
 
 
 def evicted(mean_up: float, mean_down: float) -> Availability:
-    """Make a machine available but for a Poisson process of evictions.
-
-    :param mean_up: seconds for which it is available, on average.
-    :param mean_down: seconds for which it is away, on average.
-    """
+    """Make a machine available but for a Poisson process of evictions; mean seconds of being available, and away."""
 
     def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
         time = 0.0
@@ -76,20 +72,12 @@ def intervals(given: Sequence[tuple[float, float]]) -> Availability:
 def machines(
     count: int, gpu_model: str, available: Availability, name: str = "", tier: str = "default"
 ) -> list[SimulatedMachine]:
-    """Return machines of one kind.
-
-    :param name: what their names begin with; by default the GPU model.
-    """
+    """Return machines of one kind; `name`: what their names begin with, by default the GPU model."""
     return [SimulatedMachine(f"{name or gpu_model}-{n}", gpu_model, tier, available=available) for n in range(count)]
 
 
 def drained(order: Sequence[SimulatedMachine], start: float, every: float) -> list[SimulatedMachine]:
-    """Return the machines, drained one by one; before that, each is available as it was.
-
-    :param order: the first is drained first.
-    :param start: when the first is drained.
-    :param every: seconds between two.
-    """
+    """Return the machines, drained one by one in order from `start` on, `every` so many seconds."""
     return [
         dataclasses.replace(machine, available=until(machine.available, start + n * every))
         for n, machine in enumerate(order)
@@ -319,8 +307,7 @@ class MixedTimes:
 
     def match(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds from requesting a worker until it has joined."""
-        drawn = self.matching.get(machine.tier)
-        return 0.0 if drawn is None else drawn.draw(generator)
+        return self.matching[machine.tier].draw(generator) if machine.tier in self.matching else 0.0
 
     def load(self, context: str, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds of loading a context."""

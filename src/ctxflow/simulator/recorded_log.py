@@ -1,21 +1,21 @@
-"""One pass over a run's event log, which gathers what parameters are fitted to, and the estimators of some of them."""
+"""One pass over a run's event log, which gathers what parameters are fitted to, and some of the estimators."""
 
 from __future__ import annotations
 
 import bisect
 import collections
 import dataclasses
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ctxflow.scheduler.events import PERVASIVE
-from ctxflow.scheduler.log import RunSetup
 
 
 @dataclasses.dataclass
 class Sums:
-    """Sums over the calls of one app on one worker, of which a least-squares line is computed."""
+    """Sums over the calls of one app on one worker, for a least-squares line."""
 
     calls: int = 0
     items: float = 0.0
@@ -56,11 +56,7 @@ class RecordedCall:
 
 @dataclasses.dataclass
 class RecordedWorker:
-    """One worker: when it came and went, and what runs on it.
-
-    :ivar running: by attempt.
-    :ivar begun: ("Load" or "Stage", context) -> since when.
-    """
+    """One worker. `running`: its calls by attempt; `begun`: ("Load" or "Stage", context) -> since when."""
 
     spec: dict[str, Any]
     joined: float
@@ -81,9 +77,26 @@ class RecordedApp:
     """One app: `open` items are submitted and not settled; arrivals as [time, items]."""
 
     spec: dict[str, Any]
-    open: int = 0  # Items submitted, and not settled.
+    open: int = 0
     running: int = 0
     arrivals: list[list[Any]] = dataclasses.field(default_factory=list)
+
+
+def read_events(lines: Iterable[str], take: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
+    """Pass on each event of a log with its commands; of a first line that tells how the run decides, nothing.
+
+    :param lines: of events.jsonl; a torn last line is left out.
+    :raises ValueError: for a line that is none.
+    """
+    for number, text in enumerate(lines, 1):
+        try:
+            record = json.loads(text)
+            if number > 1 or "event" in record:
+                take(record["event"], record["commands"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not text.endswith("\n"):
+                break
+            raise ValueError(f"line {number} is no line of an event log ({error})") from None
 
 
 class Recording:
@@ -100,7 +113,6 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self.setup: RunSetup | None = None
         self.calls: dict[tuple[str, str], Sums] = {}
         self.firsts: list[tuple[str, str, int, float]] = []
         self.salvaged: set[str] = set()
@@ -189,7 +201,7 @@ class Recording:
             self.forget(self._owner(first), end - first)
 
     def forget(self, app: str, count: int) -> None:
-        """Leave out items that were never answered, the last that came first."""
+        """Leave out items that were never answered, the latest first."""
         arrivals = self.apps[app].arrivals
         while count and arrivals:
             gone = min(count, arrivals[-1][1])

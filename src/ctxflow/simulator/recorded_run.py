@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import json
+import itertools
 import math
 import re
 import statistics
@@ -24,7 +24,7 @@ from ctxflow.errors import counted
 from ctxflow.observe.transfers import MANAGER, Transfers
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler.log import RunSetup, read_setup
-from ctxflow.simulator.recorded_log import RecordedPlace, Recording, Sums, call_cost, places_of, shrunk
+from ctxflow.simulator.recorded_log import RecordedPlace, Recording, Sums, call_cost, places_of, read_events, shrunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +129,7 @@ class Recorded:
         setup = self.setup
         tiers = []
         for name, (minimum, gpus, price) in self.tiers.items():
-            count = sum(place.tier == name for place in self.places)
-            if count:
+            if count := sum(place.tier == name for place in self.places):
                 tiers.append({"name": name, "workers": count, "minimum": min(minimum, count), "gpus": gpus})
                 tiers[-1] |= {} if price is None else {"price": price}
         values: dict[str, Any] = {"name": "recorded", "engine": "taskvine", "tiers": tiers, "slots": self.slots}
@@ -174,32 +173,22 @@ def fit(lines: Iterable[str], name: str = "run", transfers: Transfers | None = N
     :param transfers: who sent which file to whom, where files were sent.
     :raises ValueError: for a line that is none, and for a run in which no call was answered.
     """
-    log = Recording()
-    for number, text in enumerate(lines, 1):
-        if number == 1:
-            log.setup = read_setup(text)
-            if log.setup is not None:
-                continue
-        try:
-            record = json.loads(text)
-            log.take(record["event"], record["commands"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if not text.endswith("\n"):
-                break
-            raise ValueError(f"line {number} is no line of an event log ({error})") from None
+    log, lines = Recording(), iter(lines)
+    first = next(lines, "")
+    setup = read_setup(first) if first else None
+    read_events(itertools.chain([first], lines), log.take)
     if not log.calls and not log.firsts:
         raise ValueError(f"no call was answered in {name}: there is nothing to simulate")
-    return _Fit(log, transfers).recorded(name)
+    return _Fit(log, transfers).recorded(name, setup)
 
 
 class _Fit:
     """The parameters that a log's sums give."""
 
     def __init__(self, log: Recording, transfers: Transfers | None) -> None:
-        self.log = log
-        self.transfers = transfers
+        self.log, self.transfers = log, transfers
 
-    def recorded(self, name: str) -> Recorded:
+    def recorded(self, name: str, setup: RunSetup | None) -> Recorded:
         """Return the recorded run."""
         log = self.log
         left = {app: log.apps[app].open for app in log.apps}
@@ -232,7 +221,7 @@ class _Fit:
             loads=log.counts["loads"],
             batches=log.counts["batches"],
             lost_items=log.counts["lost"],
-            setup=log.setup,
+            setup=setup,
             tiers={key: (tier["minimum"], tier["gpus"], tier["price"]) for key, tier in log.tiers.items()},
             slots=max(worker.spec["slots"] for worker in log.workers.values()),
             places=places,
@@ -245,7 +234,7 @@ class _Fit:
         )
 
     def _take_firsts(self) -> None:
-        """Count first calls with the others for apps that have no others: their warm-up cannot be estimated."""
+        """Count first calls with the others for apps that have no others: no warm-up can be estimated."""
         others = {app for app, _ in self.log.calls}
         for app, worker, count, seconds in self.log.firsts:
             if app not in others:

@@ -1,19 +1,16 @@
 """The offline profiler of `closed-loop`: which share of what workers can carry suits which volatility.
 
-A workload is cut into windows by when its items come; each is simulated on the site with every candidate. Of a recorded
-run of sessions, the event log says when each session had something to do and how long steps with so many of them took;
-windows of it are served in simulation (session_serving.py). The choice among candidates is the policy's
-(`policies.turboserve.autoscaling.profile`).
+A workload, or a recorded run of sessions, is cut into windows by time; each is simulated with every candidate
+(sessions by `session_serving.py`), and the policy's own `profile` chooses among them.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ctxflow.policies.registry import described
@@ -22,6 +19,7 @@ from ctxflow.policies.turboserve.rebalancing import PowerCurve, most_sessions
 from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.simulator.recorded_log import read_events
 from ctxflow.simulator.scenario import Scenario
 from ctxflow.simulator.session_serving import Cluster, SessionTrace, Strategy, serve
 from ctxflow.simulator.simulation import arrivals_of
@@ -69,7 +67,7 @@ def windows_of(scenario: Scenario, seconds: float, seed: int = 0) -> list[Window
         Window(
             number * seconds,
             sum(count for _, _, count in those),
-            _volatility(those, per_call, seconds),
+            _volatility((time, count / per_call[app]) for time, app, count in those),
             dataclasses.replace(scenario, workload=_only(scenario.workload, those, number * seconds)),
         )
         for number, those in sorted(by_window.items())
@@ -91,18 +89,23 @@ def profiled(
     """
     if not windows:
         raise ValueError("the workload has no items, so there is nothing to profile")
-    done = 0
+    steps = _steps(tell, len(windows) * len(shares))
 
     def replay(window: Window, parameters: Parameters) -> Replayed:
-        nonlocal done
         found = replayed(window.scenario, parameters, seed)
-        done += 1
-        tell(done / (len(windows) * len(shares)))
+        next(steps)
         return found
 
     tolerance = closed_loop_of(windows[0].scenario)["tolerance"]
     candidates = [Parameters(share, tolerance) for share in shares]
     return profile([(window.volatility, window) for window in windows], candidates, replay, target)
+
+
+def _steps(tell: Callable[[float], None], number: int) -> Iterator[None]:
+    """Tell the share of all that is done, at each step."""
+    for done in range(1, number + 1):
+        tell(done / number)
+        yield
 
 
 def replayed(scenario: Scenario, parameters: Parameters, seed: int = 0) -> Replayed:
@@ -133,13 +136,13 @@ class _Waits:
                     self.longest = max(self.longest, event.time - submitted)
 
 
-def _volatility(arrivals: Sequence[tuple[float, str, int]], per_call: Mapping[str, float], seconds: float) -> float:
-    """Return the mean volatility that the policy sees at its epochs over a window."""
+def _volatility(arrivals: Iterable[tuple[float, float]]) -> float:
+    """Return the mean volatility that the policy sees at its epochs, of arrivals in fully loaded workers."""
     epochs, found = Epochs(), []
-    for time, app, count in arrivals:
-        epochs.add(time, count / per_call[app])
+    for time, workers in arrivals:
+        epochs.add(time, workers)
         found.append(epochs.volatility)
-    return statistics.fmean(found)
+    return statistics.fmean(found) if found else 0.0
 
 
 def _only(workload: WorkloadFile, arrivals: Sequence[tuple[float, str, int]], begin: float) -> WorkloadFile:
@@ -147,12 +150,12 @@ def _only(workload: WorkloadFile, arrivals: Sequence[tuple[float, str, int]], be
     by_app: dict[str, list[tuple[float, int]]] = {}
     for time, app, count in arrivals:
         by_app.setdefault(app, []).append((time - begin, count))
-    apps = tuple(_with(app, by_app[app.name]) for app in workload.apps if app.name in by_app)
-    return workload.model_copy(update={"apps": apps})
-
-
-def _with(app: Any, arrivals: Sequence[tuple[float, int]]) -> Any:
-    return app.model_copy(update={"arrivals": tuple(arrivals), "per_second": None})
+    apps = (
+        app.model_copy(update={"arrivals": tuple(by_app[app.name]), "per_second": None})
+        for app in workload.apps
+        if app.name in by_app
+    )
+    return workload.model_copy(update={"apps": tuple(apps)})
 
 
 # --- recorded sessions
@@ -191,15 +194,7 @@ def read_sessions(lines: Iterable[str]) -> RecordedSessions:
     :raises ValueError: for a line that is no line of an event log.
     """
     reader = _Reader()
-    for number, text in enumerate(lines, 1):
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            if not text.endswith("\n"):
-                break  # The run was killed while it wrote this.
-            raise ValueError(f"line {number} is no line of an event log ({error})") from None
-        if "event" in record:
-            reader.take(record["event"], record["commands"])
+    read_events(lines, reader.take)
     return reader.run()
 
 
@@ -286,26 +281,18 @@ def profiled_sessions(
     cluster = Cluster(max(1, run.workers), 1, capacity, run.curve, boot)
     count = max(1, math.ceil(run.seconds / window))
     traces = [cut(run, n * window, min(run.seconds, (n + 1) * window)) for n in range(count)]
-    segments = [(_session_volatility(trace, capacity), trace) for trace in traces if trace.events]
-    done = 0
+    segments = []
+    for trace in traces:
+        if trace.events:
+            fresh = [(time, on / capacity) for time, _, on in trace.events if time > 0]
+            segments.append((_volatility(fresh), trace))
+    steps = _steps(tell, len(segments) * len(shares))
 
     def replay(trace: SessionTrace, parameters: Parameters) -> Replayed:
-        nonlocal done
         there = sum(1 for time, _, on in trace.events if on and time == 0.0)
         initial = max(1, min(cluster.most, math.ceil(there / (capacity * parameters.utilization))))
         served = serve(trace, cluster, Strategy(levels=(constant(parameters),), spare=None), initial)
-        done += 1
-        tell(done / (len(segments) * len(shares)))
+        next(steps)
         return Replayed(served.gpu_seconds / 3600, served.worst)
 
     return profile(segments, [Parameters(share, tolerance) for share in shares], replay, target)
-
-
-def _session_volatility(trace: SessionTrace, capacity: int) -> float:
-    """Return the mean volatility that the policy sees at its epochs, in fully loaded workers."""
-    epochs, found = Epochs(), []
-    for time, _, on in trace.events:
-        if time > 0:
-            epochs.add(time, on / capacity)
-            found.append(epochs.volatility)
-    return statistics.fmean(found) if found else 0.0

@@ -1,9 +1,8 @@
 """Sessions served in virtual time: a trace of them, by a strategy, on a cluster of GPUs.
 
 The placement and the number of GPUs come from `ctxflow.policies.turboserve`. A chunk takes what the latency curve says
-for the sessions on its GPU, and a migrated session's next one the migration longer. Every active session is on a GPU:
-where all are over the capacity, their chunks take longer, and the worst-case latency says so. A GPU is billed from when
-it is asked for.
+for the sessions on its GPU, and a migrated session's next one the migration longer. Every active session is on a GPU,
+over the capacity if need be. A GPU is billed from its request on.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class SessionTrace:
     """Sessions that become active and cease to be.
 
     :ivar events: (time, session, whether it is active from then on), ascending.
-    :ivar state_bytes: of each session, by its number.
-    :ivar arrivals: in each window. :ivar departures: in each window.
+    :ivar state_bytes: of each session, by its number. :ivar arrivals, departures: in each window.
     :ivar ends: when each departs, active or idle, by its number; empty where all do when they cease to be active.
     """
 
@@ -101,11 +99,7 @@ class SessionTrace:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The GPUs that serve, and how fast they are.
-
-    :ivar most: GPUs at most. :ivar least: GPUs at least.
-    :ivar capacity: K. :ivar dollars: of a GPU and hour.
-    """
+    """The GPUs that serve, and how fast they are. `capacity`: K; `dollars`: of a GPU and hour."""
 
     most: int
     least: int = 1
@@ -161,15 +155,12 @@ class Served:
 
 
 def serve(trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None = None) -> Served:
-    """Serve a trace, and return the outcome.
-
-    :param initial: GPUs that are ready at the start; half of the most unless stated, or what the strategy holds.
-    """
+    """Serve a trace; `initial`: GPUs that are ready at the start, by default half of the most or the strategy's."""
     return _Run(trace, cluster, strategy, initial).served()
 
 
 class _Run:
-    """The state of one run: GPUs are numbered in the order in which they were asked for."""
+    """The state of one run: GPUs are numbered in the order in which they were requested."""
 
     def __init__(self, trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None) -> None:
         self.trace, self.cluster, self.strategy = trace, cluster, strategy
@@ -195,7 +186,7 @@ class _Run:
     def served(self) -> Served:
         """Play all events, boots and epochs in the order of time."""
         first = [session for time, session, on in self.trace.events if time == 0.0 and on]
-        for session in first:  # Those that are there at the start are placed before anything is decided.
+        for session in first:  # Placed before anything is decided.
             self._put(session, self._choose())
         for time, session, on in self.trace.events[len(first) :]:
             self._until(time)
@@ -303,7 +294,7 @@ class _Run:
             return
         held = len(self.there) + len(self.booting) - len(self.draining)
         number = min(int(self.now // self.strategy.stretch), len(self.strategy.levels) - 1)
-        parameters = self._parameters(self.strategy.levels[number])
+        parameters = self.strategy.levels[number].at(self.out.volatilities[-1] if self.out.volatilities else 0.0)
         wish = settled(self._wish(held, parameters), held, self.now - self.since_out, self.cluster.boot_seconds)
         if wish > held:
             self._scale_out(wish - held)
@@ -330,9 +321,6 @@ class _Run:
         if not self.trace.ends:
             return 0
         return len(self.ends) - bisect.bisect_right(self.ends, self.now) - len(self.place)
-
-    def _parameters(self, levels: Levels) -> Parameters:
-        return levels.at(self.out.volatilities[-1] if self.out.volatilities else 0.0)
 
     def _rebalance(self) -> None:
         """Rebalance where it can change something: after most events the placement is optimal already."""

@@ -75,10 +75,8 @@ class SimulationOutcome:
     """The outcome of a simulated run. Times in seconds on its clock.
 
     :ivar seconds: until the last item was settled, or until the simulation was ended.
-    :ivar started: when the first call was given.
-    :ivar account: what the workers' time went into.
+    :ivar started: when the first call was sent.
     :ivar wasted_items: items whose answers came second: what duplicates cost.
-    :ivar events: what the scheduler was told.
     :ivar presence: (time, machine, +1 or -1) for every worker that joined or went.
     :ivar times, answered: when answers came, and how many there were in all by then.
     """
@@ -108,11 +106,11 @@ class Simulation:
     As a live run does it, the scheduler gets a `Tick` every so often, and whenever it asks to be woken.
 
     :param policies: who decides; objects are used by one simulation only, since they may learn.
-    :param tiers: by default one for each tier of the machines, with as many workers as it has machines.
+    :param tiers: what is offered; see `tiers_of`.
     :param seed: of what policies draw; the engine has its own.
-    :param start_when: the share of the workers asked for that must be connected before the first call.
+    :param start_when: the share of the requested workers that must be connected before the first call.
     :param tick: seconds between ticks.
-    :param listener: told of every event with the commands that it led to.
+    :param listener: called with every event and the commands that it led to.
     """
 
     def __init__(
@@ -130,18 +128,12 @@ class Simulation:
     ) -> None:
         self.scheduler = Scheduler(policies, limits, seed, start_when)
         self.engine = engine
-        self._workload = workload
-        self._tiers = list(tiers)
-        self._regions = list(regions)
-        self._tick = tick
-        self._listener = listener
+        self._workload, self._tiers, self._regions = workload, list(tiers), list(regions)
+        self._tick, self._listener = tick, listener
         self._arrivals = list(workload.arrivals)
         self._left = workload.total
-        self._next_item = 0
-        self._events = 0
-        self._wasted = 0
-        self._started = math.inf
-        self._last = 0.0
+        self._next_item = self._events = self._wasted = 0
+        self._started, self._last = math.inf, 0.0
         self._sizes: dict[int, int] = {}
         self._times = array.array("d")
         self._answered = array.array("q")

@@ -31,7 +31,7 @@ from ctxflow.sites import Site
 from ctxflow.sites.site_model import region_of, region_specs
 
 LOG = "events.jsonl"
-_POOL_SECONDS = 3.0  # What is sooner done than this is not worth another process.
+_POOL_SECONDS = 3.0  # What takes less than this is not worth another process.
 
 
 # --- a scenario becomes a simulation
@@ -99,11 +99,7 @@ def _as_recorded(
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A simulation that is ready to run, and what its figures are computed with.
-
-    :ivar items: of each app.
-    :ivar faults: what is wrong with hosts.
-    """
+    """A simulation that is ready to run, and what its figures are computed with; `items`: of each app."""
 
     simulation: Simulation
     times: MixedTimes
@@ -113,10 +109,7 @@ class Built:
 
 
 def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -> Built:
-    """Build the simulation of a scenario.
-
-    :raises ValueError: if the workload has no seconds for some worker.
-    """
+    """Build the simulation of a scenario; a ValueError if the workload has no seconds for some worker."""
     site, workload = scenario.site, scenario.workload
     machines, paces = machines_of(scenario)
     tiers = tiers_of_site(site)
@@ -204,12 +197,10 @@ class Result:
     """The figures of a simulated run. Seconds of virtual time; bytes.
 
     :ivar seconds: the makespan, or the time at which the simulation was ended.
-    :ivar finished: whether every item was settled by then.
     :ivar fluid_seconds: no scheduler could have been done earlier with these workers.
     :ivar workers: connected, averaged over the run.
     :ivar lost_items: items of batches that an eviction ended, and `lost_seconds` of work on them.
     :ivar wasted_items: items that duplicates answered second.
-    :ivar dead: items that were given up.
     :ivar raised: calls that raised and builds that failed, on bad hosts.
     :ivar moved: bytes that came from each origin, and from "peers".
     """
@@ -246,10 +237,7 @@ class Result:
 
 
 def play(scenario: Scenario, seed: int = 0, until: float = math.inf, listener: Listener | None = None) -> Result:
-    """Simulate a scenario once.
-
-    :param until: when to end at the latest, in virtual seconds.
-    :param listener: told of every event with its commands.
+    """Simulate a scenario once, until virtual seconds at the latest; `listener` is called with every event.
 
     >>> from ctxflow.sites import Site
     >>> from ctxflow.simulator.workload_file import WorkloadFile
@@ -294,10 +282,7 @@ def run(built: Built, until: float = math.inf) -> Result:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One scenario with its name.
-
-    :ivar log: the folder for the event log of its first run, None for none.
-    """
+    """One scenario with its name; `log`: the folder for the event log of its first run, None for none."""
 
     name: str
     scenario: Scenario
@@ -343,12 +328,10 @@ class _Job:
 def study(
     cases: Sequence[Case], seeds: Sequence[int], until: float, tell: Callable[[float], None] = lambda share: None
 ) -> list[Summary]:
-    """Simulate every case with every seed.
-
-    The results do not depend on how many cores there are. An interrupt ends all processes.
+    """Simulate every case with every seed, on all cores; an interrupt ends all processes.
 
     :param until: when to end each at the latest, in virtual seconds.
-    :param tell: told now and then which share of all is done.
+    :param tell: called now and then with the share of all that is done.
     """
     jobs = [
         _Job(case.scenario, seed, until, case.log if seed == seeds[0] else None) for case in cases for seed in seeds
@@ -375,7 +358,7 @@ def _on_all_cores(jobs: Sequence[_Job], first: int) -> Iterator[tuple[int, Resul
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(cores, context)
     try:
-        # Who is started with Ctrl-C blocked does not hear it: this process ends the others.
+        # Processes that are started with Ctrl-C blocked ignore it: this one ends them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             waiting = {pool.submit(_play, jobs[number]): number for number in range(first, len(jobs))}

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 _BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class LinkTransfer:
     """A transfer in flight over a link."""
 
-    __slots__ = ("done", "ends", "running", "size")
-
-    def __init__(self, size: float, ends: float, done: Callable[[], None]) -> None:
-        self.size = size
-        self.ends = ends
-        self.done = done
-        self.running = True
+    size: float
+    ends: float
+    done: Callable[[], None]
+    running: bool = True
 
 
 class FairLink:
@@ -45,11 +43,8 @@ class FairLink:
 
     def __init__(self, timers: Timers, bandwidth: float, per_transfer: float = math.inf) -> None:
         self.moved = 0.0
-        self._timers = timers
-        self._bandwidth = bandwidth
-        self._per_transfer = per_transfer
-        self._served = 0.0
-        self._looked = 0.0
+        self._timers, self._bandwidth, self._per_transfer = timers, bandwidth, per_transfer
+        self._served = self._looked = 0.0
         self._count = 0
         self._heap: list[tuple[float, int, LinkTransfer]] = []
         self._order = itertools.count()
@@ -124,8 +119,7 @@ class Origin:
 class Part:
     """Files of a context that go together.
 
-    :ivar size: bytes.
-    :ivar origin: the name of the place that they come from.
+    :ivar size: bytes. :ivar origin: the name of the place that they come from.
     :ivar files: how many files must be opened there.
     :ivar shared: whether workers that have them send them on; else each gets them from the origin.
     :ivar unpacking: seconds from their arrival until they can be used.
@@ -141,7 +135,7 @@ class Part:
 
 @dataclasses.dataclass(eq=False)
 class _Fetch:
-    """What a worker is waiting for, of one context."""
+    """What a worker awaits of one context."""
 
     host: str
     done: Callable[[], None]
@@ -152,10 +146,10 @@ class _Fetch:
 
 @dataclasses.dataclass(eq=False)
 class _Copy:
-    """A shared part on a host, or on its way there.
+    """A shared part on a host, or in flight to it.
 
     :ivar source: the host that sends it; None for the origin. `sends`: how many it sends itself now.
-    :ivar waiting: fetches of the host's workers to be told when it is there.
+    :ivar waiting: fetches of the host's workers that await it.
     """
 
     host: str
@@ -171,10 +165,9 @@ class _Copy:
 class TreeStaging:
     """Staging of files once from their origins, and then from worker to worker.
 
-    A host has a file once, whichever of its workers fetched it. A host that has a shared part sends it to at most
-    `fan_out` others at a time over its own link, which they share; the origin sends it to `from_origin` at a time.
-    Hosts that find no free source wait in line. A lost worker's files go with it, and transfers from its host begin
-    anew from elsewhere.
+    A host has a file once, whichever of its workers fetched it, and sends a shared part to at most `fan_out` others at
+    a time over its own link, which they share; the origin sends it to `from_origin` at a time. Hosts that find no free
+    source wait in line. A lost worker's files go with it, and transfers from its host begin anew from elsewhere.
 
     :param files: context -> its parts; a context that is not named has no files.
     :param origins: by name.
@@ -195,11 +188,8 @@ class TreeStaging:
         for part in (part for parts in files.values() for part in parts):
             if part.origin not in origins:
                 raise ValueError(f"the origin {part.origin!r} of {part.name!r} is not given: there are {list(origins)}")
-        self._files = files
-        self._origins = origins
-        self._peer_bandwidth = peer_bandwidth
-        self._fan_out = fan_out
-        self._from_origin = from_origin
+        self._files, self._origins, self._peer_bandwidth = files, origins, peer_bandwidth
+        self._fan_out, self._from_origin = fan_out, from_origin
         self._fetches: dict[tuple[str, str], _Fetch] = {}
         self._of_worker: dict[str, set[str]] = {}
         self._trees: dict[str, _Tree] = {}
@@ -219,17 +209,15 @@ class TreeStaging:
 
     def peer_link(self, host: str) -> FairLink:
         """Return the link over which a host sends."""
-        link = self._peers.get(host)
-        if link is None:
-            link = self._peers[host] = FairLink(self._timers, self._peer_bandwidth, self._peer_bandwidth)
-        return link
+        if host not in self._peers:
+            self._peers[host] = FairLink(self._timers, self._peer_bandwidth, self._peer_bandwidth)
+        return self._peers[host]
 
     def fetch(self, worker: str, machine: SimulatedMachine, context: str, done: Callable[[], None]) -> None:
         """Bring a context's files to a worker."""
-        host = machine.host or machine.name
         self._of_worker.setdefault(worker, set()).add(context)
         parts = self._files.get(context, ())
-        fetch = _Fetch(host, done, len(parts))
+        fetch = _Fetch(machine.host_name, done, len(parts))
         if not parts:
             done()
             return
@@ -262,11 +250,9 @@ class TreeStaging:
             fetch.done()
 
     def _tree(self, part: Part) -> _Tree:
-        tree = self._trees.get(part.name)
-        if tree is None:
-            origin = self._links[part.origin]
-            tree = self._trees[part.name] = _Tree(part, self, origin, self._fan_out, self._from_origin)
-        return tree
+        if part.name not in self._trees:
+            self._trees[part.name] = _Tree(part, self, self._links[part.origin], self._fan_out, self._from_origin)
+        return self._trees[part.name]
 
     def remove(self, worker: str, context: str) -> None:
         """Remove a context's files from a worker, or cancel their transfers."""
@@ -290,14 +276,10 @@ class _Tree:
     """The distribution tree of one shared part: hosts that have it, transfers in flight, and hosts that wait."""
 
     def __init__(self, part: Part, staging: TreeStaging, origin: FairLink, fan_out: int, from_origin: int) -> None:
-        self._part = part
-        self._staging = staging
-        self._origin = origin
-        self._fan_out = fan_out
+        self._part, self._staging, self._origin, self._fan_out = part, staging, origin, fan_out
         self._free_at_origin = from_origin
         self._copies: dict[str, _Copy] = {}
-        # Hosts that could send to one more, longest free first.
-        self._senders: dict[str, _Copy] = {}
+        self._senders: dict[str, _Copy] = {}  # Hosts that could send to one more, longest free first.
         self._line: collections.deque[_Copy] = collections.deque()
 
     def want(self, fetch: _Fetch) -> None:
