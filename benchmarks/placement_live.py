@@ -26,9 +26,8 @@ import common
 
 from ctxflow import ContextExecutor, context_app
 from ctxflow.policies.agh import solve
-from ctxflow.policies.agh.demand import ContextOption, Wanted
 from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
-from ctxflow.policies.agh.staffing import Offer
+from ctxflow.policies.agh.staffing import ContextOption, Offer, Wanted
 from ctxflow_papers.gh_agh.instances import draw
 
 CONTEXTS, TIERS = (2, 5, 10, 20), (3, 6, 10)

@@ -7,7 +7,7 @@ import pytest
 
 from ctxflow.policies.agh import check, solve
 from ctxflow.policies.agh.problem import paper_instance
-from ctxflow.policies.agh.rolling import Switching
+from ctxflow.policies.agh.solution import Switching
 from ctxflow.simulator.experiments import ExperimentRequest, report
 from ctxflow_papers.gh_agh import experiments, printed, reproduction, table4
 from ctxflow_papers.gh_agh.day import (

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ctxflow.policies.agh import Allocation, Problem, solve
-from ctxflow.policies.agh.arrays import Bools, Floats
-from ctxflow.policies.agh.rolling import Revision, Switching, plan_rolling
+from ctxflow.policies.agh.problem import Bools, Floats
+from ctxflow.policies.agh.solution import Revision, Switching, plan_rolling
 from ctxflow_papers.gh_agh.operation import keeps_up, operate
 
 VOLATILITIES = (0.01, 0.02, 0.03, 0.04, 0.05)

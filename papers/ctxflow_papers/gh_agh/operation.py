@@ -10,8 +10,7 @@ import dataclasses
 import numpy as np
 
 from ctxflow.policies.agh.allocation import Allocation
-from ctxflow.policies.agh.arrays import Arrays, Bools, Floats
-from ctxflow.policies.agh.problem import Problem
+from ctxflow.policies.agh.problem import Arrays, Bools, Floats, Problem
 
 AT_ONCE = 250
 """Scenarios in one linear program: they share nothing, and the solver's overhead is paid once."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ctxflow.policies.agh import Problem, solve
-from ctxflow.policies.agh.rolling import Switching
+from ctxflow.policies.agh.solution import Switching
 from ctxflow.simulator.experiments import Figure, rounded
 from ctxflow_papers.gh_agh.day import (
     SWITCHING,

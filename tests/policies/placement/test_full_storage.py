@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from ctxflow.policies.agh.ways import PAIRS, filled, packed
+from ctxflow.policies.agh.draft import PAIRS, filled, packed
 
 DOLLARS = st.floats(-5, 20)
 GIGABYTES = st.integers(0, 10_000).map(lambda megabytes: megabytes / 1000)  # linprog takes 1e-9 for nothing.

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.agh import METHODS, Mechanisms, check, solve
-from ctxflow.policies.agh.arrays import Arrays
 from ctxflow.policies.agh.draft import Choices
 from ctxflow.policies.agh.exact import _credible, exact
 from ctxflow.policies.agh.heuristics import greedy, orderings, random_starts
-from ctxflow.policies.agh.problem import azure_instance, paper_instance
+from ctxflow.policies.agh.problem import Arrays, azure_instance, paper_instance
 from ctxflow_papers.gh_agh.instances import draw
 
 SEEDS = st.integers(0, 10**6)

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.agh import Allocation, Deployment, Route, check, solve
-from ctxflow.policies.agh.arrays import Arrays
-from ctxflow.policies.agh.problem import paper_instance
-from ctxflow.policies.agh.rolling import Switching, carried, over_deployments, plan_rolling
+from ctxflow.policies.agh.problem import Arrays, paper_instance
+from ctxflow.policies.agh.solution import Switching, carried, over_deployments, plan_rolling
 from ctxflow_papers.gh_agh.instances import draw
 
 PROBLEM = paper_instance()

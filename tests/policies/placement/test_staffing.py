@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.agh.demand import ContextOption, Wanted
-from ctxflow.policies.agh.staffing import Offer, Staffing, StaffingProblem
+from ctxflow.policies.agh.staffing import ContextOption, Offer, Staffing, StaffingProblem, Wanted
 
 OFFERS = [Offer("cheap", 5, 1.0), Offer("dear", 8, 3.0)]
 

@@ -1,8 +1,7 @@
 """An answer to a placement problem: what it costs, its JSON, and an independent check of every constraint.
 
-The paper's (x, y, z, u, w) are lists of what is there. Costs are the five terms of (5a), and the check (5b) to (5k) as
-printed with the limits on GPUs and on unserved demand, both computed in plain loops from the problem's own numbers:
-they share no code with the methods, so that they can judge them.
+The paper's (x, y, z, u, w) are lists. Costs are the five terms of (5a), the check (5b) to (5k) with the limits on GPUs
+and unserved demand, in plain loops over the problem's numbers, which share no code with the methods that they judge.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from ctxflow.policies.agh.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """A model on a tier (q = 1), with its configuration (w = 1) and its GPUs (y).
-
-    :ivar model, tier: their places in the problem's lists.
-    """
+    """A model on a tier (q = 1), as places in the problem's lists, its configuration (w = 1) and its GPUs (y)."""
 
     model: int
     tier: int
@@ -57,9 +53,7 @@ class CostTerms:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """What runs where, who is sent where, and who is not served.
-
-    :ivar unserved: u of each query type, a share.
+    """What runs where, which queries are sent where, and u, the share of each query type that is not served.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> nothing = Allocation((), (), (1.0,) * 6)
@@ -108,26 +102,18 @@ class Allocation:
         types, models, tiers = problem.query_types, problem.models, problem.tiers
         return {
             "deployments": [
-                {
-                    "model": models[each.model].name,
-                    "tier": tiers[each.tier].name,
-                    "tensor_parallel": each.tensor_parallel,
-                    "pipeline_parallel": each.pipeline_parallel,
-                    "gpus": each.gpus,
-                }
+                {**dataclasses.asdict(each), "model": models[each.model].name, "tier": tiers[each.tier].name}
                 for each in self.deployments
             ],
             "routes": [
                 {
-                    "query_type": types[route.query_type].name,
-                    "model": models[route.model].name,
-                    "tier": tiers[route.tier].name,
-                    "share": route.share,
+                    "query_type": types[route.query_type].name, "model": models[route.model].name,
+                    "tier": tiers[route.tier].name, "share": route.share,
                 }
                 for route in self.routes
             ],
             "unserved": {kind.name: share for kind, share in zip(types, self.unserved, strict=True)},
-        }
+        }  # fmt: skip
 
 
 def data_gb(problem: Problem, query_type: int) -> float:
@@ -155,12 +141,7 @@ CONSTRAINTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A constraint that is broken.
-
-    :ivar constraint: one of `CONSTRAINTS`: the paper's equation, or "unserved" or "gpus".
-    :ivar where: the query type, the model and tier, or "" for one that holds for all together.
-    :ivar value, limit: the two sides.
-    """
+    """A constraint (one of `CONSTRAINTS`) that is broken, where ("" for one of all together), and its two sides."""
 
     constraint: str
     where: str
@@ -216,8 +197,7 @@ def _deployed(problem: Problem, allocation: Allocation, tolerance: float) -> Ite
             yield Violation("5d", _pair(problem, j, k), count, 1)
     for each in allocation.deployments:
         tier, name = problem.tiers[each.tier], _pair(problem, each.model, each.tier)
-        allowed = each.tensor_parallel in tier.tensor_parallel and each.pipeline_parallel in tier.pipeline_parallel
-        if not allowed:
+        if each.tensor_parallel not in tier.tensor_parallel or each.pipeline_parallel not in tier.pipeline_parallel:
             yield Violation("5d", f"{name}, TP {each.tensor_parallel} and PP {each.pipeline_parallel}", 0, 1)
         yield Violation("5e", name, each.gpus, each.tensor_parallel * each.pipeline_parallel)
     seen = Counter((route.query_type, route.model, route.tier) for route in allocation.routes)
@@ -240,25 +220,15 @@ def _memory_and_throughput(problem: Problem, allocation: Allocation) -> Iterator
         j, k, here = each.model, each.tier, sent[each.model, each.tier]
         tier, model, name = problem.tiers[k], problem.models[j], _pair(problem, j, k)
         split = each.tensor_parallel * each.pipeline_parallel
-        tokens = sum(
-            problem.query_types[route.query_type].tokens
-            * problem.resident_queries[route.query_type][j][k]
-            * route.share
-            for route in here
-        )
+        resident, types = problem.resident_queries, problem.query_types
+        tokens = sum(types[r.query_type].tokens * resident[r.query_type][j][k] * r.share for r in here)
         held = (model.weights_gb + model.kv_bytes_per_token * 1e-9 * tokens) / split
         yield Violation("5f", name, held, tier.memory_gb)
-        yield Violation("5g", name, _work(problem, here), problem.utilization * 3600 * tier.tflops * each.gpus)
-
-
-def _work(problem: Problem, routes: list[Route]) -> float:
-    """Return the work of some routes, in TFLOP an hour."""
-    total = 0.0
-    for route in routes:
-        kind = problem.query_types[route.query_type]
-        alpha = problem.gflop_per_token[route.query_type][route.model][route.tier]
-        total += alpha * (kind.tokens * kind.queries_per_hour / 1e3) * route.share
-    return total
+        work = 0.0  # TFLOP an hour.
+        for route in here:
+            kind, alpha = types[route.query_type], problem.gflop_per_token[route.query_type][j][k]
+            work += alpha * (kind.tokens * kind.queries_per_hour / 1e3) * route.share
+        yield Violation("5g", name, work, problem.utilization * 3600 * tier.tflops * each.gpus)
 
 
 def _delays_and_errors(problem: Problem, allocation: Allocation) -> Iterator[Violation]:
@@ -275,19 +245,16 @@ def _delays_and_errors(problem: Problem, allocation: Allocation) -> Iterator[Vio
 def _totals(problem: Problem, allocation: Allocation) -> Iterator[Violation]:
     stored = 0.0
     for route in allocation.routes:
-        kind = problem.query_types[route.query_type]
         stored += problem.models[route.model].weights_gb
-        stored += kind.storage_kb_per_token * 1e-6 * kind.tokens * kind.queries_per_hour * route.share
+        stored += data_gb(problem, route.query_type) * route.share
     rent = sum(each.gpus * problem.tiers[each.tier].dollars_per_hour for each in allocation.deployments)
     spent = problem.horizon_hours * (rent + problem.storage_dollars_per_gb_hour * stored)
     yield Violation("5c", "", spent, problem.budget_dollars)
     yield Violation("5h", "", stored, problem.storage_gb)
-    used: dict[int, int] = defaultdict(int)
-    for each in allocation.deployments:
-        used[each.tier] += each.gpus
     for k, tier in enumerate(problem.tiers):
         if tier.gpus is not None:
-            yield Violation("gpus", tier.name, used[k], tier.gpus)
+            used = sum(each.gpus for each in allocation.deployments if each.tier == k)
+            yield Violation("gpus", tier.name, used, tier.gpus)
 
 
 def _pair(problem: Problem, model: int, tier: int) -> str:

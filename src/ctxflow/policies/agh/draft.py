@@ -1,7 +1,7 @@
-"""An allocation while a heuristic builds it: what runs where, who is sent where, and what of each limit is used up.
+"""An allocation while a heuristic builds it: what runs where, what is sent where, and what of each limit is used up.
 
-Routes are placed and removed with all sums kept up to date. For one query type, all places where it could go are found
-at once, with M1's or M3's configuration, the effective coverage (8) and the cost (7).
+Routes are placed and removed with all sums kept up to date; the places where a query type could go are found at once,
+with M1's or M3's configuration, (7) and (8). At the end: packing into storage that does not hold all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from ctxflow.policies.agh.allocation import Allocation, Deployment, Route
-from ctxflow.policies.agh.arrays import Bools, Constants, Floats, Ints
+from ctxflow.policies.agh.problem import Bools, Constants, Floats, Ints
 
 NOTHING = 1e-9  # A share under this is none.
 _LEAST = 1e-12
@@ -22,8 +22,7 @@ IDLE = -1
 class Mechanisms:
     """The paper's three mechanisms, each of which can be switched off (Table 3).
 
-    :ivar select: M1. Without it a fresh deployment takes the smallest configuration, and neither its memory nor its
-        delay is looked at.
+    :ivar select: M1. Without it a new deployment takes the smallest configuration, whatever its memory and delay.
     :ivar rank: M2. Without it places are ranked by their cost (7) alone, however little they could serve.
     :ivar upgrade: M3. Without it an active deployment is used as it is, however slow it is for the query type.
     """
@@ -83,7 +82,7 @@ class Destinations:
 
 
 class Draft:
-    """The state of a construction; the sums are kept by `place` and `remove` alone.
+    """The state of a construction; the sums are updated by `place` and `remove`.
 
     :ivar config: (J, K) the active configuration, -1 where nothing runs.
     :ivar routes: for each query type, the share sent to each (model, tier).
@@ -141,7 +140,7 @@ class Draft:
                     self.delay[i] += share * (arrays.delay[i, j, k, config] - arrays.delay[i, j, k, before])
 
     def place(self, i: int, j: int, k: int, config: int, share: float) -> None:
-        """Send a share of a query type to a pair, in this configuration."""
+        """Route a share of a query type to a pair, in this configuration."""
         if config != self.config[j, k]:
             self.activate(j, k, config)
         known = self.routes[i].get((j, k), 0.0)
@@ -151,7 +150,7 @@ class Draft:
         self._add(i, j, k, share)
 
     def remove(self, i: int, j: int, k: int) -> float:
-        """Take a query type's route away, and the deployment if it was the last; the share that it had."""
+        """Remove a query type's route, and the deployment if it was the last; return its share."""
         share = self.routes[i].pop((j, k))
         self.stored -= float(self.arrays.weights_gb[j])
         self._add(i, j, k, -share)
@@ -170,10 +169,7 @@ class Draft:
         self.stored += share * float(arrays.data_gb[i])
 
     def places(self, i: int, wanted: float) -> Destinations:
-        """Return all places where a query type could go, and how much of it: M1, M3 and (8).
-
-        :param wanted: the share that has to go somewhere.
-        """
+        """Return all places where a query type could go, and how much of the share wanted: M1, M3 and (8)."""
         choices, arrays = self.choices, self.arrays
         free = choices.mechanisms
         config, delay = choices.config[i].copy(), choices.delay[i].copy()
@@ -212,10 +208,7 @@ class Draft:
         return Destinations(config, share, rent, delay)
 
     def _for_active(self, i: int, j: Ints, k: Ints) -> Ints:
-        """Return the configuration for a query type on pairs that run already: the present one, or M3's.
-
-        It is -1 where there is none.
-        """
+        """Return the configuration for a query type on active pairs: the present one, M3's, or -1 for none."""
         arrays, now = self.arrays, self.config[j, k]
         limit, delays = arrays.max_delay[i], arrays.delay[i, j, k]
         slow = delays[np.arange(len(j)), now] > limit
@@ -224,12 +217,12 @@ class Draft:
         larger = (arrays.gpus > arrays.gpus[now][:, None]) & (delays <= limit) & self.choices.possible[j, k]
         upgrade = np.where(larger.any(axis=1), larger.argmax(axis=1), IDLE)
         for n in np.flatnonzero(slow & (upgrade != IDLE)):
-            if not self._bearable(int(j[n]), int(k[n]), int(upgrade[n])):
+            if not self._acceptable(int(j[n]), int(k[n]), int(upgrade[n])):
                 upgrade[n] = IDLE
         return np.where(slow, upgrade, now)
 
-    def _bearable(self, j: int, k: int, config: int) -> bool:
-        """Return whether those who are sent there already stay within their delay in another configuration."""
+    def _acceptable(self, j: int, k: int, config: int) -> bool:
+        """Return whether the present routes there stay within their delay in another configuration."""
         arrays, now = self.arrays, self.config[j, k]
         for i, routes in enumerate(self.routes):
             if share := routes.get((j, k)):
@@ -257,17 +250,86 @@ class Draft:
         """Return what was built."""
         arrays = self.arrays
         deployments = tuple(
-            Deployment(
-                int(j),
-                int(k),
-                int(arrays.tensor[self.config[j, k]]),
-                int(arrays.pipeline[self.config[j, k]]),
-                int(arrays.gpus[self.config[j, k]]),
-            )
-            for j, k in np.argwhere(self.config >= 0)
+            Deployment(j, k, int(arrays.tensor[c]), int(arrays.pipeline[c]), int(arrays.gpus[c]))
+            for j, k in np.argwhere(self.config >= 0).tolist()
+            for c in (self.config[j, k],)
         )
         routes = tuple(
             Route(i, j, k, float(share)) for i, each in enumerate(self.routes) for (j, k), share in sorted(each.items())
         )
         served = [min(1.0, sum(each.values())) for each in self.routes]
         return Allocation(deployments, routes, tuple(1.0 - share for share in served))
+
+
+PAIRS = 4000  # With more changes of two types at once, only changes of one are tried.
+ROUNDS = 32  # Changes made, at most: a bound on time.
+
+
+def filled(value: Floats, size: Floats, room: Floats) -> Floats:
+    """Return (N, I) the share of each item in the best filling of N knapsacks, whose items may be cut.
+
+    :param value: (N, I) of an item whole; one that is worth nothing is left out.
+    :param size: (N, I) of an item whole. :param room: (N,).
+
+    >>> filled(np.array([[4.0, 3.0, -1.0]]), np.array([[2.0, 1.0, 1.0]]), np.array([2.0])).tolist()
+    [[0.5, 1.0, 0.0]]
+    """
+    size = np.where(value > 0, size, 0.0)
+    density = np.where(value > 0, value / np.maximum(size, _LEAST), -1.0)
+    order = np.argsort(-density, axis=1, kind="stable")
+    sizes = np.take_along_axis(size, order, axis=1)
+    left = room[:, None] - (np.cumsum(sizes, axis=1) - sizes)
+    part = np.where(sizes > _LEAST, np.clip(left / np.maximum(sizes, _LEAST), 0.0, 1.0), 1.0)
+    found = np.empty_like(part)
+    np.put_along_axis(found, order, part, axis=1)
+    return np.where(value > 0, found, 0.0)
+
+
+def packed(
+    taken: Ints, most: Floats, saved: Floats, data: Floats, fixed: Floats, weights: Floats, storage: float
+) -> tuple[Ints, Floats]:
+    """Return better ways and shares than those given: change one type's way, or two at once, as long as that saves.
+
+    It is a multiple-choice knapsack whose items may be cut: a type's way stores models whole, and data as served.
+
+    :param taken: (I,) the way of each type; way 0 serves nothing.
+    :param most: (I, W) the largest share that a way can serve.
+    :param saved: (I, W) dollars saved by serving all of a type so, the storing of its data paid.
+    :param data: (I,) GB of a type's data. :param fixed, weights: (W,) dollars and GB of a way's models.
+    :param storage: GB for all. :returns: (I,) ways and shares.
+
+    >>> ways, shares = packed(np.array([1, 0]), np.array([[0, 1.0], [0, 1.0]]), np.array([[0, 3.0], [0, 9.0]]),
+    ...     np.array([1.0, 2.0]), np.array([0.0, 1.0]), np.array([0.0, 1.0]), storage=3.0)
+    >>> ways.tolist(), shares.tolist()
+    ([0, 1], [0.0, 1.0])
+    """
+    types, width = most.shape
+    every = np.arange(types)
+    value, size = most * saved, most * data[:, None]
+
+    def judged(tries: Ints) -> tuple[Floats, Floats]:
+        """Return the dollars (N,) that N assignments (N, I) of ways save, and the shares (N, I) that are served."""
+        room = storage - weights[tries].sum(axis=1)
+        part = filled(value[every, tries], size[every, tries], np.maximum(room, 0.0))
+        gain = (part * value[every, tries]).sum(axis=1) - fixed[tries].sum(axis=1)
+        return np.where(room >= 0, gain, -np.inf), part
+
+    def neighbours() -> Ints:
+        single = np.tile(taken, (types, width, 1))
+        single[every, :, every] = np.arange(width)
+        found = [single.reshape(-1, types)]
+        if (types * width) ** 2 <= PAIRS:
+            both = np.tile(found[0], (types, width, 1, 1))
+            both[every, :, :, every] = np.arange(width)[None, :, None]
+            found.append(both.reshape(-1, types))
+        return np.concatenate(found)
+
+    gain, part = judged(taken[None])
+    for _ in range(ROUNDS):
+        tries = neighbours()
+        gains, parts = judged(tries)
+        best = int(gains.argmax())
+        if gains[best] <= gain[0] + 1e-9:
+            break
+        taken, gain, part = tries[best], gains[best, None], parts[best, None]
+    return taken, np.asarray(part[0] * most[every, taken], dtype=np.float64)

@@ -1,34 +1,34 @@
 """GH and AGH, the paper's greedy heuristics (Algorithms 1 and 2), on the state that `draft` keeps.
 
-First the two phases of GH; then the orderings, relocation and consolidation of AGH. Both know prices alone: where an
-answer leaves more unserved than `max_unserved` allows, since that is cheaper, they search again with higher prices.
+The two phases of GH; the orderings, relocation and consolidation of AGH; new routes over what runs. GH and AGH know
+prices alone: where an answer leaves more unserved than `max_unserved`, they search again with higher prices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.arrays import Bools, Constants, Floats
 from ctxflow.policies.agh.draft import IDLE, NOTHING, Choices, Destinations, Draft, Mechanisms
 from ctxflow.policies.agh.local_search import Exchange
+from ctxflow.policies.agh.problem import Bools, Constants, Floats
 
-COVERAGE_BUDGET = 0.8
-"""beta: the share of the budget up to which Phase 1 deploys."""
+COVERAGE_BUDGET = 0.8  # beta: the share of the budget up to which Phase 1 deploys.
 
 
 def greedy(arrays: Constants, mechanisms: Mechanisms | None = None) -> Draft:
     """Return GH's answer: coverage first, then each query type where serving it costs least, the most frequent first.
 
-    As printed, Step 4 takes a place or leaves it; here the share is what all limits leave room for, so that a type is
-    not left out whole where the storage holds most of it. O(I J K) array operations in I steps.
+    Unlike the printed Step 4, which takes a place or leaves it, the share is what all limits leave room for.
 
     :param mechanisms: M1 to M3, all on by default.
 
-    >>> from ctxflow.policies.agh.arrays import Arrays
+    >>> from ctxflow.policies.agh.problem import Arrays
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> draft = greedy(Arrays.of(paper_instance()))
     >>> float(draft.unserved.max())
@@ -50,7 +50,7 @@ def order_by_rate(arrays: Constants) -> list[int]:
 def covered(choices: Choices) -> Draft:
     """Deploy where the most query types per dollar could go, (10) and (11), until each could go somewhere: Phase 1.
 
-    Stops also when no pair that beta of the budget can still pay covers another type.
+    Stops also when no pair within beta of the budget covers another type.
     """
     arrays, draft = choices.arrays, Draft(choices)
     reach = (choices.config != IDLE) & (arrays.error <= arrays.max_error[:, None, None])
@@ -73,17 +73,14 @@ def covered(choices: Choices) -> Draft:
 
 
 def construct(draft: Draft, order: Sequence[int]) -> Draft:
-    """Serve the query types one after the other, each as far as it goes: Phase 2; the draft is changed.
-
-    :param order: the query types.
-    """
+    """Serve the query types in this order, each as far as possible: Phase 2; the draft is changed."""
     for i in order:
         serve(draft, i, float(draft.unserved[i]))
     return draft
 
 
 def serve(draft: Draft, i: int, wanted: float, among: Bools | None = None) -> float:
-    """Send a share of a query type where M2 ranks best, and what is left where it ranks next; what stays unserved.
+    """Route a share of a query type where M2 ranks best, and what is left where it ranks next; return what remains.
 
     :param among: (J, K) the pairs that may be used; all by default.
     """
@@ -119,13 +116,9 @@ def keeping_required(
     search: Callable[[Constants], Draft],
     simpler: Callable[[], Draft] | None = None,
 ) -> Draft:
-    """Return what a heuristic finds.
+    """Return what a heuristic finds; if that leaves more unserved than is allowed, search with prohibitive prices.
 
-    If it leaves more unserved than is allowed, return the cheapest that does not, as far as found.
-
-    The second search is with a price on what has to be served that no way of serving it can reach.
-
-    :param simpler: gives another answer that counts then, so that a heuristic is never above a simpler one.
+    :param simpler: another answer that counts then, so that a heuristic is never above a simpler one.
     """
     first = search(arrays)
     if enough(first):
@@ -137,15 +130,12 @@ def keeping_required(
 
 
 def enough(draft: Draft) -> bool:
-    """Return whether all is served that has to be."""
+    """Return whether no more is unserved than is allowed."""
     return bool((draft.unserved <= draft.arrays.max_unserved + NOTHING).all())
 
 
 def _dear(arrays: Constants) -> Floats:
-    """Return prices of leaving unserved (I,).
-
-    They are above all else that could be paid, for types of which some has to be served.
-    """
+    """Return prices of leaving unserved (I,), above all else that could be paid for types that must be served."""
     types = arrays.shape[0]
     rent = min(arrays.budget, types * float(arrays.rent.max()) * float(arrays.gpus.max()))
     stored = float(arrays.data_dollars.sum()) + types * float(arrays.model_dollars.max())
@@ -153,35 +143,30 @@ def _dear(arrays: Constants) -> Floats:
     return np.where(arrays.max_unserved < 1, arrays.unserved_dollars + most, arrays.unserved_dollars)
 
 
-PASSES = 3
-"""L: rounds of relocation."""
-PATIENCE = 5
-"""Orderings in a row that bring nothing, after which it ends."""
+PASSES = 3  # L: rounds of relocation.
+PATIENCE = 5  # Orderings in a row without improvement, after which it ends.
 BETTER = 1e-9
 
 
 def adaptive(arrays: Constants, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
-    """Return AGH's answer: GH from eight orderings and some random ones, improved by moves.
+    """Return AGH's answer: GH from eight orderings and some random ones, improved by moves; never above GH.
 
-    The cheapest of these counts: it is never above GH.
-
-    As printed, it moves single routes and closes deployments, and ends 20 % and more above the optimum where storage
-    is short or a query type is served best by two models. So it also relocates whole deployments (`local_search`).
+    The printed moves, of single routes and closed deployments, end 20 % and more above the optimum where storage is
+    short or two models serve a query type best. So it also relocates whole deployments (`local_search`).
 
     :param mechanisms: M1 to M3, all on by default; with one of them off, the moves are the printed ones.
     :param seed: of the random orderings.
     :param printed: only the printed moves.
 
-    >>> from ctxflow.policies.agh.arrays import Arrays
+    >>> from ctxflow.policies.agh.problem import Arrays
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> arrays = Arrays.of(paper_instance())
     >>> adaptive(arrays).total <= greedy(arrays).total
     True
     """
     free = mechanisms or Mechanisms()
-    return keeping_required(
-        arrays, free, lambda priced: _adaptive(priced, free, seed, printed), lambda: greedy(arrays, free)
-    )
+    search = functools.partial(_adaptive, mechanisms=free, seed=seed, printed=printed)
+    return keeping_required(arrays, free, search, lambda: greedy(arrays, free))
 
 
 def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: bool) -> Draft:
@@ -206,10 +191,7 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
 
 
 def orderings(arrays: Constants, seed: int) -> Iterator[list[int]]:
-    """Yield the query types by rate, penalty, storage and error limit, down and up each; then at random.
-
-    GH's own is the first. How many are random falls with the problem's size, as the paper's remark 1 has it.
-    """
+    """Yield the query types by rate (GH's own order), penalty, storage and error limit, down and up; then at random."""
     types = range(len(arrays.rates))
     for key in (arrays.rates, arrays.unserved_dollars, arrays.data_gb, arrays.max_error):
         yield sorted(types, key=lambda i: -key[i])
@@ -222,14 +204,14 @@ def orderings(arrays: Constants, seed: int) -> Iterator[list[int]]:
 
 
 def random_starts(arrays: Constants) -> int:
-    """Return R, from N = I J K."""
+    """Return R, from N = I J K: the paper's remark 1."""
     types, models, tiers, _ = arrays.shape
     size = types * models * tiers
     return 3 if size > 5000 else 5 if size > 2000 else 10 if size > 500 else 20
 
 
 def relocate(draft: Draft, passes: int = PASSES) -> Draft:
-    """Move routes, each whole, to where the total falls the most, until nothing moves or the passes are over."""
+    """Move routes, each whole, to where the total falls the most, until none moves or the passes are over."""
     for _ in range(passes):
         moved = False
         for i, routes in enumerate(draft.routes):
@@ -280,3 +262,70 @@ def _closed(draft: Draft, j: int, k: int) -> Draft | None:
     for i, share in zip(sent, shares, strict=True):
         serve(trial, i, share, active)
     return trial if trial.total < draft.total - BETTER else None
+
+
+ORDERS = 4  # From how many orderings the routes over what runs are found, besides the previous routes.
+
+
+def rerouted(empty: Draft, routes: Sequence[tuple[int, int, int, float]]) -> Draft:
+    """Return the cheapest routes found over what a draft without routes deploys.
+
+    :param routes: those of before: query type, model, tier and share.
+    """
+    as_before, worth = empty.copy(), empty.arrays.unserved_dollars
+    for route in sorted(routes, key=lambda route: -worth[route[0]]):
+        _place(as_before, *route)
+    drafts = [_fill(as_before, sorted(range(len(worth)), key=lambda i: -worth[i]))]
+    if as_before.unserved.max() > NOTHING or not routes:
+        drafts += [_fill(empty.copy(), order) for order in itertools.islice(orderings(empty.arrays, 0), ORDERS)]
+    return min(drafts, key=lambda draft: draft.total)
+
+
+def _place(draft: Draft, i: int, j: int, k: int, share: float) -> None:
+    possible = min(share, _room(draft, i, j, k))
+    if possible > NOTHING:
+        draft.place(i, j, k, int(draft.config[j, k]), possible)
+
+
+def _fill(draft: Draft, order: list[int]) -> Draft:
+    """Serve what is unserved with what runs, where it costs least for its share; the draft is changed."""
+    arrays, pairs = draft.arrays, [(int(j), int(k)) for j, k in np.argwhere(draft.config >= 0)]
+    for i in order:
+        while draft.unserved[i] > NOTHING:
+            wanted = float(draft.unserved[i])
+            shares = {pair: min(wanted, _room(draft, i, *pair)) for pair in pairs}
+            costs = {
+                (j, k): arrays.delay_dollars[i] * arrays.delay[i, j, k, draft.config[j, k]]
+                + (0.0 if (j, k) in draft.routes[i] else arrays.model_dollars[j] / share)
+                for (j, k), share in shares.items()
+                if share > NOTHING
+            }
+            if not costs:
+                break
+            best = min(costs, key=lambda pair: (shares[pair] < wanted - NOTHING, costs[pair]))
+            draft.place(i, *best, int(draft.config[best]), shares[best])
+    return draft
+
+
+def _room(draft: Draft, i: int, j: int, k: int) -> float:
+    """Return the share of a query type that an active pair can still take as it is: (5c), (5f) to (5j).
+
+    Its own delay or error may be over the limit, as averages count.
+    """
+    arrays, config = draft.arrays, int(draft.config[j, k])
+    stored = arrays.hours * arrays.storage_price
+    weights = 0.0 if (j, k) in draft.routes[i] else float(arrays.weights_gb[j])
+    storage = min(
+        arrays.storage - draft.stored,
+        (arrays.budget - draft.rent - draft.storage_dollars) / stored if stored else np.inf,
+    )
+    limits = (
+        (arrays.max_delay[i] - draft.delay[i], arrays.delay[i, j, k, config]),
+        (arrays.max_error[i] - draft.error[i], arrays.error[i, j, k]),
+        (arrays.capacity[k] * arrays.gpus[config] - draft.work[j, k], arrays.work[i, j, k]),
+        (arrays.spare_gb[j, k, config] - draft.kv[j, k], arrays.kv_gb[i, j, k]),
+        (storage - weights, arrays.data_gb[i]),
+    )
+    if any(left < 0 for left, _ in limits):
+        return 0.0
+    return min((float(left / each) for left, each in limits if each > 0), default=np.inf)

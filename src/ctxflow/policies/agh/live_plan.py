@@ -1,7 +1,7 @@
-"""A plan for a run, made of what was known of the run at a moment: a pure function, whatever the run does meanwhile.
+"""A plan for a run, made of what was known at a moment: a pure function.
 
-First what cannot be kept is told and left out; then the items of apps that name alternatives are divided among
-contexts, and machines that several tiers share into workers; then AGH finds out who holds what (`staffing`).
+Limits that cannot be kept are reported and dropped; then items of apps with alternatives are divided among contexts,
+and machines that tiers share into workers; then AGH finds which workers hold what (`staffing`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.agh.demand import Wanted
-from ctxflow.policies.agh.staffing import Mixes, Offer, Staffing, StaffingProblem
+from ctxflow.policies.agh.staffing import Mixes, Offer, Staffing, StaffingProblem, Wanted
 from ctxflow.policies.protocols import Plan
 from ctxflow.policies.views import TierView
 
-PARTS = 4
-"""A group's GPUs are divided among its tiers by so many parts: halves and quarters."""
+PARTS = 4  # A group's GPUs are divided among its tiers by quarters.
 Cut = dict[str, int]
 """Tier -> the most workers that it may have."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a tier may have, at a moment: fewest and most workers, the GPUs of one, and whose machines they are."""
+    """What a tier may have at a moment: fewest and most workers, the GPUs of one, and the machines' name."""
 
     minimum: int
     maximum: int
@@ -39,11 +37,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A plan, and what the next one is compared with.
-
-    :ivar staffing: who holds what; None before the first plan.
-    :ivar mixes: how items of each app are divided; `cut`: how machines are cut into workers.
-    """
+    """A plan, and what the next one is compared with: its staffing, and how items and machines are divided."""
 
     plan: Plan = dataclasses.field(default_factory=Plan)
     staffing: Staffing | None = None
@@ -53,15 +47,13 @@ class Made:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What a plan is made of; nobody changes it. Calling it makes the plan.
+    """What a plan is made of, immutable. Calling it makes the plan.
 
-    :ivar offers: the tiers with the workers that are counted on.
-    :ivar tiers: the site's bounds.
+    :ivar offers: the tiers with their expected workers. :ivar tiers: the site's bounds.
     :ivar probes: tier -> the context that one worker there is to hold, whatever else is planned.
-    :ivar unable: apps that no tier can run.
-    :ivar before: what holds until then.
+    :ivar unable: apps that no tier can run. :ivar before: the present plan.
     :ivar hold_hours: how long a plan is expected to stay: what it saves in that time pays for its loads.
-    :ivar least_gain: the share of the present plan's cost that a new plan has to save besides.
+    :ivar least_gain: the share of the present plan's cost that a new plan must save besides.
     """
 
     wanted: Sequence[Wanted]
@@ -122,11 +114,9 @@ def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, Bounds])
 
 
 def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str]]:
-    """Return what can be planned for, and a sentence for each limit that had to be left out.
+    """Return what can be planned for, and a sentence (the same each time) for each limit that had to be left out.
 
-    Sentences have no measured figures in them: what is said again is the same, and is not told twice.
-
-    >>> from ctxflow.policies.agh.demand import ContextOption
+    >>> from ctxflow.policies.agh.staffing import ContextOption
     >>> large = ContextOption("large", {"a10": 4.0}, 10.0)
     >>> left, reasons = without_impossible([Wanted("ask", 9.0, (large,), 2.0, None)])
     >>> left[0].max_delay, reasons
@@ -150,12 +140,11 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
 def mixes(wanted: Wanted) -> list[dict[str, float]]:
     """Return the mixes of an app's contexts that may be the cheapest, its own alone first, which keeps the limit.
 
-    An average over two contexts has every error between theirs, so that the cheapest mix of all is one context, or two
-    at the limit, as long as there are workers enough. There are few of these; each is planned, and the cheapest taken.
-    (Left to an error constraint of the problem, GH fills the limit with the cheapest context first, and then has no
-    place for the rest.)
+    An average over two contexts has every error between theirs, so the cheapest mix is one context, or two at the
+    limit, if there are enough workers. (With an error constraint in the problem instead, GH fills the limit with the
+    cheapest context first, and then has no place for the rest.)
 
-    >>> from ctxflow.policies.agh.demand import ContextOption
+    >>> from ctxflow.policies.agh.staffing import ContextOption
     >>> large, small = ContextOption("large", {"a10": 4.0}, 10.0, 0.05), ContextOption("small", {"a10": 0.5}, 2.0, 0.3)
     >>> mixes(Wanted("ask", 9.0, (large, small), None, 0.1))
     [{'large': 1.0}, {'large': 0.8, 'small': 0.2}]
@@ -178,7 +167,7 @@ def cheapest(
 ) -> dict[str, Mapping[str, float]]:
     """Return app -> the share of each context, for all apps, one app after the other.
 
-    :param before: the mixes in place, each of which is kept unless another saves `least_gain` of the cost.
+    :param before: the present mixes, each of which is kept unless another saves `least_gain` of the cost.
     """
     chosen: dict[str, Mapping[str, float]] = {}
     for each in wanted:
@@ -200,7 +189,7 @@ def _same(mix: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 def cost(wanted: Sequence[Wanted], chosen: Mixes, offers: Sequence[Offer]) -> float:
-    """Return what the workers of a plan by AGH cost in an hour; what is unserved is dear."""
+    """Return what the workers of a plan by AGH cost in an hour, with a high price on what is unserved."""
     problem = StaffingProblem.of(wanted, chosen, offers)
     return problem.dollars(problem.solve())
 
@@ -218,10 +207,7 @@ def groups(offers: Sequence[Offer], tiers: Mapping[str, Bounds]) -> list[list[Of
 
 
 def cuts(group: Sequence[Offer], gpus: Mapping[str, int], total: int) -> list[Cut]:
-    """Return the ways to divide a group's GPUs.
-
-    :param gpus: of a worker of each tier.
-    :param total: of the group.
+    """Return the ways to divide a group's total GPUs, given those of a worker of each tier.
 
     >>> two = [Offer("one-gpu", 8, 1.0), Offer("four-gpus", 2, 4.0)]
     >>> cuts(two, {"one-gpu": 1, "four-gpus": 4}, 8)
@@ -252,17 +238,19 @@ def cut_best(
     before: Cut,
     least_gain: float,
 ) -> Cut:
-    """Cut all groups as before, unless another way saves `least_gain` of the cost; one group after the other.
+    """Cut groups one after the other, as before unless another way saves `least_gain` of the cost.
 
-    Where what is wanted takes no more GPUs than a group has, its tiers are as they are, and not in the answer.
+    A group with GPUs enough is not in the answer.
     """
     gpus = {name: tier.gpus for name, tier in tiers.items()}
     chosen: Cut = {}
     for group in groups(offers, tiers):
         names = [offer.name for offer in group]
         total = max(tiers[name].maximum * gpus[name] for name in names)
-        used = _used(wanted, mixes, limited(offers, chosen))
-        if used is not None and sum(used[name] * gpus[name] for name in names) <= total:
+        problem = StaffingProblem.of(wanted, mixes, limited(offers, chosen))
+        staffing = problem.solve()
+        used = sum(n * gpus[tier] for (_, tier), n in problem.counts(1.0, staffing).items() if tier in names)
+        if not staffing.short and used <= total:
             continue
         ways = cuts(group, gpus, total)
         costs = [cost(wanted, mixes, limited(offers, {**chosen, **way})) for way in ways]
@@ -277,15 +265,3 @@ def cut_best(
 def limited(offers: Sequence[Offer], cut: Cut) -> list[Offer]:
     """Return the offers with no more workers than a cut has."""
     return [dataclasses.replace(o, workers=min(o.workers, cut.get(o.name, o.workers))) for o in offers]
-
-
-def _used(wanted: Sequence[Wanted], mixes: Mixes, offers: Sequence[Offer]) -> Counter[str] | None:
-    """Return the workers that a plan by AGH takes of each tier; None if it cannot serve all."""
-    problem = StaffingProblem.of(wanted, mixes, offers)
-    staffing = problem.solve()
-    if staffing.short:
-        return None
-    found: Counter[str] = Counter()
-    for (_, tier), workers in problem.counts(1.0, staffing).items():
-        found[tier] += workers
-    return found

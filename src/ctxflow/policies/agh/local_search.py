@@ -1,45 +1,92 @@
 """Local search over what is deployed: open, close and exchange deployments, with query types split between two.
 
-For a set of options (a pair with a configuration), the best routes of every query type over it, one or two a type, in
-closed form; and for all options at once, what adding it or exchanging it for one of the set would bring. The paper's
-own moves are in `heuristics`.
-
-The storage limit (5h) couples the query types. It is priced: a GB costs what the unserved demand that it displaces
-does; what does not fit is cut where that costs least, and then packed better (`ways`).
+For a set of options (a pair with a configuration), the best routes of every query type over one or two of them, in
+closed form; and bounds on what adding or exchanging an option brings. Storage (5h), which couples the query types, is
+priced: a GB costs what the unserved demand that it displaces does. (The paper's own moves are in `heuristics`.)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.arrays import Bools, Constants, Floats, Ints
-from ctxflow.policies.agh.draft import NOTHING, Choices, Draft
-from ctxflow.policies.agh.ways import Routing, Split, Ways, packed
+from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, packed
+from ctxflow.policies.agh.problem import Bools, Constants, Floats, Ints
 
-TRIALS = 10
-"""How many of the most promising exchanges are built and looked at, before the search is over."""
-FIRST = 32
-"""How many options are looked at as the first of two."""
-MOST = 64
-"""Exchanges accepted, at most: far more than are ever needed, a bound on time."""
+TRIALS = 10  # Of the most promising exchanges are built, before the search is over.
+FIRST = 32  # Options are tried as the first of two.
+MOST = 64  # Exchanges accepted, at most: a bound on time.
 UNDER = 0.999  # A price just under what displaces the marginal type, so that the type is still wanted.
 _LEAST = 1e-12
 _NEVER = 1e15
-
 
 Change = tuple[float, list[int]]
 """A set of options with a bound on what it costs."""
 
 
-class Exchange:
-    """The neighbourhoods of a problem: made once, used from many starts.
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Query types served by one option and each other one together, at least cost: arrays (I, O).
 
-    :param arrays: the problem.
-    :param choices: what drafts are made with.
+    :ivar linear: dollars of the whole type. :ivar share: the other option's part.
+    :ivar most: the share that can be served so; 0 where two are not better than one.
+    :ivar whole: dollars with the storing of both models and the penalty; `_NEVER` where it is not possible.
     """
+
+    linear: Floats
+    share: Floats
+    most: Floats
+    whole: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """The way (I,) and the share (I,) of each type, with the total in dollars."""
+
+    taken: Ints
+    shares: Floats
+    total: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """The W ways to serve a type with a set of options.
+
+    :ivar chosen: the set. :ivar pairs: for each way the places in it of its two options; equal for one, -1 for none.
+    :ivar linear: (I, W) dollars of the whole type. :ivar most: (I, W) the largest share that can be served so.
+    :ivar shares: (I, W) the second option's part. :ivar fixed, weights: (W,) dollars and GB of the models stored.
+    """
+
+    chosen: Sequence[int]
+    pairs: list[tuple[int, int]]
+    linear: Floats
+    most: Floats
+    shares: Floats
+    fixed: Floats
+    weights: Floats
+
+    @property
+    def possible(self) -> Bools:
+        """Return (I, W) whether a way serves anything, or is the one that need not."""
+        found = self.most > NOTHING
+        found[:, 0] = True
+        return found
+
+    def parts(self, i: int, way: int) -> list[tuple[int, float]]:
+        """Return the options of a way, with their parts of what it serves of a type."""
+        a, b = self.pairs[way]
+        if a < 0:
+            return []
+        if a == b:
+            return [(self.chosen[a], 1.0)]
+        return [(self.chosen[b], float(self.shares[i, way])), (self.chosen[a], 1 - float(self.shares[i, way]))]
+
+
+class Exchange:
+    """The neighbourhoods of a problem: made once, used from many starts."""
 
     def __init__(self, arrays: Constants, choices: Choices) -> None:
         self.arrays, self.choices = arrays, choices
@@ -76,7 +123,7 @@ class Exchange:
         return draft
 
     def _known(self, draft: Draft) -> list[int]:
-        """Return the numbers of the draft's deployments; one that is no option counts as the option next to it."""
+        """Return the options of the draft's deployments, or those of the pair next to them in GPUs."""
         found = []
         for j, k in np.argwhere(draft.config >= 0):
             here = np.flatnonzero(self.pair == j * self.arrays.shape[2] + k)
@@ -87,7 +134,7 @@ class Exchange:
         return found
 
     def _scarcity(self, unserved: Floats) -> float:
-        """Return the dollars of a GB where storage is full: what the unserved demand that waits for it costs."""
+        """Return the dollars of a GB where storage is full: the cost of the unserved demand."""
         missing = unserved > 1e-6
         return UNDER * float(self.worth[missing].min()) if missing.any() else 0.0
 
@@ -126,11 +173,9 @@ class Exchange:
         return self.splits[a]
 
     def _corner(self, a: int) -> tuple[Floats, Floats]:
-        """Return the corners (I, O) at which both the error and the delay of a type are used up.
+        """Return the other option's part and the share (I, O) that use up both the error and the delay of a type.
 
-        They are the other option's part, and the share.
-
-        Both 0 where that is no share of the type: what two options can do for a type that they cannot serve whole.
+        It is what two options can do for a type that they cannot serve whole; 0 where that is no share of it.
         """
         arrays = self.arrays
         error, delay = arrays.max_error[:, None], arrays.max_delay[:, None]
@@ -143,7 +188,7 @@ class Exchange:
         return np.where(valid, other / np.where(valid, total, 1.0), 0.0), np.where(valid, total, 0.0)
 
     def _ways(self, chosen: Sequence[int]) -> Ways:
-        """Return all ways to serve a type with a set of options: with none, one, or two of them."""
+        """Return all ways to serve a type with none, one, or two of a set of options."""
         count, arrays = len(chosen), self.arrays
         ways = [(-1, -1), *((a, a) for a in range(count)), *((a, b) for a in range(count) for b in range(a))]
         types, width = arrays.shape[0], len(ways)
@@ -161,7 +206,7 @@ class Exchange:
         return Ways(chosen, ways, linear, most, shares, fixed, weights)
 
     def _way_costs(self, ways: Ways, price: float) -> Floats:
-        """Return (I, W) with each GB at its price; a way that serves nothing counts as dearer than any that serves."""
+        """Return (I, W) with each GB at its price; a way that serves nothing is above any that serves."""
         arrays = self.arrays
         lost = arrays.unserved_dollars[:, None]
         data = ways.linear + price * arrays.data_gb[:, None] - lost
@@ -190,7 +235,7 @@ class Exchange:
         return next((draft for draft in drafts if draft.within_limits()), None)
 
     def _room(self, rent: Floats | float) -> Floats:
-        """Return GB of storage that there are, and that the budget pays beside a rent."""
+        """Return the GB of storage that the budget pays beside a rent."""
         arrays = self.arrays
         dollars = arrays.hours * arrays.storage_price
         paid = (arrays.budget - rent) / max(dollars, _LEAST)
@@ -212,7 +257,7 @@ class Exchange:
         return packed(taken, ways.most, saved, arrays.data_gb, ways.fixed, ways.weights, room)
 
     def _routing(self, ways: Ways, taken: Ints, shares: Floats) -> Routing:
-        """Return what ways and shares come to."""
+        """Return ways and shares with their total."""
         used = {ways.chosen[a] for way in set(taken.tolist()) for a in ways.pairs[way] if a >= 0}
         total = float(self.rent[list(used)].sum()) if used else 0.0
         total += float(ways.fixed[taken].sum() + shares @ ways.linear[np.arange(len(taken)), taken])
@@ -228,9 +273,9 @@ class Exchange:
         return draft
 
     def _settle(self, ways: Ways, limit: float, taken: Ints, shares: Floats) -> None:
-        """Find the types that storage has no room for, the least worth a GB first, the best way in what room there is.
+        """Cut types until all fits the storage, the least worth a GB first, each to its best way in the room left.
 
-        Changes `taken` and `shares`; ends when all fits and the type that was cut last is as well off as it can be.
+        Changes `taken` and `shares`.
         """
         arrays = self.arrays
         stored = float(ways.weights[taken].sum() + arrays.data_gb @ shares)
@@ -257,9 +302,9 @@ class Exchange:
         return best
 
     def pair_start(self) -> Draft | None:
-        """Return the best draft of one or two options, among the most promising; None if there is none.
+        """Return the best draft of the most promising one or two options, None if there is none.
 
-        A start that no chain of improvements through one deployment leads to where the budget is short.
+        Where the budget is short, no chain of improvements through one deployment leads there.
         """
         if not len(self.options):
             return None
@@ -273,12 +318,7 @@ class Exchange:
         return best
 
     def pool(self, draft: Draft, size: int) -> Bools:
-        """Return (J, K, C) the options around a draft.
-
-        They are its own, their pairs' other configurations, and the most promising others.
-
-        :param size: how many others.
-        """
+        """Return (J, K, C) a draft's own options, their pairs' other configurations, and the `size` best others."""
         chosen = self._known(draft)
         prices = self._prices(draft)
         bases = [chosen, *(_without(chosen, n) for n in chosen)]
@@ -290,7 +330,7 @@ class Exchange:
         return mask
 
     def _prices(self, draft: Draft) -> list[float]:
-        """Return what a GB may cost: nothing, as much as now, as much as when storage is scarce."""
+        """Return prices of a GB: 0, the present one, the one of scarce storage, and halves of these."""
         full = draft.stored > float(self._room(draft.rent)) * (1 - 1e-6)
         price = self._scarcity(draft.unserved) if full else 0.0
         return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
@@ -308,7 +348,7 @@ class Exchange:
                     yield from self._promising(prices, [*_without(chosen, n), int(other)], True)
 
     def _promising(self, prices: Sequence[float], base: list[int], itself: bool) -> Iterator[Change]:
-        """Yield the best ways to add an option to a set, or (`itself`) nothing, with a bound on their cost."""
+        """Yield the best options to add to a set, and (`itself`) the set, with a bound on their cost."""
         bounds = [self.added(base, price) for price in prices]
         if itself:
             yield max(alone for alone, _ in bounds), base
@@ -318,10 +358,7 @@ class Exchange:
                 yield float(added[option]), [*base, int(option)]
 
     def added(self, base: list[int], price: float) -> tuple[float, Floats]:
-        """Return the cost of the best routes over a set, and over the set with each option (O,) besides.
-
-        Storage is priced instead of limited: a lower bound of what splits in two can reach.
-        """
+        """Return a lower bound of the cost over a set, and over the set with each option (O,) added; storage priced."""
         arrays = self.arrays
         kept = self._way_costs(self._ways(base), price).min(axis=1)
         cost = np.minimum(self._single(price), kept[:, None])

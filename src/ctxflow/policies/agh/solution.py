@@ -1,4 +1,4 @@
-"""One front for all methods: a problem in, a checked solution out, with the reasons why not all is served."""
+"""One front for all methods: solve a problem, plan again while its answer runs, and say why not all is served."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.agh.allocation import Allocation, CostTerms, Violation, check, data_gb
-from ctxflow.policies.agh.arrays import Arrays, Bools
-from ctxflow.policies.agh.draft import Mechanisms
+from ctxflow.policies.agh.allocation import Allocation, CostTerms, Deployment, Route, Violation, check, data_gb
+from ctxflow.policies.agh.draft import Choices, Draft, Mechanisms
 from ctxflow.policies.agh.exact import exact, improved
-from ctxflow.policies.agh.heuristics import adaptive, greedy
-from ctxflow.policies.agh.problem import Problem
+from ctxflow.policies.agh.heuristics import adaptive, greedy, rerouted
+from ctxflow.policies.agh.problem import Arrays, Bools, Constants, Floats, Problem
 
 METHODS = {
     "gh": "the paper's greedy heuristic",
@@ -29,13 +28,10 @@ METHODS = {
 class Solution:
     """What a method found.
 
-    :ivar allocation: None if there is none, or if the exact method found none in its time.
-    :ivar costs: its five terms.
-    :ivar violations: what the independent checker says: none if it is feasible.
-    :ivar seconds: for the method, without the check.
+    :ivar allocation: None if there is none, or if the exact method found none in its time. :ivar costs: its five terms.
+    :ivar violations: what the independent checker says. :ivar seconds: for the method, without the check.
     :ivar bound: the exact method's lower bound in dollars, None for the others.
-    :ivar proven: whether it is proven to be the best within the gap asked for; if there is no allocation, that there
-        is none.
+    :ivar proven: whether it is proven to be the best within the gap; without an allocation, that there is none.
     :ivar reasons: why not all is served.
     """
 
@@ -94,8 +90,8 @@ def solve(
     :param method: one of `METHODS`.
     :param mechanisms: M1 to M3 for gh, agh and agh-printed; all on by default.
     :param seed: of the random orderings of agh and improved.
-    :param time_limit: seconds for the solver of improved (2 by default) and exact (600).
-    :param gap: the share of the cost at which the exact method is content.
+    :param time_limit: seconds for the solver of improved (2 by default) and exact (600), which ends within `gap`, a
+        share of the cost.
     :raises ValueError: for an unknown method.
     :raises ModuleNotFoundError: for improved and exact without SciPy.
 
@@ -139,11 +135,7 @@ FULL = 0.999
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """What keeps a query type, or all of them, from being served whole.
-
-    :ivar query_type: its name, "" for a limit that all share.
-    :ivar constraint: as the checker names it.
-    """
+    """What keeps a query type ("": all of them) from being served whole: a constraint as the checker names it."""
 
     query_type: str
     constraint: str
@@ -155,9 +147,7 @@ class Reason:
 
 
 def reasons(problem: Problem, allocation: Allocation | None = None) -> list[Reason]:
-    """Return why not all is served.
-
-    :param allocation: then only of those that it leaves unserved, and the shared limits that it uses up.
+    """Return why not all is served, or not all of what an allocation leaves unserved.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> poor = paper_instance().model_copy(update={"budget_dollars": 0.0})
@@ -165,27 +155,27 @@ def reasons(problem: Problem, allocation: Allocation | None = None) -> list[Reas
     all query types: (5c) the budget of 0 $ does not pay for any model on any tier: the cheapest takes 10.53 $
     """
     arrays = Arrays.of(problem)
-    general = next(_nothing_runs(arrays), None)
-    if general is not None:
-        return [general]
+    if general := list(_nothing_runs(arrays)):
+        return general
     unserved = [1.0] * len(problem.query_types) if allocation is None else allocation.unserved
     missing = [i for i, share in enumerate(unserved) if share > 1e-6]
     own = [reason for i in missing for reason in _alone(arrays, i, _usable(arrays))]
     explained = {reason.query_type for reason in own}
     if allocation is not None and any(problem.query_types[i].name not in explained for i in missing):
-        own += _shared(problem, allocation)
+        own.append(_shared(problem, allocation))
     return own
 
 
-def _affordable(arrays: Arrays) -> Bools:
-    stored = arrays.model_dollars[:, None, None]
-    rent = arrays.rent[:, None] * arrays.gpus
-    return arrays.fits & (rent + stored <= arrays.problem.budget_dollars)
+def _dollars(arrays: Arrays) -> Floats:
+    """Return (J, K, C) the dollars of a deployment by itself."""
+    cost: Floats = arrays.rent[:, None] * arrays.gpus + arrays.model_dollars[:, None, None]
+    return cost
 
 
 def _usable(arrays: Arrays) -> Bools:
     """Return (J, K, C) what could run by itself."""
-    return _affordable(arrays) & (arrays.gpus <= arrays.stock[:, None])
+    affordable: Bools = arrays.fits & (_dollars(arrays) <= arrays.problem.budget_dollars)
+    return affordable & (arrays.gpus <= arrays.stock[:, None])
 
 
 def _nothing_runs(arrays: Arrays) -> Iterator[Reason]:
@@ -195,10 +185,9 @@ def _nothing_runs(arrays: Arrays) -> Iterator[Reason]:
         room = float((arrays.memory_gb[:, None] * arrays.gpus * arrays.allowed).max())
         yield Reason("", "5f", f"no model fits any tier: {model.name} takes {model.weights_gb:g} GB, "
                      f"and the GPUs of the largest configuration have {room:g} GB together")  # fmt: skip
-    elif not _affordable(arrays).any():
-        cost = arrays.rent[:, None] * arrays.gpus + arrays.model_dollars[:, None, None]
+    elif (cheapest := _dollars(arrays)[arrays.fits].min()) > problem.budget_dollars:
         yield Reason("", "5c", f"the budget of {problem.budget_dollars:g} $ does not pay for any model on any tier: "
-                     f"the cheapest takes {cost[arrays.fits].min():.2f} $")  # fmt: skip
+                     f"the cheapest takes {cheapest:.2f} $")  # fmt: skip
     elif not _usable(arrays).any():
         yield Reason("", "gpus", "no tier has as many GPUs as a model needs within the budget")
     elif problem.storage_gb < arrays.weights_gb.min():
@@ -207,7 +196,7 @@ def _nothing_runs(arrays: Arrays) -> Iterator[Reason]:
 
 
 def _alone(arrays: Arrays, i: int, usable: Bools) -> Iterator[Reason]:
-    """Yield what keeps a query type from being served whole even if it were the only one."""
+    """Yield what keeps a query type from being served whole even alone."""
     problem, kind = arrays.problem, arrays.problem.query_types[i]
     delay = arrays.delay[i][usable]
     error = np.broadcast_to(arrays.error[i][..., None], usable.shape)[usable]
@@ -239,19 +228,173 @@ def _mixable(arrays: Arrays, i: int, usable: Bools) -> bool:
     fast, good = d <= 1, e <= 1
     if (fast & good).any():
         return True
-    # Between a fast one and a good one, the share of the good that the delay allows has to be what the error needs.
+    # Of a fast and a good one together, the delay must allow the share of the good one that the error needs.
     most = (1 - d[fast])[:, None] / (d[good][None] - d[fast][:, None])
     least = (e[fast] - 1)[:, None] / (e[fast][:, None] - e[good][None])
     return bool((least <= most).any())
 
 
-def _shared(problem: Problem, allocation: Allocation) -> Iterator[Reason]:
-    costs = allocation.costs(problem)
-    spent = costs.rental + costs.model_storage + costs.data_storage
+def _shared(problem: Problem, allocation: Allocation) -> Reason:
     stored = sum(problem.models[route.model].weights_gb for route in allocation.routes)
     stored += sum(data_gb(problem, route.query_type) * route.share for route in allocation.routes)
     if stored >= FULL * problem.storage_gb:
-        yield Reason("", "5h", f"the storage of {problem.storage_gb:g} GB is full")
-    else:
-        yield Reason("", "5c", f"{spent:.2f} $ of the budget of {problem.budget_dollars:g} $ are spent, and "
-                     "serving more takes more than is left, or than leaving it unserved does")  # fmt: skip
+        return Reason("", "5h", f"the storage of {problem.storage_gb:g} GB is full")
+    costs = allocation.costs(problem)
+    spent = costs.rental + costs.model_storage + costs.data_storage
+    return Reason("", "5c", f"{spent:.2f} $ of the budget of {problem.budget_dollars:g} $ are spent, and serving more "
+                  "takes more than is left, or than leaving it unserved does")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Switching:
+    """The price of a change of plans, and how much better a new one must be. By default the paper's keep-best.
+
+    A deployment that is new, or in another configuration, is paid for while it starts and loads. Closing one is free.
+
+    :ivar start_seconds: from when a GPU is requested until it can load.
+    :ivar load_seconds_per_gb: for each GB of the model's weights.
+    :ivar hold_hours: how long a new plan is expected to stay: what it saves in that time pays for the change.
+    :ivar least_gain: hysteresis: the share of the present plan's cost that the new one must save besides.
+    """
+
+    start_seconds: float = 0.0
+    load_seconds_per_gb: float = 0.0
+    hold_hours: float = 1.0
+    least_gain: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{field.name} is {value!r}: it has to be a number, 0 or more")
+
+    def dollars(self, problem: Problem, previous: Allocation, new: Allocation) -> float:
+        """Return what changing from one allocation to another costs, once.
+
+        >>> from ctxflow.policies.agh.problem import paper_instance
+        >>> problem = paper_instance()
+        >>> plan = solve(problem, "gh").allocation
+        >>> slow = Switching(start_seconds=3600.0)
+        >>> rent = plan.costs(problem).rental / problem.horizon_hours
+        >>> slow.dollars(problem, Allocation((), (), (1.0,) * 6), plan) == rent, slow.dollars(problem, plan, plan)
+        (True, 0.0)
+        """
+        seconds = 0.0
+        for each in set(new.deployments) - set(previous.deployments):
+            wait = self.start_seconds + self.load_seconds_per_gb * problem.models[each.model].weights_gb
+            seconds += wait * each.gpus * problem.tiers[each.tier].dollars_per_hour
+        return seconds / 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class Revision:
+    """What a step decided: the allocation to run, and whether deployments change.
+
+    :ivar kept_dollars: what the present deployments would cost over the horizon, with the best routes found for them.
+    :ivar new_dollars: what the new plan costs.
+    :ivar switching_dollars: what the change to it costs, once, whether or not it was made.
+    """
+
+    allocation: Allocation
+    switched: bool
+    kept_dollars: float
+    new_dollars: float
+    switching_dollars: float
+
+    def __str__(self) -> str:
+        chosen = "changes to a new plan" if self.switched else "keeps what runs"
+        return (
+            f"{chosen}: {self.kept_dollars:.2f} $ as it is, {self.new_dollars:.2f} $ as newly planned, and "
+            f"{self.switching_dollars:.2f} $ for the change"
+        )
+
+
+def plan_rolling(
+    problem: Problem,
+    previous: Allocation | None = None,
+    *,
+    before: Problem | None = None,
+    method: str = "agh",
+    switching: Switching | None = None,
+    seed: int = 0,
+) -> Revision:
+    """Return the next allocation, given the one that runs now and the problem as it is now: the keep-best of 4.3.
+
+    Deterministic. What runs is kept, with routes chosen anew, unless a new plan saves more than the change to it
+    costs, or what runs breaks a constraint and the new plan breaks none.
+
+    :param previous: what runs; None or no deployments at the start.
+    :param before: the problem of `previous`, if its lists are not the new problem's: names are then matched.
+    :param method: how new plans are found, one of `METHODS`. :param seed: of its random orderings.
+    :param switching: what a change costs; nothing by default, as in the paper.
+    :raises ValueError: for an unknown method.
+
+    >>> from ctxflow.policies.agh.problem import paper_instance
+    >>> problem = paper_instance()
+    >>> first = plan_rolling(problem)
+    >>> first.switched, plan_rolling(problem, first.allocation).switched
+    (True, False)
+    """
+    switching = switching or Switching()
+    arrays = Arrays.of(problem)
+    nothing = Allocation((), (), (1.0,) * len(problem.query_types))
+    runs = carried(previous or nothing, before or problem, problem)
+    kept = over_deployments(arrays, runs).allocation()
+    found = solve(problem, method, seed=seed)
+    new = kept if found.allocation is None else found.allocation
+    kept_dollars, new_dollars = kept.costs(problem).total, new.costs(problem).total
+    price = switching.dollars(problem, runs, new)
+    saved = (kept_dollars - new_dollars) * switching.hold_hours / problem.horizon_hours
+    wanted = price + switching.least_gain * kept_dollars * switching.hold_hours / problem.horizon_hours
+    better = saved > wanted + 1e-9
+    if check(problem, kept):
+        better = better or (found.allocation is not None and not found.violations)
+    elif found.violations:
+        better = False
+    chosen = new if better else kept
+    return Revision(chosen, set(chosen.deployments) != set(runs.deployments), kept_dollars, new_dollars, price)
+
+
+def carried(allocation: Allocation, before: Problem, problem: Problem) -> Allocation:
+    """Return an allocation in the terms of another problem, matched by names.
+
+    Left out are deployments whose model or tier is gone, whose configuration the tier no longer allows or holds, and
+    the last ones beyond the GPUs that a tier still has.
+    """
+    kinds, models, tiers = (
+        [
+            {each.name: n for n, each in enumerate(getattr(problem, field))}.get(old.name)
+            for old in getattr(before, field)
+        ]
+        for field in ("query_types", "models", "tiers")
+    )
+    deployments, used = [], [0] * len(problem.tiers)
+    for each in allocation.deployments:
+        j, k = models[each.model], tiers[each.tier]
+        if j is None or k is None:
+            continue
+        tier = problem.tiers[k]
+        allowed = each.tensor_parallel in tier.tensor_parallel and each.pipeline_parallel in tier.pipeline_parallel
+        held = problem.models[j].weights_gb <= tier.memory_gb * each.gpus
+        if allowed and held and (tier.gpus is None or used[k] + each.gpus <= tier.gpus):
+            used[k] += each.gpus
+            deployments.append(Deployment(j, k, each.tensor_parallel, each.pipeline_parallel, each.gpus))
+    pairs = {(each.model, each.tier) for each in deployments}
+    routes = []
+    for route in allocation.routes:
+        i, j, k = kinds[route.query_type], models[route.model], tiers[route.tier]
+        if i is not None and j is not None and k is not None and (j, k) in pairs:
+            routes.append(Route(i, j, k, route.share))
+    unserved = np.ones(len(problem.query_types))
+    for route in routes:
+        unserved[route.query_type] -= route.share
+    return Allocation(tuple(deployments), tuple(routes), tuple(float(max(0.0, share)) for share in unserved))
+
+
+def over_deployments(arrays: Constants, allocation: Allocation) -> Draft:
+    """Return the allocation's deployments as they are, with the cheapest routes found over them."""
+    empty = Draft(Choices(arrays, Mechanisms()))
+    for each in allocation.deployments:
+        same = (arrays.tensor == each.tensor_parallel) & (arrays.pipeline == each.pipeline_parallel)
+        empty.activate(each.model, each.tier, int(np.flatnonzero(same)[0]))
+    return rerouted(empty, [(each.query_type, each.model, each.tier, each.share) for each in allocation.routes])

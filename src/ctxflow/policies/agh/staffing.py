@@ -1,9 +1,8 @@
 """Live AGH in its own units: contexts with work, and the workers of each tier that are to hold them.
 
-A worker holds a context whole and serves by itself, so a tier is divided into blocks of 1, 2, 4, ... workers, each of
-which one context has, or none: any number of workers of a tier is a sum of a few blocks. Work is in seconds of a worker
-in an hour, a price is a worker's for an hour, and what a change of plan costs are the seconds of loading. GH and AGH
-(`heuristics`) choose the blocks; nothing here is stored, so that storage limits nothing.
+A tier is divided into blocks of 1, 2, 4, ... workers, each of which one context has, or none: any number of workers is
+a sum of blocks. Work is in seconds of a worker in an hour, a price is a worker's for an hour, and a change of plan
+costs the seconds of loading. GH and AGH (`heuristics`) choose the blocks; nothing is stored.
 """
 
 from __future__ import annotations
@@ -17,31 +16,50 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxflow.policies.agh.arrays import Constants
-from ctxflow.policies.agh.demand import Wanted
 from ctxflow.policies.agh.draft import Choices, Draft, Mechanisms
-from ctxflow.policies.agh.heuristics import adaptive, greedy
-from ctxflow.policies.agh.problem import MOST
-from ctxflow.policies.agh.rolling import rerouted
+from ctxflow.policies.agh.heuristics import adaptive, greedy, rerouted
+from ctxflow.policies.agh.problem import MOST, Constants
 
-UTILIZATION = 0.9
-"""The share of a worker's time that can be used."""
-SERVED = 1e-3
-"""The share of the demand that may be unserved: there is more room than that in the utilization."""
-NEVER = 1e12
-"""How many times its limit the delay is on workers that cannot serve: no share of the work keeps it."""
+UTILIZATION = 0.9  # Of a worker's time.
+SERVED = 1e-3  # The share of the demand that may be unserved: less than the room in the utilization.
+NEVER = 1e12  # How many times its limit the delay is on workers that cannot serve.
 _LESS = 0.9  # By how much demand is scaled down at a time until the site can serve it.
 _ANY_DELAY = 1e6
 _LEAST_LOAD = 1e-3
-_DEAR = 1e3  # What it costs to leave all unserved, in rents of the whole site: more than serving a bit of it ever does.
+_DEAR = 1e3  # What it costs to leave all unserved, in rents of the whole site.
 
 Mixes = Mapping[str, Mapping[str, float]]
 """App -> context -> the share of the app's items that it answers."""
 
 
 @dataclasses.dataclass(frozen=True)
+class ContextOption:
+    """A context that may answer an app's items, the seconds of one by tier (one at least), and its error."""
+
+    context: str
+    seconds: dict[str, float]
+    load_seconds: float
+    error: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The items of one app that should be answered in an hour; of active sessions, one each second.
+
+    :ivar candidates: the contexts that may answer, the app's own first; there is one at least.
+    :ivar max_delay: seconds, None for no limit; `max_error` likewise, a share.
+    """
+
+    app: str
+    per_hour: float
+    candidates: tuple[ContextOption, ...]
+    max_delay: float | None = None
+    max_error: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Offer:
-    """A tier of the site: how many workers there are to be had, and the price of one, an hour."""
+    """A tier of the site: how many workers are available, and the price of one, an hour."""
 
     name: str
     workers: int
@@ -49,7 +67,7 @@ class Offer:
 
 
 class Block(NamedTuple):
-    """Some workers of a tier, which hold one context or none.
+    """Some workers of a tier, which hold one context or none; the first three identify it from problem to problem.
 
     :ivar place: its place among all blocks of a problem; `offer`: its tier's among the offers.
     """
@@ -58,11 +76,6 @@ class Block(NamedTuple):
     place: int
     workers: int
     offer: int
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """Return what it is known by from one problem to the next."""
-        return self.tier, self.place, self.workers
 
 
 def blocks(workers: int) -> list[int]:
@@ -80,11 +93,9 @@ def blocks(workers: int) -> list[int]:
 
 @dataclasses.dataclass
 class ContextWork:
-    """What a context has to do.
+    """What a context has to do: items in an hour, and the worker's seconds that they take, by tier.
 
-    :ivar per_hour: items in an hour, of all apps.
-    :ivar work: by tier, the seconds of a worker that an hour's items take.
-    :ivar urgent: how many items in an hour of apps with a limit on the delay; `urgent_work` likewise.
+    :ivar urgent: the items in an hour of apps with a limit on the delay; `urgent_work` likewise.
     """
 
     context: str
@@ -99,11 +110,6 @@ class ContextWork:
     def workers(self) -> float:
         """Return how many it would keep busy where it is fastest."""
         return min(self.work.values()) / 3600
-
-    @property
-    def limit(self) -> float:
-        """Return seconds that an item may take."""
-        return _ANY_DELAY if self.max_delay is None else self.max_delay
 
     def item_seconds(self, tier: str) -> float:
         """Return seconds of a mean item on a worker of a tier that can run it."""
@@ -125,10 +131,7 @@ class Crew:
 
 @dataclasses.dataclass(frozen=True)
 class Staffing:
-    """Which blocks hold which contexts.
-
-    :ivar unserved: the share of each context's items that nobody answers.
-    """
+    """Which blocks hold which contexts, and the share of each context's items that is not served."""
 
     crews: tuple[Crew, ...]
     unserved: tuple[float, ...]
@@ -148,10 +151,7 @@ class StaffingProblem:
 
     @classmethod
     def of(cls, wanted: Sequence[Wanted], mixes: Mixes, offers: Sequence[Offer]) -> StaffingProblem:
-        """Return what the apps want, divided so.
-
-        :raises ValueError: if there is no worker to be had.
-        """
+        """Return the problem of these apps, their items divided so; raise ValueError if no worker is available."""
         tasks: dict[str, ContextWork] = {}
         for each in wanted:
             for option in each.candidates:
@@ -182,15 +182,12 @@ class StaffingProblem:
         return min(1.0, UTILIZATION * sum(offer.workers for offer in self.offers) / needed) if needed else 1.0
 
     def constants(self, share: float) -> Constants:
-        """Return what GH and AGH compute on, with so much of the demand.
-
-        A context is a query type and its only model, a block is a tier of which one context may have all.
-        """
+        """Return what GH and AGH compute on: a context is a query type and its only model, a block is a tier."""
         tasks, all_blocks = self.tasks, self.blocks
         count, width = len(tasks), len(all_blocks)
         none, sizes = np.zeros((count, count, width)), np.array([block.workers for block in all_blocks], dtype=float)
         rates = np.array([share * task.per_hour for task in tasks])
-        limits = np.array([task.limit for task in tasks])
+        limits = np.array([_ANY_DELAY if task.max_delay is None else task.max_delay for task in tasks])
         delay = np.broadcast_to(NEVER * limits[:, None, None], none.shape).copy()
         work = none.copy()
         for i, task in enumerate(tasks):
@@ -213,7 +210,7 @@ class StaffingProblem:
         )  # fmt: skip
 
     def fitting(self, share: float) -> float:
-        """Return the share of the demand, scaled down alike for all until GH can serve it."""
+        """Return the share of the demand, scaled down for all alike until GH can serve it."""
         for _ in range(49):
             if not self._staffing(greedy(self.constants(share))).short:
                 break
@@ -225,18 +222,16 @@ class StaffingProblem:
         return self._staffing(adaptive(self.constants(share)))
 
     def dollars(self, staffing: Staffing) -> float:
-        """Return what a staffing costs in an hour; what is unserved is dear."""
+        """Return what a staffing costs in an hour, with a high price on what is unserved."""
         rent = sum(offer.price * offer.workers for offer in self.offers)
         held = sum(each.block.workers * self.offers[each.block.offer].price for each in staffing.crews)
         return held + sum(_DEAR * (rent + 1.0) * share for share in staffing.unserved)
 
     def revised(self, share: float, before: Staffing, hold_hours: float, least_gain: float) -> Staffing:
-        """Return what holds now, with its routes chosen anew, or a new plan where that pays for its change (`rolling`).
+        """Return what runs, with its routes chosen anew, or a new plan where that pays for its change.
 
-        A block with another context than before loads it, and is paid for meanwhile.
-
-        :param hold_hours: how long a plan is expected to stay: what it saves in that time pays for the change.
-        :param least_gain: the share of the present plan's cost that a new one has to save besides.
+        A block with another context than before loads it, and is paid for meanwhile. `hold_hours` and `least_gain` are
+        those of `Moment`.
         """
         constants = self.constants(share)
         runs = self._carried(before)
@@ -253,7 +248,7 @@ class StaffingProblem:
         return new if saved > price / 3600 + least_gain * kept_dollars * hold_hours + 1e-9 else kept
 
     def counts(self, share: float, staffing: Staffing) -> dict[tuple[str, str], int]:
-        """Return workers by context and tier that a staffing takes, without those of its blocks that are not needed."""
+        """Return the workers that a staffing needs, by context and tier."""
         order = {task.context: number for number, task in enumerate(self.tasks)}
         held: dict[tuple[int, int], int] = {}
         shares: dict[tuple[int, int], float] = {}
@@ -271,7 +266,7 @@ class StaffingProblem:
         return found
 
     def fill(self, counts: dict[tuple[str, str], int]) -> None:
-        """Give what is left of the workers, where there is more work than they can do: each to who has most for one."""
+        """Give each worker that is left to the context with the most work for a worker."""
         total = Counter({task.context: 0 for task in self.tasks})
         for (context, _), workers in counts.items():
             total[context] += workers
@@ -295,9 +290,9 @@ class StaffingProblem:
     def _carried(self, before: Staffing) -> list[Crew]:
         """Return the crews that are still possible, in the terms of this problem."""
         contexts = {task.context for task in self.tasks}
-        here = {block.key: block for block in self.blocks}
-        there = [each for each in before.crews if each.context in contexts and each.block.key in here]
-        return [dataclasses.replace(each, block=here[each.block.key]) for each in there]
+        here = {block[:3]: block for block in self.blocks}
+        there = [each for each in before.crews if each.context in contexts and each.block[:3] in here]
+        return [dataclasses.replace(each, block=here[each.block[:3]]) for each in there]
 
     def _kept(self, constants: Constants, runs: Sequence[Crew]) -> Staffing:
         """Return the crews as they are, with the best shares found for them."""
