@@ -141,9 +141,6 @@ def spot_steps(path: Path) -> list[tuple[float, int]]:
     return [(n * gap, count) for n, count in enumerate(counts)] + [(len(counts) * gap, 0)]
 
 
-# --- bad hosts
-
-
 def faults_of(entries: Sequence[FaultEntry], machines: Iterable[SimulatedMachine], seed: int) -> list[Fault]:
     """Draw the faults of a pool's hosts; a host has one of them at most.
 
@@ -179,9 +176,6 @@ def fault_on(entry: FaultEntry, host: str, machines: Sequence[SimulatedMachine])
         yield Fault(where, calls=entry.calls, begin=entry.begin, end=end, seconds=entry.seconds, message=FLAKY)
     else:
         yield Fault(host, calls=1.0, begin=entry.begin, end=end, seconds=entry.seconds, message=HOLE)
-
-
-# --- how long things take
 
 
 @dataclasses.dataclass(frozen=True)

@@ -298,9 +298,6 @@ def _count(ranges: Iterable[list[int]]) -> int:
     return sum(end - first for first, end in ranges)
 
 
-# --- workers' places
-
-
 @dataclasses.dataclass(frozen=True)
 class Stay:
     """One worker of a recorded run. Sizes in bytes.
@@ -345,9 +342,6 @@ def places_of(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float])
         else:
             stays.append((spec["tier"], [stay], gone))
     return [RecordedPlace(tier, tuple(those)) for tier, those, _ in stays]
-
-
-# --- estimators
 
 
 def call_cost(kinds: Iterable[Sums]) -> float:

@@ -28,7 +28,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
 from ctxflow.simulator.recorded_log import RecordedPlace
 from ctxflow.simulator.recorded_run import Recorded, fit
-from ctxflow.simulator.workload_file import EvictionTable, WorkloadError, WorkloadFile, explain, problems
+from ctxflow.simulator.workload_file import WorkloadError, WorkloadFile, explain, problems
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.loader import located, read_toml
 from ctxflow.sites.site_problems import FileError, KeyPath, NotToml, parse
@@ -51,10 +51,7 @@ class ScenarioTier:
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What is simulated.
-
-    :ivar traces: the files that the workload's evictions name, read.
-    """
+    """What is simulated; `traces`: the files that the workload's evictions name, read."""
 
     site: Site
     workload: WorkloadFile
@@ -84,10 +81,7 @@ class Factor:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One key with its new value, None for its default.
-
-    :ivar text: as it was given.
-    """
+    """One key with its new value, None for its default; `text`: as it was given."""
 
     key: tuple[str, ...]
     value: Any
@@ -102,9 +96,6 @@ class Change:
     def path(self) -> tuple[str, ...]:
         """The key within its file."""
         return self.key[1:] if self.of_workload else self.key
-
-
-# --- from files
 
 
 def load_scenario(site: str, workload: Path, changes: Iterable[Change] = ()) -> Scenario:
@@ -143,7 +134,8 @@ def _scenario(
     changed, places = applied(given, base, sites)
     keys = {str(place[0]) for place in places}
     with _told_of(sites):
-        made = load_site(site, **{key: changed.get(key, _default(key)) for key in keys}) if keys else base
+        defaults = {key: field.default for key, field in Site.model_fields.items()}
+        made = load_site(site, **{key: changed.get(key, defaults.get(key)) for key in keys}) if keys else base
     tiers = {tier.spec.name: tier.gpu_model for tier in tiers_of_site(made)}
     workload = _validated(values, name, text, tiers, ())
     ours = [change for change in changes if change.of_workload]
@@ -151,7 +143,9 @@ def _scenario(
         values, places = applied(values, workload, ours)
         with _told_of(ours):
             workload = _validated(values, name, text, tiers, places)
-    traces = {file: traces[file] if file in traces else _trace(file, folder) for file in _traces(workload.evictions)}
+    trace = workload.evictions.trace
+    files = list(trace.values()) if isinstance(trace, dict) else [trace] if trace is not None else []
+    traces = {file: traces[file] if file in traces else _trace(file, folder) for file in files}
     return Scenario(made, workload, traces)
 
 
@@ -167,11 +161,6 @@ def _told_of(changes: Iterable[Change]) -> Iterator[None]:
         raise UsageError(f"as changed by {', '.join(change.text for change in changes)}: {error}") from None
 
 
-def _default(key: str) -> Any:
-    field = Site.model_fields.get(key)
-    return None if field is None else field.default
-
-
 def _validated(
     values: Mapping[str, Any], name: str, text: str, tiers: Mapping[str, str], changed: Iterable[Any]
 ) -> WorkloadFile:
@@ -183,11 +172,6 @@ def _validated(
     if found:
         raise WorkloadError(located(found, name, text, set(changed)))
     return made
-
-
-def _traces(evictions: EvictionTable) -> list[str]:
-    trace = evictions.trace
-    return list(trace.values()) if isinstance(trace, dict) else [trace] if trace is not None else []
 
 
 def _trace(name: str, folder: Path) -> Trace:
@@ -221,9 +205,8 @@ def tiers_of_site(site: Site) -> list[ScenarioTier]:
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Read a recorded run.
+    """Read a recorded run, whose directory, one above it, or event log is at a path.
 
-    :param path: its directory, one above it, or its event log.
     :raises CtxflowError: if there is none.
     :raises ValueError: if it has no event log, or nothing was done in it.
     """
@@ -233,9 +216,6 @@ def read_recorded(path: Path) -> Recorded:
     transfers = read_report(run).transfers
     with open(run / EVENTS, encoding="utf-8", errors="replace") as lines:
         return fit(lines, str(run), transfers)
-
-
-# --- changes
 
 
 def parse_change(text: str) -> Change:
@@ -324,8 +304,7 @@ def applied(values: Mapping[str, Any], now: Any, changes: Iterable[Change]) -> t
         value = change.value
         if isinstance(value, Factor):
             value = _times(value.by, change, now)
-        place = _put(out, now, change, value)
-        places.add(place)
+        places.add(_put(out, now, change, value))
     return out, places
 
 
@@ -377,9 +356,8 @@ def _put(values: dict[str, Any], now: Any, change: Change, value: Any) -> KeyPat
         place.append(at)
         inside = inside[at]
     if isinstance(inside, list):
-        raise UsageError(
-            f"{change.text} is of a whole entry: name one of its keys, as in {'.'.join(change.key)}.KEY=..."
-        )
+        keys = ".".join(change.key)
+        raise UsageError(f"{change.text} is of a whole entry: name one of its keys, as in {keys}.KEY=...")
     if value is None:
         inside.pop(last, None)
     else:

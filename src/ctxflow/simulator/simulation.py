@@ -246,9 +246,6 @@ def tiers_of(machines: Iterable[SimulatedMachine]) -> list[ev.TierSpec]:
     return [ev.TierSpec(name, 0, len(those), gpus=min(m.gpus for m in those)) for name, those in found.items()]
 
 
-# --- what no scheduler could do better
-
-
 def fluid_seconds(
     presence: Iterable[tuple[float, SimulatedMachine, int]],
     item_seconds: Callable[[SimulatedMachine], float],

@@ -34,9 +34,6 @@ LOG = "events.jsonl"
 _POOL_SECONDS = 3.0  # What takes less than this is not worth another process.
 
 
-# --- a scenario becomes a simulation
-
-
 def machines_of(scenario: Scenario) -> tuple[list[SimulatedMachine], dict[str, float]]:
     """Return all machines, and by name how many times longer than their kind those of a recorded run take."""
     machines: list[SimulatedMachine] = []
@@ -189,9 +186,6 @@ def _contexts(scenario: Scenario, tiers: Iterable[ScenarioTier]) -> Iterator[ev.
         )
 
 
-# --- one run
-
-
 @dataclasses.dataclass(frozen=True)
 class Result:
     """The figures of a simulated run. Seconds of virtual time; bytes.
@@ -275,9 +269,6 @@ def run(built: Built, until: float = math.inf) -> Result:
         dead=outcome.dead,
         raised=account.raised,
     )
-
-
-# --- many runs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -366,9 +366,6 @@ class _Tree:
         self._pump()
 
 
-# --- of a workload
-
-
 def staging_of(workload: WorkloadFile, fan_out: int) -> TreeStaging:
     """Return the staging of a workload's contexts, over its links."""
     links = workload.links

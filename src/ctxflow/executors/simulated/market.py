@@ -145,9 +145,6 @@ class NoStaging:
         """Keep nothing."""
 
 
-# --- what may be wrong
-
-
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """What is wrong with a host for some time, or with one machine of a host that has several.
@@ -220,9 +217,6 @@ def _struck(faults: list[tuple[Fault, float]], generator: random.Random) -> Faul
         if share >= 1 or (share > 0 and generator.random() < share):
             return fault
     return None
-
-
-# --- who has them
 
 
 @dataclasses.dataclass(slots=True, eq=False)

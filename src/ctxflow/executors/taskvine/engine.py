@@ -98,8 +98,7 @@ class TaskVineEngine:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._setup = Setup(self._site, run)
         try:
-            log = self._setup.path("manager.log")
-            self._link = ManagerLink(self._setup.manager_settings(), log)
+            self._link = ManagerLink(self._setup.manager_settings(), self._setup.path("manager.log"))
         except OSError:
             self._setup.close()
             raise
@@ -167,13 +166,17 @@ class TaskVineEngine:
     def _release(self, worker: VineWorker) -> None:
         """Have a worker end by itself, and its job with it."""
         self._dismiss(worker)
-        if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
-            self._acquirer.remove(worker.tier, worker.job)
+        if not worker.noticed:  # A job that is evicted comes back by itself.
+            self._remove_job(worker)
 
     def _dismiss(self, worker: VineWorker) -> None:
         worker.leaving = True
         self._watch.dismissed(worker)
         self._calls.make(worker, [LeaveWorker()], self._heard)
+
+    def _remove_job(self, worker: VineWorker) -> None:
+        if worker.job is not None:
+            self._acquirer.remove(worker.tier, worker.job)
 
     # --- events
 
@@ -232,7 +235,7 @@ class TaskVineEngine:
             raise self._failed
 
     def _do_without(self, worker: VineWorker, error: Exception) -> None:
-        """Go on without a worker with which something failed: nobody knows what it was told."""
+        """End a worker with which something failed: nobody knows what it was told."""
         logger.warning("the worker on %s is given up: %s: %s", worker.host, type(error).__name__, error)
         self._end(worker)
 
@@ -258,15 +261,11 @@ class TaskVineEngine:
         elif isinstance(said, msg.GateTrouble):
             logger.warning("%s", said.text)
         elif isinstance(said, msg.CallUnanswered):
-            self._unanswered(said)
-
-    def _unanswered(self, call: msg.CallUnanswered) -> None:
-        """End a worker that TaskVine could not call, for whatever reason."""
-        worker = self._workers.get(call.worker)
-        self._calls.drop(call.number)
-        if worker is not None and not worker.leaving:
-            logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, call.reason)
-            self._end(worker)
+            self._calls.drop(said.number)
+            silent = self._workers.get(said.worker)
+            if silent is not None and not silent.leaving:
+                logger.warning("the worker on %s does not answer (%s): it is given up", silent.host, said.reason)
+                self._end(silent)
 
     def _forged(self, worker: VineWorker) -> None:
         """End a worker whose answer has no seal: nothing that it says can be believed."""
@@ -320,8 +319,8 @@ class TaskVineEngine:
     def _end(self, worker: VineWorker) -> None:
         """End a worker, and its job if it has not joined."""
         self._dismiss(worker)
-        if worker.job is not None and not worker.joined:
-            self._acquirer.remove(worker.tier, worker.job)
+        if not worker.joined:
+            self._remove_job(worker)
 
     def _listen(self, worker: VineWorker, reports: Reports = ()) -> None:
         """Keep a call standing that a host answers when it has something to report."""
@@ -361,8 +360,8 @@ class TaskVineEngine:
         self._given_up[worker.name] = self._workers.pop(worker.name)
         self._lost(worker)
         self._calls.make(worker, [LeaveWorker()], self._heard)  # Should it come back.
-        if worker.job is not None and not worker.noticed:
-            self._acquirer.remove(worker.tier, worker.job)
+        if not worker.noticed:
+            self._remove_job(worker)
 
     def _replace_manager(self, reason: str) -> None:
         """Start another manager's process; workers end with the old one, for no fault of what they ran."""
@@ -370,8 +369,7 @@ class TaskVineEngine:
         for worker in list(self._workers.values()):
             worker.leaving, worker.reason = True, words
             self._lost(worker)
-            if worker.job is not None:
-                self._acquirer.remove(worker.tier, worker.job)
+            self._remove_job(worker)
         for worker in self._given_up.values():
             self._calls.lost(worker)
         self._workers.clear()
@@ -427,8 +425,9 @@ class TaskVineEngine:
     def _clean_up(self) -> None:
         """End everything, each part even if another cannot be ended."""
         with contextlib.ExitStack() as last:
-            for close in (lambda: os.close(self._wake_write), lambda: os.close(self._wake_read), self._setup.close):
-                last.callback(close)
+            last.callback(os.close, self._wake_write)
+            last.callback(os.close, self._wake_read)
+            last.callback(self._setup.close)
             for name in ("_connection", "_stagings"):
                 if hasattr(self, name):
                     last.callback(getattr(self, name).close)

@@ -85,9 +85,6 @@ def _proof(password: bytes, challenge: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-# --- the process
-
-
 class _Party:
     """A connection over which a proof is awaited."""
 
@@ -202,11 +199,11 @@ class Gate:
     # --- into TaskVine
 
     def _forget_gone(self) -> None:
-        """Drop who has proven itself, and left before there was room."""
-        gone = [party for party in self._proven if not _connected(party.connection)]
-        for party in gone:
-            self._proven.remove(party)
-            party.connection.close()
+        """Drop who has proven itself, and left before there was room, whatever it has sent before."""
+        for party in list(self._proven):
+            if party.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+                self._proven.remove(party)
+                party.connection.close()
 
     def _may_admit(self) -> bool:
         return bool(self._proven) and len(self._inside) < self._may
@@ -253,14 +250,6 @@ class Gate:
         if connection is not None:
             connection.close()
         self._bell.ring(news=True)
-
-
-def _connected(connection: socket.socket) -> bool:
-    """Return whether the other end has not closed, whatever it has sent before."""
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
-
-
-# --- its end in the manager's process
 
 
 class Entrance:
@@ -360,7 +349,9 @@ class Entrance:
                         if port not in self._waiting:
                             continue  # Its worker is on the way here; it is a place, yet.
                         with self._waiting.pop(port) as worker:
-                            _take_over(worker, found)
+                            for option in _KEPT_OPTIONS:  # As TaskVine has set them.
+                                worker.setsockopt(*option, found.getsockopt(*option))
+                            fcntl.fcntl(worker, fcntl.F_SETFL, fcntl.fcntl(found, fcntl.F_GETFL))
                             os.dup2(worker.fileno(), int(entry), inheritable=False)
                             inode = os.fstat(worker.fileno()).st_ino
                 self._known.add(inode)
@@ -377,13 +368,6 @@ class Entrance:
         self._channel.close()
         self._public.close()
         self._private.close()
-
-
-def _take_over(worker: socket.socket, place: socket.socket) -> None:
-    """Copy TaskVine's settings of a connection to the one that replaces it."""
-    for level, option in _KEPT_OPTIONS:
-        worker.setsockopt(level, option, place.getsockopt(level, option))
-    fcntl.fcntl(worker, fcntl.F_SETFL, fcntl.fcntl(place, fcntl.F_GETFL))
 
 
 def main(descriptors: Sequence[str], doorbell: str, password_file: str, parent: int) -> None:

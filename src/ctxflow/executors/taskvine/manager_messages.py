@@ -98,9 +98,6 @@ class StopManager(Message):
 ToManager: TypeAlias = StartManager | SubmitCall | DeclareFile | DeclareTemp | Undeclare | CancelCall | StopManager
 
 
-# --- from the manager
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ManagerStarted(Message):
     """Report the port at which the manager listens: its first message."""

@@ -61,9 +61,6 @@ _KILL_SECONDS = 2.0
 _MOST_REPLACED, _REPLACED_SECONDS = 3, 600.0  # So many may be replaced in so short a time.
 
 
-# --- what a run on TaskVine needs before its first worker
-
-
 @dataclass(frozen=True)
 class PackedEnvironment:
     """A packed environment: the archive, the digest of its bytes, and the version of its Python."""
@@ -173,9 +170,6 @@ def _packed(environment: str | None) -> PackedEnvironment | None:
     return PackedEnvironment(os.path.abspath(environment), digest_path(environment), manifest["python"])
 
 
-# --- who lends workers
-
-
 def tiers_of(site: Site) -> list[ev.TierSpec]:
     """Return what a site offers."""
     first, *others = site.tiers
@@ -224,9 +218,6 @@ def acquire(acquirer: Acquirer | FactoryClient, command: cmd.Command, setup: Set
         acquirer.forgo(command.tier, command.pin)
     elif isinstance(command, cmd.Survey):
         acquirer.survey(command.tier)
-
-
-# --- the process
 
 
 def require_ndcctools() -> None:

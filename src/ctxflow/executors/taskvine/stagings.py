@@ -345,9 +345,9 @@ class Stagings:
     def joined(self, worker: VineWorker) -> None:
         """Note that a worker may get files."""
         self._workers[worker.name] = worker
-        line = {"is": "worker", "time": self._run.clock(), "worker": worker.name}
         listens = f"{worker.ip}:{worker.transfer_port}" if worker.transfer_port else ""
-        self._setup.note({**line, "host": worker.host, "address": worker.address, "listens": listens})
+        line = {"is": "worker", "time": self._run.clock(), "worker": worker.name, "host": worker.host}
+        self._setup.note({**line, "address": worker.address, "listens": listens})
 
     def lost(self, worker: VineWorker) -> None:
         """Forget a worker that is gone."""

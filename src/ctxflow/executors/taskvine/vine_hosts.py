@@ -176,9 +176,6 @@ def _forget(worker: VineWorker) -> ForgetParts:
     return ForgetParts(names)
 
 
-# --- files of calls
-
-
 class Attached:
     """What goes with one call.
 
@@ -257,7 +254,10 @@ class Attachments:
                 attached.files.settled |= isinstance(report, CallFinished)
                 ended.append(report)
             except OSError as error:
-                ended.append(_failed(report, error))
+                context, key = (report.context, report.key) if isinstance(report, CallRaised) else ("", None)
+                trouble = Trouble("exception", type(error).__name__, str(error))
+                body = pickle.dumps(error)
+                ended.append(CallRaised(report.call, context, report.seconds, trouble, key, body=body))
         self._close(worker, attached)
         return ended
 
@@ -347,9 +347,3 @@ def _put(path: str, output: OutputFile, size: int) -> None:
         with open(path, "rb") as source, written_whole(Path(place), sync=False) as target:
             shutil.copyfileobj(source, target)
             os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-
-
-def _failed(report: CallFinished | CallRaised, error: OSError) -> CallRaised:
-    context, key = (report.context, report.key) if isinstance(report, CallRaised) else ("", None)
-    trouble = Trouble("exception", type(error).__name__, str(error))
-    return CallRaised(report.call, context, report.seconds, trouble, key, body=pickle.dumps(error))

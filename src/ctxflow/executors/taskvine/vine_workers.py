@@ -211,9 +211,6 @@ class VineCalls:
             del self._open[number]
 
 
-# --- whether they answer
-
-
 class Watch:
     """Finds workers that do not answer, or do not leave, once a second. Its owner locks.
 
@@ -275,9 +272,6 @@ class Watch:
         for call in overdue:
             del worker.due[call]
         return bool(overdue)
-
-
-# --- whether one that is gone was taken back
 
 
 class Losses:

@@ -246,10 +246,7 @@ class Tree:
         return orders
 
 
-# --- sessions' states
-
-
-@dataclass
+@dataclass(eq=False)
 class _Carrying:
     """A state in flight. `temp`: the key of its temp file, "" within a host; `call`: the one that waits for it."""
 
@@ -269,14 +266,15 @@ class StateTransfers:
 
     def __init__(self, run: RunServices, calls: VineCalls, report: Callable[[ev.Event], None]) -> None:
         self._run, self._calls, self._report = run, calls, report
-        self._carrying: dict[int, _Carrying] = {}
+        self._carrying: dict[_Carrying, None] = {}
 
     def carry(self, source: VineWorker | None, target: VineWorker, command: cmd.Carry) -> None:
         """Bring a state from one worker to another."""
         if source is None:
             self._lost(command, f"the worker {command.source} is gone")
             return
-        carrying = self._carrying[self._calls.number()] = _Carrying(command)
+        carrying = _Carrying(command)
+        self._carrying[carrying] = None
         if source.place == target.place:
             self._take(carrying, target, TakeState(command.session, command.made, cache=source.cache))
             return
@@ -314,14 +312,13 @@ class StateTransfers:
         self._report(ev.StateLost(self._run.clock(), command.worker, command.session, command.made, message))
 
     def _forget(self, carrying: _Carrying) -> None:
-        for number in [number for number, each in self._carrying.items() if each is carrying]:
-            del self._carrying[number]
+        self._carrying.pop(carrying, None)
         if carrying.temp:
             self._calls.link.send(Undeclare(carrying.temp))
 
     def lost(self, worker: str) -> None:
         """Forget what came from a worker that is gone, or went to it; the scheduler knows."""
-        for carrying in list(self._carrying.values()):
+        for carrying in list(self._carrying):
             if worker in (carrying.command.source, carrying.command.worker):
                 if carrying.call:
                     self._calls.cancel(carrying.call)
