@@ -85,7 +85,7 @@ class SequentialTest:
             known = key, self._field(key, trial.name, view.now), self._units_of(worker)
             self._known[worker.id, trial.kind, trial.subject] = known
         key, field, units = known
-        if view.now < field.began + EPOCH:  # As nearly always: without a call.
+        if view.now < field.began + EPOCH:
             field.touched = view.now
         else:
             field.roll(view.now)
@@ -107,7 +107,10 @@ class SequentialTest:
             climate, when = self._climates.pop(trial.attempt, (1.0, view.now))
             if when <= self._named_at.get(worker.host, -1.0):  # It has served for that.
                 return
-        if field.add(units, trial.passed, view.now, trial.message, climate):
+        if trial.passed and not field.tests:  # As nearly always: without a call.
+            field.counts.now[units[0]][0] += 1
+            field.counts.now[units[1]][0] += 1
+        elif field.add(units, trial.passed, view.now, trial.message, climate):
             self._suspect[key] = field
         if trial.item_seconds is not None:
             key = (*key[:3], worker.gpu_model)  # Other GPUs are no measure of how fast one is.

@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import itertools
 import math
+from collections import defaultdict
 
 SHARES = (0.3, 0.9)
 """The shares of failures that a bad unit may have: one that fails now and then, and one that fails nearly always."""
@@ -92,38 +93,40 @@ EPOCH = 120.0
 FRESH = 0.001  # Seconds for which a comparison of hosts holds, for each of them.
 
 
+def _none() -> list[int]:
+    """Return no trials and no failures."""
+    return [0, 0]
+
+
 class Counts:
-    """Trials and failures of this epoch and the one before, by unit."""
+    """Trials and failures of this epoch (`now`) and the one before, by unit."""
 
     def __init__(self) -> None:
-        self._now: dict[Unit, list[int]] = {}
-        self._before: dict[Unit, list[int]] = {}
+        self.now: defaultdict[Unit, list[int]] = defaultdict(_none)
+        self._before = self.now.copy()
 
     def roll(self) -> None:
         """Begin a new epoch."""
-        self._now, self._before = {}, self._now
+        self.now, self._before = defaultdict(_none), self.now
 
     def add(self, units: tuple[Unit, Unit], failed: bool) -> None:
         """Count a trial of a worker and its host."""
         for unit in units:
-            counts = self._now.get(unit)
-            if counts is None:
-                counts = self._now[unit] = [0, 0]
-            counts[0] += 1
-            counts[1] += failed
+            self.now[unit][0] += 1
+            self.now[unit][1] += failed
 
     def of(self, unit: Unit) -> tuple[int, int]:
         """Return a unit's trials and failures."""
-        now, before = self._now.get(unit, (0, 0)), self._before.get(unit, (0, 0))
+        now, before = self.now.get(unit, (0, 0)), self._before.get(unit, (0, 0))
         return now[0] + before[0], now[1] + before[1]
 
     def hosts(self) -> dict[str, tuple[int, int]]:
         """Return those of each host."""
-        return {host: self.of((host, "")) for host, part in (*self._before, *self._now) if not part}
+        return {host: self.of((host, "")) for host, part in (*self._before, *self.now) if not part}
 
     def parts(self, host: str) -> dict[str, tuple[int, int]]:
         """Return those of a host by worker."""
-        names = dict.fromkeys(part for name, part in (*self._now, *self._before) if name == host and part)
+        names = dict.fromkeys(part for name, part in (*self.now, *self._before) if name == host and part)
         return {part: self.of((host, part)) for part in names}
 
 

@@ -185,8 +185,10 @@ def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command])
     worker.done += 1
     faults.learn(state, state.apps[attempt.app], worker, attempt, len(items_of), event.seconds)
     items.answer(state, attempt, items_of, out)
-    context_moves.used(state, worker, attempt.context, out)
     # What another attempt answered first is closed; nothing of this attempt stays open.
+    level = state.contexts[attempt.context].spec.level
+    if level != ev.PERVASIVE or state.plan.tiers or state.plan.holders:
+        context_moves.used(state, worker, attempt.context, out)
 
 
 def items_finished(state: RunState, event: ev.ItemsFinished, out: list[Command]) -> None:
