@@ -92,13 +92,7 @@ class SequentialTest:
         if self._mixed and worker.tier in self._mixed and key[3] != ALL:
             self._count(trial, units, self._field((*key[:3], ALL), trial.name, view.now))
         if trial.kind == "miss":
-            if trial.attempt:
-                tried, failed, most = self._others_tried(view, field, worker)
-                self._climates[trial.attempt] = null_share(failed, tried) if most else 0.0, view.now
-                if len(self._climates) > MOST:
-                    del self._climates[next(iter(self._climates))]
-            field.misses.add(units, True)
-            field.running[units[1]] = field.running.get(units[1], 0) + (LIKELY if trial.machine else 1)
+            self._missed(view, trial, field, units)
             return
         if trial.passed and field.running:
             field.running.pop(units[1], None)
@@ -115,6 +109,16 @@ class SequentialTest:
         if trial.item_seconds is not None:
             key = (*key[:3], worker.gpu_model)  # Other GPUs are no measure of how fast one is.
             self._timed(view, key, self._field(key, trial.name, view.now), worker, trial.item_seconds)
+
+    def _missed(self, view: View, trial: Trial, field: Field, units: tuple[Unit, Unit]) -> None:
+        """Note a failed attempt, whoever's fault it was, and what its worker's peers had done then."""
+        if trial.attempt:
+            tried, failed, most = self._others_tried(view, field, trial.worker)
+            self._climates[trial.attempt] = null_share(failed, tried) if most else 0.0, view.now
+            if len(self._climates) > MOST:
+                del self._climates[next(iter(self._climates))]
+        field.misses.add(units, True)
+        field.running[units[1]] = field.running.get(units[1], 0) + (LIKELY if trial.machine else 1)
 
     @staticmethod
     def _count(trial: Trial, units: tuple[Unit, Unit], field: Field) -> None:

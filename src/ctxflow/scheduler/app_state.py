@@ -24,19 +24,13 @@ Place = tuple[str, tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """Items that run together, and with no others.
-
-    :ivar failed_on: the places where they failed, alone or as a part of more.
-    :ivar machines: those of them where it looked like the machine's fault: the last to try it on again.
-    :ivar moves: how often they went elsewhere as they were, since it looked like the place's fault.
-    :ivar since: when they came to wait.
-    """
+    """Items that run together, and with no others."""
 
     items: tuple[int, ...]
-    failed_on: frozenset[Place] = frozenset()
-    machines: frozenset[Place] = frozenset()
-    moves: int = 0
-    since: float = 0.0
+    failed_on: frozenset[Place] = frozenset()  # Where they failed, alone or as a part of more.
+    machines: frozenset[Place] = frozenset()  # Of these, where it looked like the machine's fault: to try last.
+    moves: int = 0  # How often they went elsewhere as they were, since it looked like the place's fault.
+    since: float = 0.0  # When they came to wait.
 
 
 class Groups:

@@ -1,8 +1,4 @@
-"""Transitions of contexts: claimed, staging, loading, ready, spent, unloaded, suspect; and apps and contexts forgotten.
-
-What does not live here: which context a worker should take (policies), when one is broken (breaking.py), or the items'
-fate (items.py).
-"""
+"""Transitions of contexts: claimed, staging, loading, ready, spent, unloaded, suspect, broken, forgotten."""
 
 from __future__ import annotations
 
@@ -10,20 +6,10 @@ import math
 from collections.abc import Collection
 
 from ctxflow.errors import counted
+from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import faults, items
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
-from ctxflow.scheduler.events import (
-    NONE,
-    PARTIAL,
-    PLAIN,
-    ContextReady,
-    ContextSpec,
-    ContextStaged,
-    Failure,
-    Retired,
-    TierSpec,
-)
 from ctxflow.scheduler.run_state import RunState, able, cache_only, has_work
 from ctxflow.scheduler.view import ShownContext
 from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker, hide
@@ -53,10 +39,7 @@ def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
 
 
 def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Return whether a worker may be asked to build a context: a suspect one after a pause.
-
-    Its own pause where there are others, which doubles; where there is nobody else, that of the context.
-    """
+    """Return whether a worker may be asked to build a context: a suspect one after its pause, or the context's."""
     suspect = context.suspects.get(worker.id)
     if suspect is None:
         return True
@@ -101,7 +84,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
     return True
 
 
-def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[str] | None:
+def _in_the_way(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> list[str] | None:
     """Return the idle contexts to unload so that another fits, least recently used first; None if it cannot fit."""
     unload: list[str] = []
     for candidate in idle(state, worker):
@@ -111,43 +94,39 @@ def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[st
     return unload if _fits(state, worker, wanted, unload) else None
 
 
-def _fits(state: RunState, worker: Worker, wanted: ContextSpec, without: list[str]) -> bool:
+def _fits(state: RunState, worker: Worker, wanted: ev.ContextSpec, without: list[str]) -> bool:
     others = [state.contexts[c] for c in worker.contexts if c not in without]
     context = state.contexts[wanted.id]
-    used = (_memory(context) or 0) + sum(_memory(other) or 0 for other in others)
+    used = sum(_larger(each.spec.memory, each.memory) or 0 for each in (context, *others))
     if worker.spec.memory is not None and used > worker.spec.memory and others:
         return False
     on_gpu = [other for other in others if other.spec.gpus]
     if not wanted.gpus or not on_gpu:
         return True
     # GPU memory that nobody declared or measured is taken to be all of it.
-    sizes = [_gpu_memory(c) for c in (context, *on_gpu)]
+    sizes = [_larger(each.spec.gpu_memory, each.gpu_memory) for each in (context, *on_gpu)]
     known = [size for size in sizes if size is not None]
     return worker.spec.gpu_memory is not None and len(known) == len(sizes) and sum(known) <= worker.spec.gpu_memory
 
 
-def _memory(context: ContextState) -> int | None:
+def _larger(declared: int | None, measured: int | None) -> int | None:
     # What the user declared is for calls too; what was measured is what building took.
-    return max((m for m in (context.spec.memory, context.memory) if m is not None), default=None)
+    return max((size for size in (declared, measured) if size is not None), default=None)
 
 
-def _gpu_memory(context: ContextState) -> int | None:
-    return max((m for m in (context.spec.gpu_memory, context.gpu_memory) if m is not None), default=None)
-
-
-def staged(state: RunState, event: ContextStaged, out: list[Command]) -> None:
+def staged(state: RunState, event: ev.ContextStaged, out: list[Command]) -> None:
     """Build a context whose files are there."""
     worker = state.workers.get(event.worker)
     held = worker.contexts.get(event.context) if worker is not None else None
     if worker is not None and held is not None and held.state == "staging":
         worker.staging_seconds[held.context] = state.now - held.since
         held.state, held.since = "loading", state.now
-        if state.contexts[held.context].spec.level == PARTIAL:
+        if state.contexts[held.context].spec.level == ev.PARTIAL:
             worker.staged.add(held.context)
         out.append(Load(worker.id, held.context))
 
 
-def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
+def ready(state: RunState, worker: Worker, event: ev.ContextReady) -> App | None:
     """Have calls run against a context that is built; return the app that it was built for."""
     held = worker.contexts.get(event.context)
     if held is None or not held.building:
@@ -190,7 +169,7 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
 def unload(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
     """Have a worker end a context that runs nothing."""
     drop(state, worker, context)
-    out.append(Unload(worker.id, context, files=state.contexts[context].spec.level == NONE))
+    out.append(Unload(worker.id, context, files=state.contexts[context].spec.level == ev.NONE))
 
 
 def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
@@ -257,18 +236,15 @@ def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> 
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:
-    """Handle a library process that ended by itself, or was never built; return whether the worker had it.
-
-    Where nothing of it is to be kept, its files are still there.
-    """
+    """Handle a library process that ended by itself, or was never built; return whether the worker had it."""
     if not drop(state, worker, context):
         return False
-    if state.contexts[context].spec.level == NONE:
-        out.append(Unload(worker.id, context, files=True))
+    if state.contexts[context].spec.level == ev.NONE:
+        out.append(Unload(worker.id, context, files=True))  # Its files are still there.
     return True
 
 
-def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, out: list[Command]) -> None:
+def failed(state: RunState, worker: Worker, context_id: str, failure: ev.Failure, out: list[Command]) -> None:
     """Handle a context that could not be built: its worker is suspect, or it is broken."""
     held = worker.contexts.get(context_id)
     begun = held.begun if held is not None else state.now
@@ -299,7 +275,7 @@ def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
             decide(state, lost_with, broken, out)
 
 
-def decide(state: RunState, context: ContextState, failure: Failure, out: list[Command]) -> None:
+def decide(state: RunState, context: ContextState, failure: ev.Failure, out: list[Command]) -> None:
     """Declare a context broken, unless somebody who builds it still shows otherwise in time."""
     if context.deciding is None:
         context.deciding = (state.now, failure)
@@ -310,7 +286,7 @@ def decide(state: RunState, context: ContextState, failure: Failure, out: list[C
 def settle_undecided(state: RunState, out: list[Command]) -> None:
     """Break contexts that failed often enough: nobody has one, or builds one since before, or not within the time."""
     for name, context in list(state.undecided.items()):
-        since, failure = context.deciding or (state.now, Failure("lost", "", ""))
+        since, failure = context.deciding or (state.now, ev.Failure("lost", "", ""))
         until = since + state.limits.verdict
         holders = [worker.contexts[name] for worker in state.workers.values() if name in worker.contexts]
         if any(not held.building for held in holders):
@@ -341,14 +317,14 @@ def idle(state: RunState, worker: Worker) -> list[str]:
 # --- declared in vain, and used no more
 
 
-def refused(spec: ContextSpec, tiers: Collection[TierSpec], reserves: bool) -> str | None:
+def refused(spec: ev.ContextSpec, tiers: Collection[ev.TierSpec], reserves: bool) -> str | None:
     """Return why a context can never have its GPUs, in a sentence that says what to do; None if it can.
 
     :param reserves: whether the preemption policy makes room on machines for workers with more GPUs than others have.
 
-    >>> tiers = [TierSpec("a10", gpus=1, machine_gpus=8)]
-    >>> refused(ContextSpec("c", "llama", gpus=4), tiers, reserves=True)
-    >>> print(refused(ContextSpec("c", "llama", gpus=4), tiers, reserves=False))
+    >>> tiers = [ev.TierSpec("a10", gpus=1, machine_gpus=8)]
+    >>> refused(ev.ContextSpec("c", "llama", gpus=4), tiers, reserves=True)
+    >>> print(refused(ev.ContextSpec("c", "llama", gpus=4), tiers, reserves=False))
     the context llama needs 4 GPUs, but a worker here has 1: set preemption = "exact" in the site
     """
     most = max((tier.gpus for tier in tiers), default=0)
@@ -368,27 +344,21 @@ def refused(spec: ContextSpec, tiers: Collection[TierSpec], reserves: bool) -> s
     return f"the context {spec.name} {need}: {hint}"
 
 
-def retired(state: RunState, event: Retired, out: list[Command]) -> None:
+def retired(state: RunState, event: ev.Retired, out: list[Command]) -> None:
     """Forget apps, with their alternatives, and then contexts; those that are used meanwhile stay."""
     for name in event.apps:
         app = state.apps.get(name)
         if app is not None and not app_is_used(state, app):
             for each in [*app.alternatives, name]:
                 _forget_app(state, state.apps[each])
-    if event.apps:
-        for worker in state.workers.values():
-            _thin_out(state, worker, out)
+    for worker in state.workers.values() if event.apps else ():
+        if len(worker.contexts) > MOST_LEFT:
+            left = [each for each in idle(state, worker) if each != ev.PLAIN and not state.contexts[each].apps]
+            for each in left[: max(0, len(left) - MOST_LEFT)]:
+                unload(state, worker, each, out)
     for name in event.contexts:
         if name in state.contexts and not context_is_used(state, name):
             _forget_context(state, name)
-
-
-def _thin_out(state: RunState, worker: Worker, out: list[Command]) -> None:
-    """Unload the least recently used of the contexts that a worker keeps and no app is for any more."""
-    if len(worker.contexts) > MOST_LEFT:
-        left = [name for name in idle(state, worker) if name != PLAIN and not state.contexts[name].apps]
-        for name in left[: max(0, len(left) - MOST_LEFT)]:
-            unload(state, worker, name, out)
 
 
 def app_is_used(state: RunState, app: App) -> bool:
@@ -405,12 +375,9 @@ def _has_work(state: RunState, app: App) -> bool:
 
 
 def context_is_used(state: RunState, name: str, but: Collection[str] = ()) -> bool:
-    """Return whether a context has apps, is on a worker, or has a place of its own.
-
-    :param but: apps that do not count.
-    """
+    """Return whether a context has apps, without `but` these, is on a worker, or has a place of its own."""
     context = state.contexts[name]
-    if name == PLAIN or context.holders or any(app not in but for app in context.apps):
+    if name == ev.PLAIN or context.holders or any(app not in but for app in context.apps):
         return True
     return any(each.context == name for each in state.reservations.all.values())
 

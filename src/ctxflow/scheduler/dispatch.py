@@ -1,8 +1,4 @@
-"""Dispatch: what the policies' choices lead to: batches for free workers, contexts ahead of demand, plans.
-
-What does not live here: which workers are free (run_state.py), the items' transitions (items.py), the building of
-contexts for what waits (context_moves.py), and where a plan is computed (executors/).
-"""
+"""What policies' choices lead to: batches for free workers, and how they end; plans; workers asked for and released."""
 
 from __future__ import annotations
 
@@ -316,7 +312,9 @@ def _drain(state: RunState, tier: TierState, out: list[Command]) -> None:
 def scale(state: RunState, out: list[Command]) -> None:
     """Ask for as many workers as the scaling policy wants, within the bounds, and give back those beyond."""
     state.scaled_at = state.now
-    unplanned = bool(state.plan.workers) and _sessions_unplanned(state)
+    plan, sessions = state.plan, state.sessions.values()
+    # Whether sessions have something to do of whose context the plan knows nothing.
+    unplanned = bool(plan.workers) and any(each.context not in plan.tiers and not each.idle for each in sessions)
     for name, wanted in state.policies.scaling.target(state.view).items():
         tier = state.tiers.get(name)
         if tier is None:
@@ -331,16 +329,10 @@ def scale(state: RunState, out: list[Command]) -> None:
     _measure(state)
 
 
-def _sessions_unplanned(state: RunState) -> bool:
-    """Return whether sessions have something to do of whose context the plan knows nothing."""
-    return any(each.context not in state.plan.tiers and not each.idle for each in state.sessions.values())
-
-
 def _release(state: RunState, tier: TierState, target: int, out: list[Command]) -> None:
     """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
-    Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
-    and do not count.
+    Those with batches are looked at again on the next tick; those that were started by hand do not count.
     """
     if tier.connected <= target and not tier.emptying:
         return

@@ -1,7 +1,6 @@
 """What can happen to a run: frozen events, each carrying its time in seconds on the run's clock.
 
-What lives here: the events, and the specifications that some of them declare. Payloads (inputs, results) are
-not here: the scheduler knows items by number only.
+With the specifications that some of them declare. The scheduler knows items by number only: it gets no payloads.
 """
 
 from __future__ import annotations

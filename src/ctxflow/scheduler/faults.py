@@ -15,7 +15,7 @@ from ctxflow.errors import counted
 from ctxflow.policies.protocols import Trial, Verdict
 from ctxflow.scheduler.app_state import App, ContextState, Suspect
 from ctxflow.scheduler.commands import Command, Exclude, Note, Quarantine, Release
-from ctxflow.scheduler.events import ContextSpec, Failure, HostDrained
+from ctxflow.scheduler.events import Failure, HostDrained
 from ctxflow.scheduler.run_state import RunState, able, empty
 from ctxflow.scheduler.worker_state import Attempt, Charge, Charges, Pace, Unit, Worker
 
@@ -155,14 +155,11 @@ def _shortened(failure: Failure) -> str:
 
 
 def blame(state: RunState, worker: Worker, context: ContextState, begun: float, failure: Failure) -> Failure | None:
-    """Count a failure of a context on a worker; return why it is broken, at the last that it may have.
-
-    One that is to go makes it no more likely: there may be nobody else now who could show that it can be built.
-    """
+    """Count a failure of a context on a worker; return why it is broken, at the last that it may have."""
     before = context.suspects.get(worker.id)
     times = before.failures if before is not None else 0
     context.suspects[worker.id] = Suspect(times + 1, state.now + state.limits.retry_seconds * 2 ** min(times, 20))
-    if worker.draining:
+    if worker.draining:  # There may be nobody else now who could show that it can be built.
         return None
     if not context.failures:
         context.failing_since = state.now
@@ -217,7 +214,9 @@ def _often_enough(state: RunState, worker: Worker, context: ContextState) -> boo
     limit, tried = state.limits.failures, context.failures >= 3 * state.limits.failures
     builders = [each for each in state.workers.values() if each is worker or able(state, each, context.spec)]
     hosts = {each.host for each in builders}
-    awaited = max(0, _asked(state, context.spec) - len(builders))
+    permits = state.plan.permits
+    asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if permits(context.spec.id, name))
+    awaited = max(0, asked - len(builders))
     failed_on = set(context.failed_workers.values())
     if len(hosts) == 1 and not awaited:
         return len(context.failed_workers) >= min(limit, len(builders)) or tried
@@ -225,11 +224,6 @@ def _often_enough(state: RunState, worker: Worker, context: ContextState) -> boo
         return True
     long = state.now >= context.failing_since + state.limits.verdict
     return tried and hosts <= failed_on and (long or not awaited)
-
-
-def _asked(state: RunState, wanted: ContextSpec) -> int:
-    """Return how many workers that could build a context were asked for."""
-    return sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
 
 
 # --- quarantine
@@ -260,10 +254,7 @@ def worker_joined(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 
 def host_drained(state: RunState, event: HostDrained, out: list[Command]) -> None:
-    """Leave a host, as a person says, or use it again.
-
-    Its workers go when they have done what they run, and none is asked for there.
-    """
+    """Leave a host, as a person says, when what runs there is done; or use it again."""
     host = event.host
     if not event.drained:
         for unit in [unit for unit in state.wards.units if unit.by_hand and unit.host == host]:

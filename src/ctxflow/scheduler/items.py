@@ -146,10 +146,7 @@ def cancel(state: RunState, items: Sequence[int], out: list[Command]) -> None:
 
 
 def _forget_cancelled(state: RunState, app: App) -> None:
-    """Take cancelled items out of groups at once, and out of the queue when they are most of it.
-
-    To look through the queue each time would make cancelling n items one by one take n * n steps.
-    """
+    """Take cancelled items out of groups at once, and out of the queue when they are most of it, which is linear."""
     if app.isolated.items:
         app.cancelled -= app.isolated.items
         for group in reversed(app.isolated.clear()):
@@ -189,14 +186,6 @@ def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
     else:
         app.queue.extendleft(reversed(items))
     settle(state, app, out)
-
-
-def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
-    """Requeue the items of an evicted worker's attempt, whose losses in a row no longer count."""
-    if state.losses:
-        for item in items:
-            state.losses.pop(item, None)
-    requeue(state, attempt, items, out)
 
 
 def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
@@ -310,10 +299,7 @@ def divide(state: RunState, out: list[Command]) -> None:
 
 
 def redistribute(state: RunState, app: App, out: list[Command]) -> None:
-    """Give the share of an alternative whose context is broken to others.
-
-    Where the context of the app that names it is broken too, what waits for the others stays with them.
-    """
+    """Give the share of an alternative whose context is broken to others, unless that of the app itself is too."""
     own = state.apps.get(app.spec.alternative_of)
     if own is not None and state.contexts[own.context].broken is None:
         _deal_anew(state, own, _shares(state, own), out)

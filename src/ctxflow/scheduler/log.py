@@ -2,7 +2,6 @@
 
 The first line says how the run decides: its policies with their options, its limits, its seed, from how many workers on
 it gave calls. From it and the events `replay` takes every decision again, and checks that it is the same.
-Payloads are not in it. What does not live here: when the log is written (executors/).
 """
 
 from __future__ import annotations
@@ -91,18 +90,14 @@ def _ranges(items: Sequence[int]) -> list[list[int]]:
     >>> _ranges([4, 5, 6, 9])
     [[4, 7], [9, 10]]
     """
-    if len(items) > 1 and items[-1] - items[0] == len(items) - 1 and isinstance(items, range):
-        return [[items[0], items[-1] + 1]]
+    if isinstance(items, range) and len(items) > 1 and items.step == 1:
+        return [[items.start, items.stop]]
     ranges: list[list[int]] = []
-    start = previous = None
     for item in items:
-        if previous is None or item != previous + 1:
-            if start is not None:
-                ranges.append([start, previous + 1])  # type: ignore[operator]
-            start = item
-        previous = item
-    if start is not None:
-        ranges.append([start, previous + 1])  # type: ignore[operator]
+        if ranges and item == ranges[-1][1]:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([item, item + 1])
     return ranges
 
 

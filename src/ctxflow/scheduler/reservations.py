@@ -3,8 +3,7 @@
 A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker, gets one of its
 own: the machines are surveyed, the preemption policy names a place and the workers that give way, these are drained
 and released ("clearing"), a worker is asked for on just these GPUs ("asked", "started" once its job runs), serves the
-context ("held"), and goes when it has nothing to do ("leaving"). What does not live here: who gives way
-(policies/preemption), which machines there are (surveys.py), and stopping a batch (core.py).
+context ("held"), and goes when it has nothing to do ("leaving").
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def declared(state: RunState, spec: ev.ContextSpec) -> None:
 def bound(state: RunState, tier: str, target: int) -> int:
     """Return how many workers of a tier may be asked for, so that no reserved GPU goes to one of them.
 
-    While GPUs are made free no tier grows, since no batch system could tell its jobs to leave these alone; afterwards
-    a tier has as many workers fewer as gave way.
+    While GPUs are made free no tier grows, since jobs cannot be told to leave these alone; then it lacks the victims.
     """
     every = state.reservations.all.values()
     if any(each.worker is None for each in every):
@@ -240,7 +238,7 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
         return False
     if not _surveyed(state, tiers, out):
         return False
-    state.surveys.decided()
+    state.surveys.fresh.clear()  # They are old for whoever comes next.
     room = state.policies.preemption.victims(state.view, PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity))
     if room is None:
         _pause(state, context, PAUSE_SECONDS)

@@ -70,12 +70,10 @@ class Policies:
     coalescing: BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._set("warming", having(self.routing, "warm"))
-        self._set("planning", having(self.placement, "planning", "planned"))
-        self._set("coalescing", having(self.batching, "coalesced") or make("batching", "coalescing"))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+        put = object.__setattr__
+        put(self, "warming", having(self.routing, "warm"))
+        put(self, "planning", having(self.placement, "planning", "planned"))
+        put(self, "coalescing", having(self.batching, "coalesced") or make("batching", "coalescing"))
 
     @classmethod
     def chosen(cls, choices: Mapping[str, Any]) -> Policies:
@@ -118,49 +116,35 @@ class Limits:
 
 @dataclasses.dataclass(slots=True)
 class Reservation:
-    """GPUs kept for one worker.
-
-    :ivar state: "clearing", "asked", "started", "held" or "leaving".
-    :ivar due: when the state has lasted too long.
-    :ivar tiers: the tiers of the victims.
-    :ivar released: victims that were given back.
-    :ivar worker: who holds the place.
-    """
+    """GPUs kept for one worker."""
 
     pin: int
     context: str
     room: Room
-    state: str
-    due: float
+    state: str  # "clearing", "asked", "started", "held" or "leaving".
+    due: float  # When that has lasted too long.
     grace_until: float
-    tiers: tuple[str, ...]
-    released: set[str] = dataclasses.field(default_factory=set)
-    worker: str | None = None
+    tiers: tuple[str, ...]  # Of the victims.
+    released: set[str] = dataclasses.field(default_factory=set)  # Victims that were given back.
+    worker: str | None = None  # Who holds the place.
     idle_since: float | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class Want:
-    """A context that may need a worker of its own.
+    """A context that may need a worker of its own."""
 
-    :ivar again_at: when it is looked at again.
-    :ivar lost: how often in a row somebody else got its GPUs first.
-    :ivar told: what was told last of why it waits.
-    """
-
-    again_at: float = 0.0
-    lost: int = 0
-    told: str = ""
+    again_at: float = 0.0  # When it is looked at again.
+    lost: int = 0  # How often in a row somebody else got its GPUs first.
+    told: str = ""  # Why it waits, as a person was told last.
 
 
 class Reservations:
-    """The table of reservations.
-
-    :ivar wants: the contexts with two GPUs or more, where the preemption policy makes room.
-    """
+    """The table of reservations."""
 
     def __init__(self) -> None:
         self.all: dict[int, Reservation] = {}
+        # The contexts with two GPUs or more, where the preemption policy makes room.
         self.wants: dict[str, Want] = {}
         self.next_pin = 1
 
@@ -184,23 +168,13 @@ class Machine:
 
 
 class Surveys:
-    """What the surveys found.
-
-    :ivar machines: as they were surveyed last, by tier and name.
-    :ivar awaited: the tiers whose survey is not there yet, and when it was asked for.
-    :ivar fresh: the tiers whose machines nobody has decided on since they were surveyed.
-    :ivar told: why a survey failed, as it was told last.
-    """
+    """What the surveys of machines found."""
 
     def __init__(self) -> None:
-        self.machines: dict[str, Machine] = {}
-        self.awaited: dict[str, float] = {}
-        self.fresh: set[str] = set()
-        self.told = ""
-
-    def decided(self) -> None:
-        """Note that something was decided on the surveys: they are old for whoever comes next."""
-        self.fresh.clear()
+        self.machines: dict[str, Machine] = {}  # As they were surveyed last, by tier and name.
+        self.awaited: dict[str, float] = {}  # Tier -> when it was asked for its machines.
+        self.fresh: set[str] = set()  # Tiers of whose machines nobody has decided since they were surveyed.
+        self.told = ""  # Why a survey failed, as a person was told last.
 
 
 @dataclasses.dataclass(slots=True)
@@ -226,12 +200,9 @@ class Counters:
 
 
 class RunState:
-    """Everything that the scheduler knows.
+    """Everything that the scheduler knows."""
 
-    :ivar view: what policies see of it, read-only; made with the scheduler.
-    """
-
-    view: View
+    view: View  # What policies see of it, read-only; made with the scheduler.
 
     def __init__(self, policies: Policies, limits: Limits, seed: int, start_when: float = 0.0) -> None:
         if not 0 <= start_when <= 1:
@@ -431,10 +402,7 @@ def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Wo
 
 
 def may_hold(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
-    """Return whether a worker may hold a context: one with a place of its own, that for which it was made.
-
-    GPUs that must be close together are those of such a place, where places can be had.
-    """
+    """Return whether a worker may hold a context: one with a place of its own, only that; close GPUs need such."""
     if worker.pin is not None:
         reservation = state.reservations.all.get(worker.pin)
         return reservation is not None and reservation.context == wanted.id
@@ -462,10 +430,7 @@ def cache_only(state: RunState, worker: Worker) -> list[SessionState]:
 
 
 def empty(state: RunState, worker: Worker) -> bool:
-    """Return whether a worker could go now at no cost to sessions.
-
-    A state counts no more that no library process there could bring out of the cache.
-    """
+    """Return whether a worker could go now at no cost to sessions whose states can still be saved."""
     if worker.sessions or any(number in state.streams.steps for number in worker.running):
         return False
     if any(_hands_over(session, worker) for session in state.streams.open.values()):

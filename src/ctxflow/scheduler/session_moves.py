@@ -3,9 +3,7 @@
 A session's *state* (what the app keeps for it) is in at most one library process, whose worker owns the session. It
 changes hands at chunk boundaries only: frozen to the worker's cache, carried, thawed elsewhere. What is kept of it
 beside its worker, every few chunks, is what it goes back to when its worker is lost; chunks that are then made again
-were delivered before, and are not delivered twice. What does not live here: the steps in which chunks are made
-(steps.py), which worker carries which session (policies), what is in a state (host/sessions.py), and chunks themselves
-(executors/sessions.py).
+were delivered before, and are not delivered twice.
 """
 
 from __future__ import annotations
@@ -13,20 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from ctxflow.scheduler import context_moves
+from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Carry, Command, EndSession
-from ctxflow.scheduler.events import (
-    ChunksWanted,
-    Event,
-    Failure,
-    SessionClosed,
-    SessionOpened,
-    SessionPrompted,
-    SessionResumed,
-    SessionSuspended,
-    StateArrived,
-    StateLost,
-    Tick,
-)
 from ctxflow.scheduler.run_state import PATIENCE, RunState, able, elsewhere
 from ctxflow.scheduler.view import ShownSession
 from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState, Worker, hide, show
@@ -34,7 +20,7 @@ from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING
 # --- what its user does
 
 
-def opened(state: RunState, event: SessionOpened, out: list[Command]) -> None:
+def opened(state: RunState, event: ev.SessionOpened, out: list[Command]) -> None:
     """Open a session."""
     app = state.apps[event.app]
     session = SessionState(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
@@ -47,35 +33,35 @@ def opened(state: RunState, event: SessionOpened, out: list[Command]) -> None:
     state.streams.unsettled = True
 
 
-def prompted(state: RunState, event: SessionPrompted, out: list[Command]) -> None:
-    """Note that a session got a prompt."""
+def user_event(
+    state: RunState,
+    event: ev.SessionPrompted | ev.ChunksWanted | ev.SessionSuspended | ev.SessionResumed | ev.SessionClosed,
+    out: list[Command],
+) -> None:
+    """Handle what a session's user does with it."""
     session = state.streams.open.get(event.session)
-    if session is not None:
-        session.prompts += 1
-        session.turn_over = False
-        _wake(state, session)
-
-
-def wanted(state: RunState, event: ChunksWanted, out: list[Command]) -> None:
-    """Note that more chunks of a session are wanted."""
-    session = state.streams.open.get(event.session)
-    if session is not None:
-        session.wanted = max(session.wanted, event.wanted)
-        _wake(state, session)
-
-
-def _wake(state: RunState, session: SessionState) -> None:
-    state.streams.note(session)
-    if session.state == WAITING or (session.state == SUSPENDED and not session.by_user):
-        state.streams.unsettled = True
-
-
-def suspended(state: RunState, event: SessionSuspended, out: list[Command]) -> None:
-    """Suspend a session, as its user wants."""
-    session = state.streams.open.get(event.session)
-    if session is not None:
+    if session is None:
+        return
+    if isinstance(event, ev.SessionClosed):
+        end(state, session, None, out)
+    elif isinstance(event, ev.SessionSuspended):
         session.by_user = True
         _suspend(state, session)
+    elif isinstance(event, ev.SessionResumed):
+        session.by_user = session.suspending = False
+        if session.state == SUSPENDED:
+            session.state = WAITING
+        state.streams.note(session)
+        state.streams.unsettled = True
+    else:
+        if isinstance(event, ev.SessionPrompted):
+            session.prompts += 1
+            session.turn_over = False
+        else:
+            session.wanted = max(session.wanted, event.wanted)
+        state.streams.note(session)
+        if session.state == WAITING or (session.state == SUSPENDED and not session.by_user):
+            state.streams.unsettled = True
 
 
 def _suspend(state: RunState, session: SessionState) -> None:
@@ -85,26 +71,8 @@ def _suspend(state: RunState, session: SessionState) -> None:
     state.streams.note(session)
 
 
-def resumed(state: RunState, event: SessionResumed, out: list[Command]) -> None:
-    """Resume a session, as its user wants."""
-    session = state.streams.open.get(event.session)
-    if session is not None:
-        session.by_user = session.suspending = False
-        if session.state == SUSPENDED:
-            session.state = WAITING
-        state.streams.note(session)
-        state.streams.unsettled = True
-
-
-def closed(state: RunState, event: SessionClosed, out: list[Command]) -> None:
-    """Close a session, as its user wants."""
-    session = state.streams.open.get(event.session)
-    if session is not None:
-        end(state, session, None, out)
-
-
 def end(
-    state: RunState, session: SessionState, failure: Failure | None, out: list[Command], context: str | None = None
+    state: RunState, session: SessionState, failure: ev.Failure | None, out: list[Command], context: str | None = None
 ) -> None:
     """End a session; a step that it is in goes on for the others."""
     del state.streams.open[session.id]
@@ -132,9 +100,9 @@ def bury_broken(state: RunState, out: list[Command]) -> None:
             end(state, session, broken, out, session.context)
 
 
-def owner(state: RunState, event: Event) -> str | None:
+def owner(state: RunState, event: ev.Event) -> str | None:
     """Return the worker whose sessions an event may have given something to do; None for all, "" for none."""
-    if type(event) is Tick:
+    if type(event) is ev.Tick:
         return None
     worker = getattr(event, "worker", None)
     if worker is None and (session := state.streams.open.get(getattr(event, "session", -1))) is not None:
@@ -203,7 +171,7 @@ def place(state: RunState, session: SessionState, worker: Worker, out: list[Comm
     state.streams.note(session)
 
 
-def arrived(state: RunState, event: StateArrived, out: list[Command]) -> None:
+def arrived(state: RunState, event: ev.StateArrived, out: list[Command]) -> None:
     """Place a session whose frozen state was carried to its new worker."""
     session = _carried(state, event)
     if session is None or session.frozen is None:
@@ -220,7 +188,7 @@ def arrived(state: RunState, event: StateArrived, out: list[Command]) -> None:
     state.streams.note(session)
 
 
-def not_arrived(state: RunState, event: StateLost, out: list[Command]) -> None:
+def not_arrived(state: RunState, event: ev.StateLost, out: list[Command]) -> None:
     """Have a session whose frozen state is gone go back to what is kept."""
     session = _carried(state, event)
     if session is not None:
@@ -228,7 +196,7 @@ def not_arrived(state: RunState, event: StateLost, out: list[Command]) -> None:
         homeless(state, session)
 
 
-def _carried(state: RunState, event: StateArrived | StateLost) -> SessionState | None:
+def _carried(state: RunState, event: ev.StateArrived | ev.StateLost) -> SessionState | None:
     session = state.streams.open.get(event.session)
     if session is None or session.state != MIGRATING or session.worker != event.worker:
         return None

@@ -1,7 +1,7 @@
 """Steps: one call in which a worker makes the chunks of several sessions, and what becomes of them.
 
 A step collects the sessions of an app that are ready on a worker, up to K; what else is to be done with the states that
-the worker carries travels along. What does not live here: where sessions are (session_moves.py).
+the worker carries travels along.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.scheduler import context_moves, faults
-from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.events import Failure, StepFinished
 from ctxflow.scheduler.run_state import RunState, cache_only, can_be_kept, elsewhere
@@ -89,17 +88,16 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             wanting = [s for s in worker.sessions.values() if s.app == app_id and not s.idle]
             if wanting:
                 prepare(state, worker, app_id, out)
-            elif worker.free_slots > 0 and _turn_of(state, worker, app_id, unkept):
-                _build_again(state, worker, app, out)
+            elif (
+                worker.free_slots > 0
+                and _turn_of(state, worker, app_id, unkept)
+                and context_moves.begin(state, worker, app, out)
+            ):
+                worker.rebuilt.add(app.context)
         elif held.state == "ready" and worker.free_slots > 0 and not state.awaiting:
             busy = any(attempt.context == app.context for attempt in worker.running.values())
             if not busy:
                 _step(state, worker, app_id, out)
-
-
-def _build_again(state: RunState, worker: Worker, app: App, out: list[Command]) -> None:
-    if context_moves.begin(state, worker, app, out):
-        worker.rebuilt.add(app.context)
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:
@@ -181,10 +179,7 @@ def _then(state: RunState, session: SessionState, worker: Worker, makes_chunk: b
 
 
 def _in_no_hurry(state: RunState, session: SessionState, worker: Worker) -> bool:
-    """Return whether a session stays where it is until another worker can give it its next chunk.
-
-    Not where the site lowered its bounds, nor where the batch system takes the worker.
-    """
+    """Return whether a session stays until another worker takes over: its worker is neither evicted nor in excess."""
     tier = state.tiers.get(worker.tier)
     waits = tier is not None and worker.id in tier.emptying and tier.connected <= tier.spec.maximum
     return waits and worker.noticed is None and not session.idle and not expected(state, session)
@@ -322,11 +317,14 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
             session.group, session.failed_on, session.failed_at = state.streams.groups, place, state.now
             homeless(state, session)
     else:
-        _blame(state, blamed, _is_alone(orders), failure, out)
+        _blame(state, blamed, orders, failure, out)
 
 
-def _blame(state: RunState, blamed: list[SessionState], alone: bool, failure: Failure, out: list[Command]) -> None:
+def _blame(
+    state: RunState, blamed: list[SessionState], orders: Sequence[Order], failure: Failure, out: list[Command]
+) -> None:
     """Halve those that may be to blame, so that one stands alone at last, and is over."""
+    alone = sum(order.chunk is not None for order in orders) == 1  # Else it may be another session's fault.
     if alone and blamed and _is_over(state, blamed[0], failure):
         end(state, blamed[0], failure, out)
         return
@@ -374,7 +372,10 @@ def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Comman
 def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: list[Command]) -> None:
     """Count a worker that was lost in a step; one of the sessions in too many such steps running may be to blame."""
     blamed = []
-    for order, session in _makers(state, orders):
+    for order in orders:
+        session = state.streams.open.get(order.session)
+        if session is None or order.chunk is None:
+            continue
         session.losses += 1
         if session.losses >= state.limits.losses:
             session.doubtful = max(session.doubtful, order.made + 1)
@@ -384,15 +385,4 @@ def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: l
         "notice: its state may exhaust the machine's memory"
     )
     failure = Failure("lost", "WorkerLost", message, worker=worker.id, host=worker.host)
-    _blame(state, blamed, _is_alone(orders), failure, out)
-
-
-def _makers(state: RunState, orders: Sequence[Order]) -> list[tuple[Order, SessionState]]:
-    """Return the open sessions whose chunks a step was to make."""
-    pairs = [(order, state.streams.open.get(order.session)) for order in orders if order.chunk is not None]
-    return [(order, session) for order, session in pairs if session is not None]
-
-
-def _is_alone(orders: Sequence[Order]) -> bool:
-    """Return whether a step was to make one chunk: else it may be another session's fault."""
-    return sum(order.chunk is not None for order in orders) == 1
+    _blame(state, blamed, orders, failure, out)

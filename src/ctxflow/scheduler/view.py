@@ -32,6 +32,8 @@ from ctxflow.scheduler.run_state import RunState, has_work
 from ctxflow.scheduler.worker_state import SessionState, TierState, Worker
 
 _put = object.__setattr__
+_CouldLoad = Callable[[RunState, Worker, App], bool]
+_CanCarry = Callable[[RunState, SessionState, Worker], bool]
 
 
 def _live(path: str) -> Any:
@@ -45,17 +47,9 @@ class ReadOnly:
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        """Refuse.
-
-        :raises AttributeError: always.
-        """
         raise AttributeError(f"a policy may only read what it is shown: {name!r} cannot be set")
 
     def __delattr__(self, name: str) -> NoReturn:
-        """Refuse.
-
-        :raises AttributeError: always.
-        """
         raise AttributeError(f"a policy may only read what it is shown: {name!r} cannot be deleted")
 
 
@@ -108,23 +102,8 @@ class ShownSession(_Proxy):
 class ShownWorker(_Proxy):
     """One worker (`WorkerView`)."""
 
-    __slots__ = (
-        "acquired",
-        "contexts",
-        "devices",
-        "gpu_model",
-        "gpus",
-        "host",
-        "id",
-        "joined",
-        "machine",
-        "pin",
-        "region",
-        "running",
-        "sessions",
-        "slots",
-        "tier",
-    )
+    __slots__: tuple[str, ...] = ("acquired", "contexts", "devices", "gpu_model", "gpus", "host")
+    __slots__ += ("id", "joined", "machine", "pin", "region", "running", "sessions", "slots", "tier")
 
     _row: Worker
     id: str
@@ -184,19 +163,8 @@ class ShownWorker(_Proxy):
 class ShownApp(_Proxy):
     """One app (`AppView`)."""
 
-    __slots__ = (
-        "alternative_of",
-        "batch_size",
-        "chunk_target",
-        "context",
-        "deadline",
-        "error",
-        "id",
-        "max_delay",
-        "max_error",
-        "order",
-        "priority",
-    )
+    __slots__: tuple[str, ...] = ("alternative_of", "batch_size", "chunk_target", "context")
+    __slots__ += ("deadline", "error", "id", "max_delay", "max_error", "order", "priority")
 
     id: str
     context: str
@@ -260,26 +228,12 @@ class RunView(ReadOnly):
     AttributeError: a policy may only read what it is shown: 'now' cannot be set
     """
 
-    __slots__ = (
-        "_can_carry",
-        "_could_load",
-        "_state",
-        "apps",
-        "attempts",
-        "batch_size",
-        "capacity",
-        "free",
-        "now",
-        "random",
-        "regions",
-        "sessions",
-        "tiers",
-        "workers",
-    )
+    __slots__: tuple[str, ...] = ("_can_carry", "_could_load", "_state", "apps", "attempts")
+    __slots__ += ("batch_size", "capacity", "free", "now", "random", "regions", "sessions", "tiers", "workers")
 
     _state: RunState
-    _could_load: Callable[[RunState, Worker, App], bool]
-    _can_carry: Callable[[RunState, SessionState, Worker], bool]
+    _could_load: _CouldLoad
+    _can_carry: _CanCarry
     now: float
     random: random.Random
     workers: Mapping[str, WorkerView]
@@ -292,12 +246,7 @@ class RunView(ReadOnly):
     batch_size: Callable[[AppView, WorkerView], int]
     capacity: Callable[[AppView, WorkerView], int]
 
-    def __init__(
-        self,
-        state: RunState,
-        could_load: Callable[[RunState, Worker, App], bool],
-        can_carry: Callable[[RunState, SessionState, Worker], bool],
-    ) -> None:
+    def __init__(self, state: RunState, could_load: _CouldLoad, can_carry: _CanCarry) -> None:
         _put(self, "_state", state)
         _put(self, "_could_load", could_load)
         _put(self, "_can_carry", can_carry)

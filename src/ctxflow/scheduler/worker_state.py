@@ -29,15 +29,6 @@ class Shown(dict[Key, Row]):
     """A table as policies see it: a dictionary that only `show` and `hide` write to.
 
     It is read as fast as any dictionary, which a mapping proxy is not, and policies read in loops over all workers.
-
-    >>> table = Shown()
-    >>> show(table, "w1", 1)
-    >>> table["w1"] = 2
-    Traceback (most recent call last):
-        ...
-    AttributeError: a policy may only read what it is shown
-    >>> table
-    {'w1': 1}
     """
 
     __slots__ = ()
@@ -62,20 +53,16 @@ def hide(table: Shown[Key, Row], key: Key) -> None:
 
 @dataclasses.dataclass(slots=True)
 class OnWorker:
-    """One context on one worker.
-
-    :ivar state: "staging", "loading", "ready"; "spent" if it runs the one call that it was built for.
-    :ivar begun: when it began to be staged or built.
-    """
+    """One context on one worker."""
 
     context: str
-    state: str
+    state: str  # "staging", "loading", "ready"; "spent" if it runs the one call that it was built for.
     since: float
     last_used: float
     memory: int | None = None
     gpu_memory: int | None = None
     claim: Claim | None = None
-    begun: float = 0.0
+    begun: float = 0.0  # When it began to be staged or built.
     shown: ContextOnWorkerView = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
@@ -120,7 +107,7 @@ class Frozen:
 
 @dataclasses.dataclass(slots=True)
 class SessionState:
-    """One session; only sessions.py changes it.
+    """One session; only session_moves.py and steps.py change it.
 
     :ivar state: "waiting", "placed", "migrating", "suspended".
     :ivar worker: who owns it (placed), or will (migrating).
@@ -181,16 +168,11 @@ class SessionState:
 
 @dataclasses.dataclass(slots=True)
 class Pace:
-    """One worker's speed on one app.
+    """One worker's speed on one app."""
 
-    :ivar item_seconds: a moving average over its items, without what their calls cost beside their items.
-    :ivar items: answered so far.
-    :ivar last: items and seconds of the last batch.
-    """
-
-    item_seconds: float
-    items: int
-    last: tuple[int, float]
+    item_seconds: float  # A moving average over its items, without what their calls cost beside their items.
+    items: int  # Answered so far.
+    last: tuple[int, float]  # Items and seconds of the last batch.
 
 
 @dataclasses.dataclass(slots=True)
@@ -281,31 +263,22 @@ class Worker:
 
 @dataclasses.dataclass(slots=True)
 class TierState:
-    """A tier of the site, and what was measured of it.
-
-    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
-    :ivar asked: workers asked for last.
-    :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
-    :ivar connected: workers that were asked for and are there.
-    :ivar emptying: those that are given back when their sessions, and states of others, have left them.
-    :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
-    :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
-    :ivar held: how often a job was held, by the reason that the batch system gave.
-    """
+    """A tier of the site, and what was measured of it."""
 
     spec: TierSpec
-    gpu_memory: int | None = None
-    asked: int | None = None
-    connected: int = 0
+    gpu_memory: int | None = None  # Bytes on each GPU: the least that a worker reported or the site says.
+    asked: int | None = None  # Workers asked for last.
+    connected: int = 0  # Workers that were asked for and are there.
+    # Those that are given back when their sessions, and states of others, have left them.
     emptying: set[str] = dataclasses.field(default_factory=set)
-    worker_seconds: float = 0.0
+    worker_seconds: float = 0.0  # For how long those that are gone were connected; the next, that times their GPUs.
     gpu_seconds: float = 0.0
-    lifetimes: list[float] | None = None
-    lacking_seconds: float = 0.0
+    lifetimes: list[float] | None = None  # Of workers that were evicted.
+    lacking_seconds: float = 0.0  # For how long fewer workers were connected than were asked for.
     lacking_since: float | None = None
     jobs_started: int = 0
-    jobs_evicted: int = 0
-    held: dict[str, int] = dataclasses.field(default_factory=dict)
+    jobs_evicted: int = 0  # Also those whose worker had not joined.
+    held: dict[str, int] = dataclasses.field(default_factory=dict)  # How often a job was held, by the reason given.
     shown: TierView = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
@@ -322,19 +295,14 @@ class TierState:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Charge:
-    """A failed attempt, until it is known whose fault that was.
-
-    :ivar items: those that were not answered elsewhere yet.
-    :ivar crash: whether a library process or a worker ended over it.
-    """
+    """A failed attempt, until it is known whose fault that was."""
 
     attempt: int
-
     worker: Worker
     app: App
-    items: set[int]
+    items: set[int]  # Those that were not answered elsewhere yet.
     message: str
-    crash: bool
+    crash: bool  # Whether a library process or a worker ended over it.
 
 
 class Charges:
@@ -384,35 +352,24 @@ class Charges:
 
 @dataclasses.dataclass(slots=True)
 class Sessions:
-    """All that is known of a run's sessions.
+    """All that is known of a run's sessions, by number unless it says otherwise."""
 
-    :ivar open: those that are not over, by number; `shown`: what policies see of them.
-    :ivar steps: attempt -> the orders of that step.
-    :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
-    :ivar unsettled: whether the policy is to be asked again.
-    :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
-    :ivar waiting: app -> its sessions that wait for a worker and have something to do; no app without any.
-    :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
-    :ivar awaited: how many sessions those are, by worker and context.
-    :ivar charges: steps that failed, by session, until it is known whose fault that was.
-    """
-
-    open: dict[int, SessionState] = dataclasses.field(default_factory=dict)
-    shown: Shown[int, SessionView] = dataclasses.field(default_factory=Shown)
-    steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
+    open: dict[int, SessionState] = dataclasses.field(default_factory=dict)  # Those that are not over.
+    shown: Shown[int, SessionView] = dataclasses.field(default_factory=Shown)  # What policies see of them.
+    steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)  # By attempt.
+    # (worker, app) -> sessions whose states are there and wanted by nobody.
     drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
-    unsettled: bool = False
-    groups: int = 0
+    unsettled: bool = False  # Whether the policy is to be asked again.
+    groups: int = 0  # Of sessions that must be in a step by themselves, after a step failed: the last one's number.
+    # App -> its sessions that wait for a worker and have something to do; no app without any.
     waiting: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    # Session -> the worker that it is to go to, or is on its way to, and its context; and how many of each pair.
     bound: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
     awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    charges: Charges = dataclasses.field(default_factory=Charges)
+    charges: Charges = dataclasses.field(default_factory=Charges)  # Steps that failed, by session.
 
     def note(self, session: SessionState) -> None:
-        """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
-
-        So who asks at every event need not look at each session.
-        """
+        """Update `waiting`, `bound` and `awaited` after a session has changed in what they tell."""
         if session.state == WAITING and not session.idle and session.id in self.open:
             self.waiting.setdefault(session.app, set()).add(session.id)
         elif session.app in self.waiting:
@@ -437,22 +394,16 @@ def going(session: SessionState) -> tuple[str, str] | None:
 
 @dataclasses.dataclass(slots=True)
 class Unit:
-    """A host, or some GPUs or one worker of it, in quarantine.
-
-    :ivar devices: the GPUs; none for all of the host, or for one worker without any.
-    :ivar worker: the one worker that is meant, "" for all of the host; another one with its GPUs is meant too.
-    :ivar returned: how often a worker joined from there all the same.
-    :ivar by_hand: a person said so, and says when it is over; what runs there is not stopped.
-    """
+    """A host, or some GPUs or one worker of it, in quarantine."""
 
     host: str
     machine: str
-    devices: tuple[str, ...]
-    worker: str
+    devices: tuple[str, ...]  # None for all of the host, or for one worker without any.
+    worker: str  # The one that is meant, and others with its GPUs; "" for all of the host.
     cause: str
     until: float
-    returned: int = 0
-    by_hand: bool = False
+    returned: int = 0  # How often a worker joined from there all the same.
+    by_hand: bool = False  # A person said so, and says when it is over; what runs there is not stopped.
 
     def has(self, worker: Worker) -> bool:
         """Return whether a worker is in quarantine with it."""
