@@ -7,7 +7,7 @@ import types
 import pytest
 
 import forked
-from ctxflow.digest import Referents
+from ctxflow.pickling import Referents
 
 PROGRAM = """
 from ctxflow import ContextExecutor, batch_app, context, context_app, session_app

@@ -38,36 +38,23 @@ if TYPE_CHECKING:
     from ctxflow.recipe import Context
     from ctxflow.sessions import Session, SessionApp, session_app
 
-_PLACES = {
-    "SessionApp": "sessions",
-    "Session": "sessions",
-    "MapResult": "mapping",
-    "ContextApp": "apps",
-    "BatchApp": "apps",
-    "Alternative": "app_options",
-    "BatchContractError": "errors",
-    "batch_app": "decorators",
-    "Context": "recipe",
-    "context": "context",
-    "context_app": "decorators",
-    "CallCrashed": "errors",
-    "CallError": "errors",
-    "CallTimeout": "errors",
-    "ContextError": "errors",
-    "CtxflowError": "errors",
-    "DependencyFailed": "errors",
-    "RemoteError": "errors",
-    "RunEnded": "errors",
-    "TurnOver": "errors",
-    "WorkersLost": "errors",
-    "ContextExecutor": "executors",
-    "session_app": "sessions",
-    "idle": "on_worker",
-    "last": "on_worker",
-    "load_variable_from_context": "on_worker",
-    "load_variable_in_serverless": "on_worker",
-    "__version__": "installing",
-}
+_NAMES = {
+    "app_options": ["Alternative"],
+    "apps": ["BatchApp", "ContextApp"],
+    "context": ["context"],
+    "decorators": ["batch_app", "context_app"],
+    "errors": [
+        "BatchContractError", "CallCrashed", "CallError", "CallTimeout", "ContextError", "CtxflowError",
+        "DependencyFailed", "RemoteError", "RunEnded", "TurnOver", "WorkersLost",
+    ],
+    "executors": ["ContextExecutor"],
+    "installing": ["__version__"],
+    "mapping": ["MapResult"],
+    "on_worker": ["idle", "last", "load_variable_from_context", "load_variable_in_serverless"],
+    "recipe": ["Context"],
+    "sessions": ["Session", "SessionApp", "session_app"],
+}  # fmt: skip
+_PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Alternative",
@@ -102,7 +89,7 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """That has `context` as the decorator: Python would set it to the module of that name when that is imported."""
+    """The package with `context` as the decorator: Python sets it to the module of that name when that is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value.context if name == "context" and isinstance(value, ModuleType) else value)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ctxflow.context import ContextFunction
-from ctxflow.digest import Referents, digest
+from ctxflow.digest import digest
 from ctxflow.errors import article
 from ctxflow.executors.contract import Pickled
 from ctxflow.executors.run.declarations import Declaration, DeclaredApp
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import CallOptions, Calls, Memoized
 from ctxflow.option_values import flag, number, refuse, text, whole
-from ctxflow.pickling import dumps
+from ctxflow.pickling import Referents, dumps
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 
@@ -56,13 +56,7 @@ class Alternative:
 def check_alternatives(
     own: Context | None, error: float, alternatives: Sequence[Alternative], max_error: float | None
 ) -> None:
-    """See that an app and its alternatives make sense together.
-
-    Where no plan divides its items, all go to the app's own context: so that has to keep the limit by itself.
-
-    :raises TypeError: without a context of the app's own.
-    :raises ValueError: if the own context answers too much wrong.
-    """
+    """Refuse alternatives to no context, and an own context that does not keep `max_error`: it may get all."""
     if max_error is not None and error > max_error:
         raise ValueError(
             f"the app's own context has error={error:g}, above max_error={max_error:g}: make a better one the app's "
@@ -91,12 +85,11 @@ def read_errors(path: str | Path) -> dict[str, float]:
 
     :raises OSError, ValueError, KeyError, TypeError: if it is no such file.
 
-    >>> import json, tempfile
-    >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-    ...     entries = [{"model": "small", "error": 0.3}, {"model": "small", "error": 0.25}]
-    ...     json.dump({"evaluations": entries}, file), file.flush()
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     entries = b'{"model": "small", "error": 0.3}, {"model": "small", "error": 0.25}'
+    ...     _ = file.write(b'{"evaluations": [' + entries + b"]}"), file.flush()
     ...     read_errors(file.name)
-    (None, None)
     {'small': 0.25}
     """
     best: dict[str, float] = {}
@@ -119,27 +112,7 @@ Deadline = float | datetime.datetime | None
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What may be said of an app where it is defined, and changed with `options`.
-
-    :ivar priority: higher goes first; by default its context's, which is 0 by default.
-    :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
-        Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
-    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
-        before is kept.
-    :ivar retries: how often an item that raises on its own is tried again.
-    :ivar batch_size: items a batch, if the batching policy is to be overruled.
-    :ivar executor: the label of the executor, where several are running.
-    :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
-    :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers: the placement
-        policy `agh` keeps to them.
-    :ivar error: the share of the context's answers that are wrong.
-    :ivar alternatives: other contexts that may answer items, each an `Alternative`: the placement policy `agh` divides
-        the items so that the mean error stays within `max_error`. Without it the app's own context answers all.
-    :ivar level: what a worker keeps of the context from one call (a batch, for a batch app) to the next; by default
-        what the executor says. "pervasive": all, it is built once. To measure what that saves: "partial" keeps the
-        files, and builds it for every call in a library process that ends with the call; "none" keeps nothing,
-        and brings the files for every call too.
-    """
+    """What may be said of an app where it is defined, and changed with `options`; `batch_app` tells of each."""
 
     priority: int | None = None
     deadline: Deadline = None
@@ -218,10 +191,7 @@ _NEVER_NONE = ("retries", "cache", "error", "alternatives")
 
 
 def check_context(context: Any) -> None:
-    """See that the context of an app is a recipe, or None.
-
-    :raises TypeError: if it is not.
-    """
+    """Refuse, with a `TypeError`, the context of an app that is neither a recipe nor None."""
     if isinstance(context, ContextFunction):
         name = context.function.__name__
         raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
@@ -235,10 +205,7 @@ _SIMPLE = frozenset({str, int, bool, bytes, type(None)})
 
 
 def constants_key(constants: Mapping[str, Any]) -> object:
-    """Return a key that tells constants apart by content and types.
-
-    Equality would not, as 1 == True, 0.0 == -0.0, and objects that change stay equal to themselves.
-    """
+    """Return a key that tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0."""
     key = []
     for name, value in sorted(constants.items()):
         kind = type(value)
@@ -268,20 +235,13 @@ class AnyApp(Protocol):
 
 
 class ItemApp(AnyApp, Protocol):
-    """A batch app, as maps, files of results and calls of single items need it.
-
-    :ivar parameters: the names of an item's values, in their order.
-    :ivar constants: the names of the keyword-only parameters.
-    """
+    """A batch app, as maps, files of results and calls of single items need it; see `ctxflow.apps.BatchApp`."""
 
     parameters: list[str]
     constants: set[str]
 
     def check_width(self, width: int) -> None:
-        """See that an item may have so many values.
-
-        :raises TypeError: if it may not.
-        """
+        """Refuse an item of so many values, if it may not have them, with a `TypeError`."""
 
     def constants_hint(self) -> str:
         """Return which constants a call may have, for a message."""
@@ -298,22 +258,9 @@ class ContextCall(Memoized):
 
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
         """Make the call."""
-        options = self.app.chosen
-        context = self.app.context
-        return calls.call(
-            function,
-            args,
-            kwargs,
-            CallOptions(
-                context,
-                context is not None,
-                self.app.priority,
-                self.app.deadline_on(calls.run),
-                options.timeout,
-                options.retries,
-                options.level,
-            ),
-        )
+        app, chosen = self.app, self.app.chosen
+        limits = app.priority, app.deadline_on(calls.run), chosen.timeout, chosen.retries, chosen.level
+        return calls.call(function, args, kwargs, CallOptions(app.context, app.context is not None, *limits))
 
     def memo_id(self) -> bytes:
         """Return what is the same for calls of the same app, and so of the same context."""
@@ -359,6 +306,11 @@ class _Code:
     function: Pickled
 
 
+def recipes_of(app: AnyApp) -> list[Context]:
+    """Return the recipe of the app's own context, if it has one, and those of its alternatives."""
+    return [each for each in (app.context, *(other.context for other in app.chosen.alternatives)) if each]
+
+
 class Variants:
     """An app's declarations, one for each run and each set of constants, while anything holds them."""
 
@@ -375,11 +327,10 @@ class Variants:
     def declare(self, app: AnyApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool) -> Declaration:
         """Declare the app with these constants to a run, as its code and its contexts are now.
 
-        A name that means another object than at the last call is noticed.
-
-        :param look_inside: notice what has changed inside of objects, too: takes a millisecond or more.
+        :param look_inside: notice also what has changed inside of objects, not only names that mean other objects:
+            takes a millisecond or more.
         """
-        recipes = [each for each in (app.context, *(other.context for other in app.chosen.alternatives)) if each]
+        recipes = recipes_of(app)
         if self._referents is None or self._referents.changed():
             self._known.clear()
             self._code, self._referents = None, Referents(app.function)
@@ -406,10 +357,7 @@ class Variants:
     def _declaration(
         self, app: AnyApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
     ) -> Declaration:
-        """Return the app with its own context, and then with each alternative.
-
-        :param known: what it was when it was declared last; given back if it is that still.
-        """
+        """Return the app with its own context, and then with each alternative; `known` if it is that still."""
         run.prepare_pickling()
         code = self._pickled(app, run, look_inside)
         options = app.chosen
@@ -453,11 +401,7 @@ class Variants:
 
 
 def _in_words(constant: Any) -> str:
-    """Return a constant as a report shows it: what is large or not plain by its type alone.
-
-    >>> _in_words("Is it true?"), _in_words(range(3))
-    ("'Is it true?'", 'a range')
-    """
+    """Return a constant as a report shows it: what is large or not plain by its type alone."""
     if isinstance(constant, str):
         return repr(constant if len(constant) <= _SHOWN else f"{constant[: _SHOWN - 3]}...")
     return repr(constant) if isinstance(constant, (int, float, type(None))) else article(type(constant).__name__)

@@ -1,7 +1,4 @@
-"""Apps, which people call and map: what `@batch_app` and `@context_app` make of functions, and variants of these.
-
-From a Python call to its submission; what happens to that stands in executors/.
-"""
+"""Apps, which people call and map: what `@batch_app` and `@context_app` make of functions, and variants of these."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ class _App:
         self._deadline: tuple[str, float | None] = ("", None)
 
     def _check_function(self, function: Any) -> None:
-        """See that an app can be made of it.
-
-        :raises TypeError: if not, saying what to write.
-        """
+        """Refuse what no app can be made of, with a `TypeError` that says what to write."""
         check_function("an app", function)
         if isinstance(function, _App):
             name = function.__name__
@@ -98,9 +92,7 @@ class _App:
     ) -> _Kind:
         """Return the same app with another context or other options; what is not given stays. `using` is the same.
 
-        `batch_app` tells of each option.
-
-        :param context: another recipe, if not None.
+        :param context: another recipe, if not None; `batch_app` tells of each option.
         :raises TypeError: for an unknown option, or one of a wrong type.
         :raises ValueError: for an option that makes no sense.
 
@@ -140,14 +132,15 @@ class _App:
         executor, kernel = active_executor(self.chosen.executor)
         if kernel is None:
             return submission.submit(executor.calls, self.function, args, kwargs)  # type: ignore[no-any-return]
-        return kernel.submit(  # type: ignore[no-any-return]
-            self.function,
-            app_args=args,
-            executors=[executor.label],
-            cache=self.chosen.cache,
-            ignore_for_cache=None,
+        return self._submit_to_kernel(kernel, executor.label, submission, args, kwargs, self.chosen.cache)  # type: ignore[no-any-return]
+
+    def _submit_to_kernel(
+        self, kernel: Any, label: str, submission: Any, args: Any, kwargs: Any, cache: bool = False
+    ) -> Any:
+        return kernel.submit(
+            self.function, app_args=args, executors=[label], cache=cache, ignore_for_cache=None,
             app_kwargs={**kwargs, "parsl_resource_specification": {KEY: submission}},
-        )
+        )  # fmt: skip
 
 
 class ContextApp(_App, Generic[Params, Result]):
@@ -264,58 +257,32 @@ class BatchApp(_App, Generic[Params, Result]):
         item, constants = self._bind(args, kwargs)
         return self._submit(ItemCall(self, tuple(sorted(constants.items()))), item, {})
 
+    # fmt: off
     @overload
     def map(
-        self,
-        *inputs: object,
-        columns: str | Sequence[str] = ...,
-        resume: str | os.PathLike[str] | None = ...,
-        resume_by: ResumeBy = ...,
-        on_error: Literal["raise"] = ...,
-        order: Literal["input"] = ...,
-        window: int | None = ...,
-        progress: bool | None = ...,
-        **constants: object,
+        self, *inputs: object, columns: str | Sequence[str] = ..., resume: str | os.PathLike[str] | None = ...,
+        resume_by: ResumeBy = ..., on_error: Literal["raise"] = ..., order: Literal["input"] = ...,
+        window: int | None = ..., progress: bool | None = ..., **constants: object,
     ) -> MapResult[Result]: ...
     @overload
     def map(
-        self,
-        *inputs: object,
-        columns: str | Sequence[str] = ...,
-        resume: str | os.PathLike[str] | None = ...,
-        resume_by: ResumeBy = ...,
-        on_error: Literal["raise"] = ...,
-        order: Literal["completed"],
-        window: int | None = ...,
-        progress: bool | None = ...,
-        **constants: object,
+        self, *inputs: object, columns: str | Sequence[str] = ..., resume: str | os.PathLike[str] | None = ...,
+        resume_by: ResumeBy = ..., on_error: Literal["raise"] = ..., order: Literal["completed"],
+        window: int | None = ..., progress: bool | None = ..., **constants: object,
     ) -> MapResult[tuple[int, Result]]: ...
     @overload
     def map(
-        self,
-        *inputs: object,
-        columns: str | Sequence[str] = ...,
-        resume: str | os.PathLike[str] | None = ...,
-        resume_by: ResumeBy = ...,
-        on_error: Literal["return"],
-        order: Literal["input"] = ...,
-        window: int | None = ...,
-        progress: bool | None = ...,
-        **constants: object,
+        self, *inputs: object, columns: str | Sequence[str] = ..., resume: str | os.PathLike[str] | None = ...,
+        resume_by: ResumeBy = ..., on_error: Literal["return"], order: Literal["input"] = ...,
+        window: int | None = ..., progress: bool | None = ..., **constants: object,
     ) -> MapResult[Result | Exception]: ...
     @overload
     def map(
-        self,
-        *inputs: object,
-        columns: str | Sequence[str] = ...,
-        resume: str | os.PathLike[str] | None = ...,
-        resume_by: ResumeBy = ...,
-        on_error: Literal["return"],
-        order: Literal["completed"],
-        window: int | None = ...,
-        progress: bool | None = ...,
-        **constants: object,
+        self, *inputs: object, columns: str | Sequence[str] = ..., resume: str | os.PathLike[str] | None = ...,
+        resume_by: ResumeBy = ..., on_error: Literal["return"], order: Literal["completed"], window: int | None = ...,
+        progress: bool | None = ..., **constants: object,
     ) -> MapResult[tuple[int, Result | Exception]]: ...
+    # fmt: on
 
     def map(
         self,
@@ -364,28 +331,18 @@ class BatchApp(_App, Generic[Params, Result]):
             raise unknown_option(self, unknown[0])
         through = inputs_of(self, inputs, columns, by_index=resume is not None and resume_by != "content")
         executor, kernel = active_executor(self.chosen.executor)
-        app = self if kernel is None else self._retried(kernel.config.retries)
+        # Parsl's retries are for its tasks, and a map is one.
+        more = kernel is not None and kernel.config.retries > self.chosen.retries
+        app = self.options(retries=kernel.config.retries) if more else self
         mapped = MapResult(app, through, constants, executor, resume, on_error, order, window, progress, resume_by)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
-            specification = {KEY: MapCall(mapped.finished)}
             try:
-                kernel.submit(
-                    self.function,
-                    app_args=(),
-                    executors=[executor.label],
-                    cache=False,
-                    ignore_for_cache=None,
-                    app_kwargs={"parsl_resource_specification": specification},
-                )
+                self._submit_to_kernel(kernel, executor.label, MapCall(mapped.finished), (), {})
             except BaseException:
                 mapped.close()
                 raise
         return mapped
-
-    def _retried(self, retries: int) -> BatchApp[Params, Result]:
-        """Return the app with at least so many retries: Parsl's own are for its tasks, and a map is one."""
-        return self.options(retries=retries) if retries > self.chosen.retries else self
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return one item's parameters in order, and the call's constants."""
@@ -400,10 +357,7 @@ class BatchApp(_App, Generic[Params, Result]):
         return tuple(item), constants
 
     def check_width(self, width: int) -> None:
-        """See that an item may have so many values.
-
-        :raises TypeError: if it may not.
-        """
+        """Refuse an item of so many values, if it may not have them, with a `TypeError`."""
         if not width and not self.parameters:
             named = header(self.__name__, "left, right")
             raise TypeError(
@@ -424,8 +378,5 @@ class BatchApp(_App, Generic[Params, Result]):
         return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
     def declare(self, run: LiveRun, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
-        """Declare this app with these constants to a run, as its code and its contexts are now.
-
-        :param look_inside: notice what has changed inside of objects, too: takes a millisecond or more.
-        """
+        """Declare this app with these constants to a run; see `Variants.declare`."""
         return self.variants.declare(self, run, constants, look_inside)

@@ -1,7 +1,6 @@
 """`@context`: what makes a function a recipe of reusable state, and every option of it.
 
-A worker imports this module: it needs the standard library and cloudpickle alone. What the recipe is and how it is
-built stands in recipe.py.
+A worker imports this module: it needs the standard library and cloudpickle alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ def _bound(
     """Return the inputs of a call in one form, whether they were given by position or by name.
 
     :param files: parameters that get their values when the context is built, by name.
-    :raises TypeError: if the function cannot be called so.
     """
     try:
         # What a decorator has wrapped may take other inputs than what is called.
@@ -93,13 +91,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 
 def parse_size(size: int | str | None) -> int | None:
-    """Return bytes from a number or from text such as "10 GB" or "512MiB".
-
-    :raises ValueError: for text that is no size, or a negative one.
-
-    >>> parse_size("10 GB"), parse_size("2KiB"), parse_size(7), parse_size(None)
-    (10000000000, 2048, 7, None)
-    """
+    """Return bytes from a number or from text such as "10 GB" or "512MiB"."""
     if size is None or (isinstance(size, int) and size >= 0):
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(size), re.IGNORECASE)
@@ -109,18 +101,14 @@ def parse_size(size: int | str | None) -> int | None:
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as a recipe keeps them.
-
-    :raises TypeError, ValueError: for one that cannot be what it is, saying what to write.
-    """
+    """Return options as a recipe keeps them; refuse wrong ones, saying what to write."""
     return {name: _OPTIONS[name](value) for name, value in options.items()}
 
 
 def _size(name: str) -> Callable[[Any], int | None]:
     def check(value: Any) -> int | None:
         if value is not None and not isinstance(value, str):
-            wanted = "a number of bytes, or text such as '10 GB'"
-            return whole(name, value, wanted, 0)
+            return whole(name, value, "a number of bytes, or text such as '10 GB'", 0)
         try:
             return parse_size(value)
         except ValueError as error:
@@ -129,21 +117,21 @@ def _size(name: str) -> Callable[[Any], int | None]:
     return check
 
 
+def _check_dict(name: str, value: Any, wanted: str, kinds: tuple[type, ...]) -> None:
+    named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    if not named or not all(isinstance(each, kinds) for each in value.values()):
+        raise refuse(name, value, wanted, TypeError)
+
+
 def _files(value: Any) -> dict[str, str]:
     wanted = 'a dict of paths by parameter name, such as files={"weights": "model/"}'
-    if not isinstance(value, Mapping) or not all(isinstance(path, (str, os.PathLike)) for path in value.values()):
-        raise refuse("files", value, wanted, TypeError)
-    if not all(isinstance(name, str) for name in value):
-        raise refuse("files", value, wanted, TypeError)
+    _check_dict("files", value, wanted, (str, os.PathLike))
     return {name: os.path.abspath(os.path.expanduser(path)) for name, path in value.items()}
 
 
 def _env(value: Any) -> dict[str, str]:
     wanted = 'a dict of text by name, such as env={"OMP_NUM_THREADS": "4"}'
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise refuse("env", value, wanted, TypeError)
-    if not all(isinstance(each, (str, int, float, os.PathLike)) for each in value.values()):
-        raise refuse("env", value, wanted, TypeError)
+    _check_dict("env", value, wanted, (str, int, float, os.PathLike))
     return {name: str(each) for name, each in value.items()}
 
 
@@ -226,20 +214,16 @@ class ContextFunction(Generic[Params, Value]):
         return "context function", self.function, self._options
 
 
+# fmt: off
 @overload
 def context(function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
 @overload
 def context(
-    *,
-    files: Paths = ...,
-    env: Variables = ...,
-    gpus: int = ...,
-    memory: int | str | None = ...,
-    gpu_memory: int | str | None = ...,
-    load_timeout: float | None = ...,
-    affinity: Affinity | None = ...,
+    *, files: Paths = ..., env: Variables = ..., gpus: int = ..., memory: int | str | None = ...,
+    gpu_memory: int | str | None = ..., load_timeout: float | None = ..., affinity: Affinity | None = ...,
     priority: int = ...,
 ) -> Callable[[Callable[_P, _V]], ContextFunction[_P, _V]]: ...
+# fmt: on
 
 
 @options_renamed(environment="env")

@@ -27,44 +27,24 @@ def _decorated(kind: type[BatchApp] | type[ContextApp], context: Any, chosen: Op
     return lambda function: kind(function, context, chosen)
 
 
+# fmt: off
 @overload
 def batch_app(function: Callable[_P, Iterable[_R]], /) -> BatchApp[_P, _R]: ...
 @overload
 def batch_app(
-    context: Context[_V],
-    /,
-    *,
-    priority: int | None = ...,
-    deadline: Deadline = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    batch_size: int | None = ...,
-    executor: str | None = ...,
-    cache: bool = ...,
-    max_delay: float | None = ...,
-    max_error: float | None = ...,
-    level: Level | None = ...,
-    error: float = ...,
+    context: Context[_V], /, *, priority: int | None = ..., deadline: Deadline = ..., timeout: float | None = ...,
+    retries: int = ..., batch_size: int | None = ..., executor: str | None = ..., cache: bool = ...,
+    max_delay: float | None = ..., max_error: float | None = ..., level: Level | None = ..., error: float = ...,
     alternatives: Sequence[Alternative] = ...,
 ) -> Callable[[Callable[Concatenate[_V, _P], Iterable[_R]]], BatchApp[_P, _R]]: ...
 @overload
 def batch_app(
-    context: None = None,
-    /,
-    *,
-    priority: int | None = ...,
-    deadline: Deadline = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    batch_size: int | None = ...,
-    executor: str | None = ...,
-    cache: bool = ...,
-    max_delay: float | None = ...,
-    max_error: float | None = ...,
-    level: Level | None = ...,
-    error: float = ...,
+    context: None = None, /, *, priority: int | None = ..., deadline: Deadline = ..., timeout: float | None = ...,
+    retries: int = ..., batch_size: int | None = ..., executor: str | None = ..., cache: bool = ...,
+    max_delay: float | None = ..., max_error: float | None = ..., level: Level | None = ..., error: float = ...,
     alternatives: Sequence[Alternative] = ...,
 ) -> Callable[[Callable[_P, Iterable[_R]]], BatchApp[_P, _R]]: ...
+# fmt: on
 
 
 @refusing("an app")
@@ -138,44 +118,24 @@ def batch_app(
     return _decorated(BatchApp, context, chosen)
 
 
+# fmt: off
 @overload
 def context_app(function: Callable[_P, _R], /) -> ContextApp[_P, _R]: ...
 @overload
 def context_app(
-    context: Context[_V],
-    /,
-    *,
-    priority: int | None = ...,
-    deadline: Deadline = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    batch_size: int | None = ...,
-    executor: str | None = ...,
-    cache: bool = ...,
-    max_delay: float | None = ...,
-    max_error: float | None = ...,
-    level: Level | None = ...,
-    error: float = ...,
+    context: Context[_V], /, *, priority: int | None = ..., deadline: Deadline = ..., timeout: float | None = ...,
+    retries: int = ..., batch_size: int | None = ..., executor: str | None = ..., cache: bool = ...,
+    max_delay: float | None = ..., max_error: float | None = ..., level: Level | None = ..., error: float = ...,
     alternatives: Sequence[Alternative] = ...,
 ) -> Callable[[Callable[Concatenate[_V, _P], _R]], ContextApp[_P, _R]]: ...
 @overload
 def context_app(
-    context: None = None,
-    /,
-    *,
-    priority: int | None = ...,
-    deadline: Deadline = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    batch_size: int | None = ...,
-    executor: str | None = ...,
-    cache: bool = ...,
-    max_delay: float | None = ...,
-    max_error: float | None = ...,
-    level: Level | None = ...,
-    error: float = ...,
+    context: None = None, /, *, priority: int | None = ..., deadline: Deadline = ..., timeout: float | None = ...,
+    retries: int = ..., batch_size: int | None = ..., executor: str | None = ..., cache: bool = ...,
+    max_delay: float | None = ..., max_error: float | None = ..., level: Level | None = ..., error: float = ...,
     alternatives: Sequence[Alternative] = ...,
 ) -> Callable[[Callable[_P, _R]], ContextApp[_P, _R]]: ...
+# fmt: on
 
 
 @refusing("an app")

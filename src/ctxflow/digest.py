@@ -1,7 +1,6 @@
 """Identity of Python code and values by content: the same in any process and on any day.
 
 `digest` walks functions (their bytecode, constants, closures, and the helpers they name), classes and plain data.
-`Referents` notices in a thousandth of that time that a name now means another object.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -28,8 +27,7 @@ _LIBRARY_PATHS = tuple(
     {os.path.realpath(p) + os.sep for p in (sysconfig.get_paths().get(k) for k in ("stdlib", "platstdlib")) if p}
 )
 
-_CACHES = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
-# What is known by what it is made of: kinds of objects, and how to get at their parts.
+# Kinds of objects that are digested by their parts.
 _MADE_OF: tuple[tuple[Any, Callable[[Any], object]], ...] = (
     (types.MethodType, lambda method: (method.__func__, method.__self__)),
     (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
@@ -37,7 +35,7 @@ _MADE_OF: tuple[tuple[Any, Callable[[Any], object]], ...] = (
     (property, lambda made: (made.fget, made.fset, made.fdel)),
     (functools.cached_property, lambda made: made.func),
     (PurePath, str),
-    (_CACHES, lambda cache: None),
+    ((weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet), lambda cache: None),
 )
 # What Python and the standard library add to classes, which says nothing that their members do not.
 _MADE = {
@@ -50,9 +48,6 @@ def is_library_module(name: str | None) -> bool:
     """Return whether a module belongs to the installation (standard library, site-packages, ctxflow), not to the user.
 
     Library code is identified by name; a user's code by its content.
-
-    >>> is_library_module("json"), is_library_module("numpy.linalg"), is_library_module("__main__")
-    (True, True, False)
     """
     if not name or name == "__main__":
         return False
@@ -61,10 +56,8 @@ def is_library_module(name: str | None) -> bool:
         return True
     module = sys.modules.get(name) or sys.modules.get(top)
     origin = getattr(module, "__file__", None) if module else _origin(name)
-    return origin is not None and _is_library_file(origin)
-
-
-def _is_library_file(origin: str) -> bool:
+    if origin is None:
+        return False
     path = os.path.realpath(origin)
     return "site-packages" in path or "dist-packages" in path or path.startswith(_LIBRARY_PATHS)
 
@@ -95,10 +88,10 @@ def digest(value: object) -> str:
 
 
 class _Walker:
-    """One walk over a value: remembers what it is inside of, so that cycles end.
+    """One walk over a value: it remembers what it is inside of, so that cycles end.
 
-    The user's functions and classes, which refer to each other in all ways, are walked once; from then on they
-    are known by their number, so that a walk takes time in proportion to the code.
+    The user's functions and classes are walked once, and known by their number from then on, so that a walk takes time
+    in proportion to the code.
     """
 
     def __init__(self, outer: _Walker | None = None) -> None:
@@ -142,7 +135,7 @@ class _Walker:
             yield b"bytes"
             yield bytes(value)
         elif isinstance(value, types.ModuleType):
-            yield from self.module(value)
+            yield f"module {value.__name__}".encode()
         elif isinstance(value, types.CodeType):
             yield from self.code(value)
         elif isinstance(value, types.FunctionType):
@@ -190,10 +183,9 @@ class _Walker:
         try:
             reduced = reducer(value) if reducer else value.__reduce_ex__(4)
         except Exception as error:
-            place = _place(self.trail)
             raise TypeError(
-                f"cannot identify {place}: a {type(value).__module__}.{type(value).__qualname__} has no content to "
-                f"compare ({error}); create it inside the function instead of passing or capturing it"
+                f"cannot identify {_place(self.trail)}: a {type(value).__module__}.{type(value).__qualname__} has no "
+                f"content to compare ({error}); create it inside the function instead of passing or capturing it"
             ) from None
         if isinstance(reduced, str):
             yield f"global {type(value).__module__}.{reduced}".encode()
@@ -205,9 +197,6 @@ class _Walker:
             yield self.hex(part, "" if n == 0 else ".state").encode()
         for iterator in reduced[3:5]:
             yield self.hex(list(iterator) if iterator is not None else None).encode()
-
-    def module(self, module: types.ModuleType) -> Iterator[bytes]:
-        yield f"module {module.__name__}".encode()
 
     def function(self, function: types.FunctionType) -> Iterator[bytes]:
         if is_library_module(function.__module__) and "<" not in function.__qualname__:
@@ -223,7 +212,7 @@ class _Walker:
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
-            except ValueError:
+            except ValueError:  # Nothing is in it yet.
                 continue
             yield self.hex(content, f"{name}() closure variable {variable}").encode()
         yield from self.globals_of(function.__code__, function.__globals__, name)
@@ -293,7 +282,7 @@ def code_names(code: types.CodeType) -> list[str]:
 
 
 def _imports(code: types.CodeType, package: str | None) -> set[str]:
-    """Yield the modules that the code imports when it runs, and what may be modules among the names taken from them."""
+    """Return the modules that the code imports when it runs, and what may be modules among the names from them."""
     found: set[str] = set()
     level: Any = None
     names: Any = None
@@ -317,125 +306,3 @@ def _place(trail: list[str]) -> str:
     for step in filter(None, trail):
         place += step if step[0] in "[." or not place else f", {step}"
     return place or "the value itself"
-
-
-_ABSENT = object()
-
-
-class Referents:
-    """The objects that the code of some functions refers to at this moment, also through the user's own helpers.
-
-    :param functions: any callables; of those that are no Python functions of the user's nothing is known.
-
-    >>> program = {"__name__": "__main__", "K": 2}
-    >>> exec("def times(x): return x * K", program)
-    >>> before = Referents(program["times"])
-    >>> before.changed()
-    False
-    >>> program["K"] = 3
-    >>> before.changed()
-    True
-    """
-
-    def __init__(self, *functions: Any) -> None:
-        self._names: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        # Functions are not held: what is kept of one by its own referents would never go.
-        self._named: list[tuple[Mapping[str, Any], str, weakref.ref[types.FunctionType]]] = []
-        self._closed: list[tuple[types.CellType, weakref.ref[types.FunctionType]]] = []
-        self._codes: list[tuple[weakref.ref[types.FunctionType], types.CodeType, Any, Any]] = []
-        self._met: set[int] = set()
-        for function in functions:
-            self._add(function)
-
-    def changed(self) -> bool:
-        """Return whether a name means another object, or a function has other code, than when this was made."""
-        for namespace, name, value in self._names:
-            if namespace.get(name, _ABSENT) is not value:
-                return True
-        for cell, value in self._cells:
-            if _content(cell) is not value:
-                return True
-        for namespace, name, known in self._named:
-            if namespace.get(name, _ABSENT) is not known():
-                return True
-        for cell, known in self._closed:
-            if _content(cell) is not known():
-                return True
-        for known, code, defaults, keyword_defaults in self._codes:
-            function = known()
-            if function is None or function.__code__ is not code or function.__defaults__ is not defaults:
-                return True
-            if function.__kwdefaults__ is not keyword_defaults:
-                return True
-        return False
-
-    def _add(self, value: Any) -> None:
-        for function in _functions(value):
-            if id(function) in self._met or is_library_module(function.__module__):
-                continue
-            self._met.add(id(function))
-            kept = weakref.ref(function), function.__code__, function.__defaults__, function.__kwdefaults__
-            self._codes.append(kept)
-            names = code_names(function.__code__)
-            self._add_names(function.__globals__, names)
-            for cell in function.__closure__ or ():
-                value = _content(cell)
-                if type(value) is types.FunctionType:
-                    self._closed.append((cell, weakref.ref(value)))
-                else:
-                    self._cells.append((cell, value))
-                self._add(value)
-
-    def _add_names(self, namespace: Mapping[str, Any], names: list[str]) -> None:
-        for name in names:
-            value = namespace.get(name, _ABSENT)
-            if type(value) is types.FunctionType:
-                self._named.append((namespace, name, weakref.ref(value)))
-            else:
-                self._names.append((namespace, name, value))
-            if isinstance(value, types.ModuleType):
-                if id(value) not in self._met and not is_library_module(value.__name__):
-                    self._met.add(id(value))
-                    self._add_names(vars(value), names)
-            else:
-                self._add(value)
-
-
-def _members(cls: type) -> Iterator[Any]:
-    for each in cls.__mro__:
-        if not is_library_module(each.__module__):
-            yield from (member for member in vars(each).values() if not isinstance(member, type))
-
-
-# What runs functions when it is called, and which.
-_HOLD: tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...] = (
-    (types.MethodType, lambda method: [method.__func__]),
-    (functools.partial, lambda partial: [partial.func]),
-    (staticmethod, lambda method: [method.__func__]),
-    (classmethod, lambda method: [method.__func__]),
-    (property, lambda made: [made.fget, made.fset, made.fdel]),
-    (functools.cached_property, lambda made: [made.func]),
-    (type, _members),
-)
-
-
-def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the Python functions that calling something runs, as far as can be told."""
-    if isinstance(value, types.FunctionType):
-        yield value
-    for kind, held in _HOLD:
-        if isinstance(value, kind):
-            for part in held(value):
-                yield from _functions(part)
-            return
-    wrapped = getattr(value, "__wrapped__", None)  # Of a decorated function, an app, what functools.cache makes.
-    if isinstance(wrapped, types.FunctionType):
-        yield from _functions(wrapped)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _ABSENT

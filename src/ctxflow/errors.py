@@ -13,10 +13,7 @@ class CtxflowError(Exception):
 
 
 class UsageError(CtxflowError, ValueError):
-    """What was asked for is refused before anything was started, and asking for something else mends it.
-
-    Of the command line, exit status 2.
-    """
+    """What was asked for is refused before anything was started; another request would do. Exit status 2."""
 
 
 class BusyError(CtxflowError, ValueError):
@@ -24,7 +21,7 @@ class BusyError(CtxflowError, ValueError):
 
 
 class CallError(CtxflowError):
-    """A call that came to nothing. Its attributes tell what the worker saw.
+    """A call that failed. Its attributes tell what the worker saw.
 
     :ivar remote_traceback: the traceback on the worker, "" where there was none.
     :ivar output: the last lines that the call printed.
@@ -96,10 +93,7 @@ class RemoteTraceback(Exception):
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Have the traceback of an error say more, and `__notes__` hold it, without another type or message.
-
-    Before Python 3.11, whose tracebacks know no notes, it stands in the cause.
-    """
+    """Add to an error's traceback and `__notes__`; before Python 3.11, whose tracebacks know no notes, to its cause."""
     if hasattr(error, "add_note"):
         error.add_note(text)
         return
@@ -122,9 +116,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
-    """Return a number with its noun.
-
-    :param nouns: of several, where an s does not make it.
+    """Return a number with its noun; `nouns` is the plural where an s does not make it.
 
     >>> counted(1, "call"), counted(1200, "map"), counted(2, "process", "processes")
     ('1 call', '1,200 maps', '2 processes')

@@ -49,10 +49,7 @@ def digest_path(path: str | os.PathLike[str]) -> str:
 
 
 def digest_now(path: str | os.PathLike[str]) -> str:
-    """Return the content digest of a file as it is read now, whatever is cached.
-
-    :raises OSError: if it cannot be read.
-    """
+    """Return the content digest of a file as it is read now, whatever is cached."""
     return _read(path)[0]
 
 
@@ -62,12 +59,6 @@ def digest_files(path: str | os.PathLike[str], tell: Tell | None = None) -> dict
     Hidden files and caches of compiled Python are left out: they change by themselves.
 
     :raises FileNotFoundError: if there is nothing there.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / "config.json").write_text("{}")
-    ...     list(digest_files(folder))
-    ['config.json']
     """
     root = Path(path)
     if not root.is_dir():
@@ -115,8 +106,7 @@ def _read_all(stamps: list[Stamp], tell: Tell | None) -> None:
 class _Progress:
     """How far some files are read."""
 
-    read = 0
-    stopped = False
+    read, stopped = 0, False
 
 
 def _digest(stamp: Stamp, progress: _Progress | None = None) -> str:
@@ -221,14 +211,7 @@ class NotOwnError(PermissionError):
 
 
 def check_own(path: str, found: os.stat_result) -> None:
-    """See that only this user can have written a file, or in a folder.
-
-    :raises NotOwnError: if others may.
-
-    >>> check_own("/etc/shadow", os.stat_result((0o100666, 1, 1, 1, os.geteuid(), 0, 0, 0, 0, 0)))
-    Traceback (most recent call last):
-    ctxflow.files.NotOwnError: others may write to /etc/shadow, so that it is not used: call chmod go-w /etc/shadow
-    """
+    """Refuse, with a `NotOwnError`, a file or folder that others may have written."""
     if found.st_uid != os.geteuid():
         raise NotOwnError(path, f"{path} belongs to another user, so that it is not used: have it removed")
     if stat.S_IMODE(found.st_mode) & OTHERS_WRITE:
@@ -236,11 +219,7 @@ def check_own(path: str, found: os.stat_result) -> None:
 
 
 def check_own_folder(path: str) -> None:
-    """See that only this user can put files into a folder.
-
-    :raises NotOwnError: if others may.
-    :raises OSError: if it is not there.
-    """
+    """Refuse, with a `NotOwnError`, a folder into which others may put files."""
     link = os.lstat(path)
     if stat.S_ISLNK(link.st_mode) and link.st_uid != os.geteuid():
         raise NotOwnError(path, f"{path} is another user's link, so that it is not used: remove it")
@@ -248,10 +227,9 @@ def check_own_folder(path: str) -> None:
 
 
 def open_own(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file of this user's own, and give its descriptor; a link is not followed.
+    """Return the descriptor of a file that this user alone can have written; a link is not followed.
 
     :raises NotOwnError: if others may have written it.
-    :raises OSError: if it cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
@@ -292,11 +270,7 @@ def tell_once(error: NotOwnError) -> None:
 
 
 def make_own_folder(path: str) -> None:
-    """Make a folder for this user alone, where there is none.
-
-    :raises NotOwnError: if there is one that others may write to.
-    :raises OSError: if it cannot be made.
-    """
+    """Make a folder for this user alone, where there is none; one that others may write to is a `NotOwnError`."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     check_own_folder(path)
 
@@ -314,19 +288,12 @@ _ATTEMPTS = 5
 
 
 def part_of(path: Path) -> Path:
-    """Return where a file is written until it is whole.
-
-    >>> part_of(Path("results.csv")).name
-    'results.csv.part'
-    """
+    """Return where a file is written until it is whole."""
     return path.with_name(path.name + ".part")
 
 
 def open_new(path: str | os.PathLike[str], mode: int = 0o666) -> BinaryIO:
-    """Open a new file to be written; what had its name before, if only a link, is removed.
-
-    :raises OSError: if it cannot be made.
-    """
+    """Open a new file to be written; what had its name before, if only a link, is removed."""
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -342,17 +309,6 @@ def written_whole(path: Path, sync: bool = True, mode: int = 0o666) -> Iterator[
 
     :param sync: whether it outlives a power cut from then on, so that what is said of it later is true.
     :param mode: the file's, less the umask.
-    :raises OSError: if it cannot be written.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "page.html"
-    ...     with written_whole(path) as file:
-    ...         _ = file.write(b"text")
-    ...         print(path.exists())
-    ...     path.read_bytes()
-    False
-    b'text'
     """
     part = part_of(path)
     file = open_new(part, mode)

@@ -1,8 +1,8 @@
 """What results depend on beside their inputs: an app's code, its contexts' recipes, and the contents of their models.
 
-Who keeps results keeps this beside them, and compares it before adding to them: a map with `resume=` and
-`ctxflow batch` alike. Code is compared as Python compiled it: comments, blank lines and line numbers do not count,
-helpers of the user's own do, wherever they are; installed libraries count by name.
+A map with `resume=` and `ctxflow batch` keep it beside their results, and compare it before adding to them. Code is
+compared as Python compiled it: comments, blank lines and line numbers do not count, helpers of the user's own do,
+wherever they are; installed libraries count by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.app_options import ItemApp
+from ctxflow.app_options import ItemApp, recipes_of
 from ctxflow.digest import digest, is_library_module
 from ctxflow.files import Tell, digest_files
 from ctxflow.recipe import Context, inner_recipes
@@ -50,11 +50,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Identity:
-        """Return the identity that `as_json` was given of.
-
-        >>> Identity.from_json(Identity("3.11").as_json()) == Identity("3.11")
-        True
-        """
+        """Return the identity that `as_json` was given of."""
         return cls(**{each.name: kept[each.name] for each in dataclasses.fields(cls) if each.name in kept})
 
     def knowing(self, earlier: Identity) -> Identity:
@@ -70,17 +66,17 @@ def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = 
     :raises TypeError: for code or constants that cannot be identified, such as an open file, saying where it is.
     :raises FileNotFoundError: if a context's file is not there.
     """
-    contexts = [each for each in (app.context, *(other.context for other in app.chosen.alternatives)) if each]
     code = {_called(app.function): digest(app.function)}
     contents: dict[str, Mapping[str, str]] = {}
-    for number, recipe in enumerate(contexts):
+    for number, recipe in enumerate(recipes_of(app)):
         name = f"the context {recipe.name}" + (f" (alternative {number})" if number else "")
         code[name] = digest((recipe.function, recipe.args, dict(recipe.kwargs), dict(recipe.env)))
         for path in recipe.files.values():
             contents[path] = digest_files(path, tell)
         for model in _models(recipe):
             contents[model] = contents_of_model(model, tell)
-    return Identity(_python(), code, {name: digest(value) for name, value in sorted(constants.items())}, contents)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Identity(python, code, {name: digest(value) for name, value in sorted(constants.items())}, contents)
 
 
 def identity_of_model(model: str, tell: Tell | None = None) -> Identity:
@@ -93,9 +89,6 @@ def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
 
     :param model: a folder, whose files count; `package:NAME`, whose version does too; or a hub id, of which this
         machine's cache has a revision.
-
-    >>> contents_of_model("nobody/no-such-model")
-    {}
     """
     from ctxflow.models.model_folder import carrier_of, locate_model, revision_of
     from ctxflow.models.results import ModelNotFoundError
@@ -115,18 +108,12 @@ def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
 
 
 def changes(known: Identity, now: Identity) -> list[str]:
-    """Return what has changed, in words; nothing if results of both may stand side by side.
-
-    >>> changes(Identity(code={"the function up": "a"}), Identity(code={"the function up": "b"}))
-    ['the function up, or something of yours that it uses, has changed']
-    >>> changes(Identity(contents={"lm": {"w": "a"}}), Identity(contents={"lm": {"w": "b"}}))
-    ['the contents of lm have changed: w']
-    """
+    """Return what has changed, in words; nothing if results of both may stand side by side."""
     found = []
     for name, files in now.contents.items():
-        before = known.contents.get(name)
-        if before and files and before != files:
-            differ = [each for each in sorted({*before, *files}) if before.get(each) != files.get(each)]
+        had = known.contents.get(name)
+        if had and files and had != files:
+            differ = [each for each in sorted({*had, *files}) if had.get(each) != files.get(each)]
             more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
             found.append(f"the contents of {name} have changed: {', '.join(differ[:_NAMED])}{more}")
     if known.code != now.code and known.python != now.python:
@@ -138,41 +125,30 @@ def changes(known: Identity, now: Identity) -> list[str]:
                 found.append(f"{name} takes the place of {others}" if others else f"{name} is new")
             elif known.code[name] != now.code[name]:
                 found.append(f"{name}, or something of yours that it uses, has changed")
-    names = [name for name in {**known.constants, **now.constants} if _differs(known, now, name)]
+    before, after = known.constants, now.constants
+    names = [name for name in {**before, **after} if before.get(name, _ABSENT) != after.get(name, _ABSENT)]
     if names:
         found.append(f"{'the constant' if len(names) == 1 else 'the constants'} {', '.join(names)} changed")
     return found
 
 
 def reading(done: int, total: int) -> None:
-    """Tell by logging how far models are read, for those who have no display of their own."""
+    """Log how far models are read, for those who have no display of their own."""
     _LOG.warning("%s", reading_text(done, total))
 
 
 def reading_text(done: int, total: int) -> str:
-    """Return how far models are read, in words.
-
-    >>> reading_text(12_300_000_000, 30_000_000_000)
-    'reading models, to notice when they change: 12.3 of 30.0 GB; the next time this is known'
-    """
+    """Return how far models are read, in words."""
     return (
         f"reading models, to notice when they change: {done / 1e9:.1f} of {total / 1e9:.1f} GB; "
         "the next time this is known"
     )
 
 
-def _differs(known: Identity, now: Identity, name: str) -> bool:
-    return known.constants.get(name, _ABSENT) != now.constants.get(name, _ABSENT)
-
-
 def _called(function: Any) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
     module = getattr(function, "__module__", None)
     return f"the function {name}" + (f" in {module}" if module and module != "__main__" else "")
-
-
-def _python() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _models(recipe: Context) -> Iterator[str]:

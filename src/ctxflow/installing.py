@@ -33,40 +33,27 @@ _EXTRA = r"""extra\s*==\s*["']([\w.-]+)["']"""
 def how_to_install(*packages: str, extra: str) -> str:
     """Return the command that installs packages for the Python that runs this, with what else an extra brings.
 
-    Where this copy of ctxflow is a clone, it is the clone with the extra; else, the packages, in the versions that
-    ctxflow works with. On a worker of another machine the sentence names the workers' environment.
+    For a clone of ctxflow it is the clone with the extra; else, the packages, in the versions that ctxflow works with.
+    On a worker of another machine the sentence names the workers' environment.
 
     :param packages: what is missing, by the names of their distributions; all that the extra brings if none is given.
     :param extra: the extra of setup.cfg that brings them.
-
-    >>> how_to_install("jinja2", extra="batch").count("pip install")
-    1
     """
     if _on_worker():
         return _for_workers(_requirements(packages, extra))
     clone = _clone()
     if clone is None:
         return f"{_pip_install()} {shlex.join(_requirements(packages, extra))}"
-    editable = "-e " if _is_clone(_root()) else ""
-    return f"{_pip_install()} {editable}{shlex.quote(f'{clone}[{extra}]')}"
+    return _install_clone(f"{clone}[{extra}]")
 
 
 def how_to_install_package(package: str) -> str:
-    """Return the command that installs a package that is none of ctxflow's own needs, for the Python that runs this.
-
-    :param package: the name of its distribution.
-    """
+    """Return the command that installs a package that is none of ctxflow's own needs, for the Python that runs this."""
     return _for_workers([package]) if _on_worker() else f"{_pip_install()} {shlex.quote(package)}"
 
 
 def how_to_install_ctxflow(python: str) -> str:
-    """Return what installs this copy of ctxflow for another Python of this machine.
-
-    :param python: the path of that Python.
-
-    >>> "/envs/other/bin/python -m pip" in how_to_install_ctxflow("/envs/other/bin/python")
-    True
-    """
+    """Return what installs this copy of ctxflow for another Python of this machine, given by its path."""
     source = _clone() or _wheel()
     if source is None:
         return f"install {DISTRIBUTION} {_version()} with {python} -m pip, from where this copy of it came"
@@ -74,16 +61,11 @@ def how_to_install_ctxflow(python: str) -> str:
 
 
 def how_to_install_papers() -> str:
-    """Return what installs the papers' experiments, which are a distribution of their own, beside this copy of ctxflow.
-
-    >>> "pip" in how_to_install_papers()
-    True
-    """
+    """Return what installs the papers' experiments, a distribution of their own, beside this copy of ctxflow."""
     clone = _clone()
     if clone is None:
         return f"install {PAPERS} with {shlex.quote(sys.executable)} -m pip, from the folder papers of ctxflow's tree"
-    editable = "-e " if _is_clone(_root()) else ""
-    return f"{_pip_install()} {editable}{shlex.quote(str(clone / 'papers'))}"
+    return _install_clone(str(clone / "papers"))
 
 
 def ctxflow_command() -> str:
@@ -186,6 +168,10 @@ def _pip_install() -> str:
     if find_spec("pip"):
         return f"{shlex.quote(sys.executable)} -m pip install"
     return f"uv pip install --python {shlex.quote(sys.executable)}"
+
+
+def _install_clone(what: str) -> str:
+    return f"{_pip_install()} {'-e ' if _is_clone(_root()) else ''}{shlex.quote(what)}"
 
 
 def _root() -> Path:

@@ -1,4 +1,4 @@
-"""What a user's function calls where it runs, on a worker: variables of its context, and the ends of a session's turns.
+"""What a user's function calls on a worker: variables of its context, and the ends of a session's turns.
 
 Needs the standard library alone.
 """
@@ -40,10 +40,7 @@ load_variable_in_serverless = load_variable_from_context
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """A chunk with which a turn ends.
-
-    :ivar over: whether the session ends with it.
-    """
+    """A chunk with which a turn ends, or the session, if it is `over`."""
 
     chunk: Any
     over: bool = False

@@ -1,4 +1,4 @@
-"""Checks of options and functions where they are written, which name what cannot be what it is. Pure.
+"""Check options and functions where they are written.
 
 A wrong type is a `TypeError`, a value out of bounds a `ValueError`; both say what to write.
 """
@@ -28,13 +28,6 @@ def whole(name: str, value: Any, wanted: str, least: int | None = None) -> int:
     """Return an option that is a whole number, as an `int`; True and False are none.
 
     :param wanted: what to give, for the error.
-    :raises TypeError, ValueError: if it is none, or less than the least.
-
-    >>> whole("gpus", 2, "how many GPUs")
-    2
-    >>> whole("gpus", "2", "how many GPUs, 0 or more")
-    Traceback (most recent call last):
-    TypeError: gpus='2' makes no sense: give how many GPUs, 0 or more
     """
     # A boolean of numpy has an index before numpy 2.3.
     boolean = isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
@@ -53,13 +46,6 @@ def number(name: str, value: Any, wanted: str, least: float = 0.0, most: float =
     """Return an option that is a finite number, as an `int` or a `float`; True and False are none.
 
     :param above: whether it has to be more than the least.
-    :raises TypeError, ValueError: if it is none, or out of bounds.
-
-    >>> number("timeout", 1.5, "seconds, more than 0", above=True)
-    1.5
-    >>> number("timeout", float("nan"), "seconds, more than 0", above=True)
-    Traceback (most recent call last):
-    ValueError: timeout=nan makes no sense: give seconds, more than 0
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise refuse(name, value, wanted, TypeError)
@@ -70,36 +56,21 @@ def number(name: str, value: Any, wanted: str, least: float = 0.0, most: float =
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return an option that is True or False.
-
-    :raises TypeError: if it is neither.
-    """
+    """Return an option that is True or False."""
     if not isinstance(value, bool):
         raise refuse(name, value, "True or False", TypeError)
     return value
 
 
 def text(name: str, value: Any, wanted: str) -> str:
-    """Return an option that is text, and not empty.
-
-    :raises TypeError, ValueError: if it is none, or empty.
-    """
-    if not isinstance(value, str):
-        raise refuse(name, value, wanted, TypeError)
-    if not value:
-        raise refuse(name, value, wanted, ValueError)
+    """Return an option that is text, and not empty."""
+    if not isinstance(value, str) or not value:
+        raise refuse(name, value, wanted, ValueError if isinstance(value, str) else TypeError)
     return value
 
 
 def choice(name: str, value: Any, among: Collection[str]) -> str:
-    """Return an option that is one of some words.
-
-    :raises TypeError, ValueError: if it is none of them.
-
-    >>> choice("order", "inptu", ("input", "completed"))
-    Traceback (most recent call last):
-    ValueError: order='inptu' is not known: write 'input' or 'completed'
-    """
+    """Return an option that is one of some words."""
     if not isinstance(value, str) or value not in among:
         *others, last = map(repr, among)
         known = f"{', '.join(others)} or {last}" if others else last
@@ -159,14 +130,9 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def check_function(what: str, function: Any) -> None:
-    """See that something can be called, and gives what it gives when it is.
+    """Refuse, with a `TypeError`, what cannot be called, or is async.
 
     :param what: what is to be made of it, such as "an app".
-    :raises TypeError: if it cannot be called, or is async.
-
-    >>> check_function("an app", None)
-    Traceback (most recent call last):
-    TypeError: an app is made of a function, not of None
     """
     if not callable(function):
         kind = "None" if function is None else article(type(function).__name__)
@@ -175,15 +141,7 @@ def check_function(what: str, function: Any) -> None:
 
 
 def refuse_async(function: Any) -> None:
-    """See that a call of a function gives its result, not a coroutine.
-
-    :raises TypeError: if it is async.
-
-    >>> async def fetch(urls): ...
-    >>> refuse_async(fetch)
-    Traceback (most recent call last):
-    TypeError: fetch is async, which workers do not await: write def fetch(...), with asyncio.run(...) in it
-    """
+    """Refuse, with a `TypeError`, a function that is async: its call gives a coroutine, not the result."""
     for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - of an object that is called
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
             name = name_of(function)

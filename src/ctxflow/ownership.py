@@ -39,14 +39,10 @@ _owned: weakref.WeakSet[Owned] = weakref.WeakSet()
 
 
 class Process:
-    """Which process this is.
+    """Which process this is."""
 
-    :cvar generation: how many forks lie between it and the process that imported ctxflow.
-    :cvar main_thread: the identity of its main thread, for whom `threading` takes too long to say so.
-    """
-
-    generation = 0
-    main_thread = threading.main_thread().ident
+    generation = 0  # How many forks lie between it and the process that imported ctxflow.
+    main_thread = threading.main_thread().ident  # `threading` takes too long to say so.
 
 
 def belongs_here(thing: Owned) -> None:
@@ -115,10 +111,9 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
 def birth_of(pid: int) -> str | None:
     """Return what tells a process from all others that have or had its number; None if there is none, or it has ended.
 
-    :returns: "" for a process that is there, of which this user may see no more.
+    It is when the kernel started it (in ticks since the boot) and the boot's own id: no clock that is set changes them.
 
-    >>> birth_of(os.getpid()) == birth_of(os.getpid()), birth_of(2**22 + 1)
-    (True, None)
+    :returns: "" for a process that is there, of which this user may see no more.
     """
     if pid <= 0:
         return None
@@ -133,10 +128,7 @@ def birth_of(pid: int) -> str | None:
 
 
 def lives(pid: int, birth: str | None) -> bool:
-    """Return whether a process still runs.
-
-    :param birth: what `birth_of` gave when it was known; none or "" where nothing was, so that its number alone counts.
-    """
+    """Return whether the process of which `birth_of` gave this still runs; with None or "" its number alone counts."""
     now = birth_of(pid)
     return now is not None and (not birth or not now or birth == now)
 
@@ -161,14 +153,7 @@ def _boot() -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have errors of the system say which file they are about, where they do not.
-
-    >>> with naming(Path("results.jsonl")):
-    ...     raise OSError(28, "No space left on device")
-    Traceback (most recent call last):
-    ...
-    OSError: [Errno 28] No space left on device: 'results.jsonl'
-    """
+    """Have errors of the system say which file they are about, where they do not."""
     try:
         yield
     except OSError as error:
@@ -178,20 +163,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class AppendFile:
-    """A file opened to be read, and written at its end; made where it is missing.
+    """A file that one driver alone adds to: what was added whole counts, what a kill or a full disk left half does not.
 
-    :param path: not followed where it is a link, which somebody else may have put there.
-    :param private: whether it is this user's alone to write, made so and refused otherwise: for what runs code when it
-        is read.
+    :param path: made where it is missing; not followed where it is a link, which somebody else may have put there.
+    :param private: whether it must be this user's alone to write: for what runs code when it is read.
     :ivar size: how many bytes count, 0 until `cut` says more. What is added comes behind them, over what else is there.
     :raises ValueError: if it cannot be opened, or is another user's, saying what to do.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = AppendFile(Path(folder) / "lines")
-    ...     file.append(b"one" + bytes([10]))
-    ...     file.size, file.cut(4), file.close()
-    (4, True, None)
     """
 
     def __init__(self, path: Path, private: bool = False) -> None:
@@ -228,8 +205,7 @@ class AppendFile:
         """Keep other drivers out, until the file is closed or this process ends.
 
         :param output: the file of results that the lock is for.
-        :raises BusyError: if another driver has the lock.
-        :raises ValueError: if there can be none.
+        :raises BusyError: if another driver has the lock; `ValueError` if there can be none.
         """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

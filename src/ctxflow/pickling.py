@@ -1,4 +1,4 @@
-"""Pickling for another process, and which part of a value is to blame where that cannot be done.
+"""What values and functions refer to: pickled for another process, and watched for changes.
 
 Functions that Parsl has wrapped are unwrapped first, so that workers need not import Parsl, which takes half a second.
 """
@@ -9,7 +9,8 @@ import functools
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -54,12 +55,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
 
 
 def blame(value: Any) -> tuple[str, Any]:
-    """Return where the smallest part of a value is that cannot be pickled, and that part.
-
-    >>> import threading
-    >>> blame({"rate": 3, "guard": [threading.Lock()]})[0]
-    "['guard'][0]"
-    """
+    """Return where the smallest part of a value is that cannot be pickled, and that part."""
     import cloudpickle
 
     place, seen = "", {id(value)}
@@ -127,3 +123,122 @@ def without_parsl(function: Any) -> Any:
     """Return the same function; where Parsl has wrapped it for its errors, wrapped by `ReturnsErrors`."""
     wrapped = getattr(function, "__globals__", {}).get("__name__") == "parsl.app.errors"
     return ReturnsErrors(function.__wrapped__) if wrapped and hasattr(function, "__wrapped__") else function
+
+
+_ABSENT = object()
+
+
+class Referents:
+    """The objects that the code of some functions refers to at this moment, also through the user's own helpers.
+
+    Names are looked up again and objects compared by identity, which is cheap enough for every call. What changes
+    inside an object (a list that grows) is seen by a digest alone.
+
+    :param functions: any callables; nothing is known of those that are no Python functions of the user's.
+    """
+
+    def __init__(self, *functions: Any) -> None:
+        self._names: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        # Functions are not held: what is kept of one by its own referents would never go.
+        self._named: list[tuple[Mapping[str, Any], str, weakref.ref[types.FunctionType]]] = []
+        self._closed: list[tuple[types.CellType, weakref.ref[types.FunctionType]]] = []
+        self._codes: list[tuple[weakref.ref[types.FunctionType], types.CodeType, Any, Any]] = []
+        self._met: set[int] = set()
+        for function in functions:
+            self._add(function)
+
+    def changed(self) -> bool:
+        """Return whether a name means another object, or a function has other code, than when this was made."""
+        for namespace, name, value in self._names:
+            if namespace.get(name, _ABSENT) is not value:
+                return True
+        for cell, value in self._cells:
+            if _content(cell) is not value:
+                return True
+        for namespace, name, known in self._named:
+            if namespace.get(name, _ABSENT) is not known():
+                return True
+        for cell, known in self._closed:
+            if _content(cell) is not known():
+                return True
+        for known, code, defaults, keyword_defaults in self._codes:
+            function = known()
+            if function is None or function.__code__ is not code or function.__defaults__ is not defaults:
+                return True
+            if function.__kwdefaults__ is not keyword_defaults:
+                return True
+        return False
+
+    def _add(self, value: Any) -> None:
+        from ctxflow.digest import code_names, is_library_module  # Workers import this module, and never do this.
+
+        for function in _functions(value):
+            if id(function) in self._met or is_library_module(function.__module__):
+                continue
+            self._met.add(id(function))
+            defaults = function.__defaults__, function.__kwdefaults__
+            self._codes.append((weakref.ref(function), function.__code__, *defaults))
+            self._add_names(function.__globals__, code_names(function.__code__))
+            for cell in function.__closure__ or ():
+                value = _content(cell)
+                if type(value) is types.FunctionType:
+                    self._closed.append((cell, weakref.ref(value)))
+                else:
+                    self._cells.append((cell, value))
+                self._add(value)
+
+    def _add_names(self, namespace: Mapping[str, Any], names: list[str]) -> None:
+        from ctxflow.digest import is_library_module
+
+        for name in names:
+            value = namespace.get(name, _ABSENT)
+            if type(value) is types.FunctionType:
+                self._named.append((namespace, name, weakref.ref(value)))
+            else:
+                self._names.append((namespace, name, value))
+            if isinstance(value, types.ModuleType):
+                if id(value) not in self._met and not is_library_module(value.__name__):
+                    self._met.add(id(value))
+                    self._add_names(vars(value), names)
+            else:
+                self._add(value)
+
+
+def _members(cls: type) -> Iterator[Any]:
+    from ctxflow.digest import is_library_module
+
+    for each in cls.__mro__:
+        if not is_library_module(each.__module__):
+            yield from (member for member in vars(each).values() if not isinstance(member, type))
+
+
+# What runs functions when it is called, and which.
+_HOLD: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    ((types.MethodType, staticmethod, classmethod), lambda method: [method.__func__]),
+    (functools.partial, lambda partial: [partial.func]),
+    (property, lambda made: [made.fget, made.fset, made.fdel]),
+    (functools.cached_property, lambda made: [made.func]),
+    (type, _members),
+)
+
+
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    """Yield the Python functions that calling something runs, as far as can be told."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    for kind, held in _HOLD:
+        if isinstance(value, kind):
+            for part in held(value):
+                yield from _functions(part)
+            return
+    wrapped = getattr(value, "__wrapped__", None)  # Of a decorated function, an app, what functools.cache makes.
+    if isinstance(wrapped, types.FunctionType):
+        yield from _functions(wrapped)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT

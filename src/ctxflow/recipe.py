@@ -1,7 +1,6 @@
 """The recipe of reusable state: its identity, what recipes among its inputs add to it, and building it.
 
-A worker imports this module: it needs the standard library and cloudpickle alone. When and where a context is built
-is decided in scheduler/, and how it is done on a worker stands in host/.
+A worker imports this module: it needs the standard library and cloudpickle alone.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ctxflow.errors import article
-from ctxflow.pickling import dumps
+from ctxflow.pickling import Referents, dumps
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec as DefaultParamSpec
     from typing_extensions import TypeVar as DefaultTypeVar
-
-    from ctxflow.digest import Referents
 
     Params = DefaultParamSpec("Params", default=...)
     Value = DefaultTypeVar("Value", default=Any)
@@ -75,7 +72,7 @@ class Context(Generic[Built_co]):
         """
         known: tuple[str, Referents] | None = self.__dict__.get("_known")
         if known is None or known[1].changed():
-            from ctxflow.digest import Referents, digest
+            from ctxflow.digest import digest
 
             known = digest(self), Referents(self.function, *(each.function for each in inner_recipes(self)))
             self.__dict__["_known"] = known
@@ -155,10 +152,7 @@ _INNER = ":"
 
 
 def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
-    """Yield the recipes in an input, in order.
-
-    :raises ValueError: for one where it could not be replaced by what it builds.
-    """
+    """Yield the recipes in an input, in order; one that could not be replaced by what it builds is a `ValueError`."""
     if isinstance(value, Context):
         yield value
     elif isinstance(value, (list, tuple, dict, set, frozenset)) and id(value) not in inside:
@@ -172,15 +166,7 @@ def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
 
 
 def inner_recipes(recipe: Context) -> Iterator[Context]:
-    """Yield the recipes among a recipe's inputs, those among theirs, and so on.
-
-    >>> from ctxflow import context
-    >>> @context
-    ... def part(inner=None):
-    ...     return inner
-    >>> [each.args for each in inner_recipes(part(part([part()])))]
-    [([<context part()>],), ()]
-    """
+    """Yield the recipes among a recipe's inputs, those among theirs, and so on."""
     for value in (*recipe.args, *recipe.kwargs.values()):
         for found in _recipes(value):
             yield found
@@ -207,11 +193,10 @@ def _replaced(value: Any, built: Callable[[Context], Any]) -> Any:
 
 
 def composed(recipe: Context) -> Context:
-    """Return a recipe that needs, beside its own, what the recipes among its inputs need.
+    """Return a recipe that needs, beside its own, what the recipes among its inputs need, in one process.
 
-    They live in one process. It takes the sum of their `memory` and `gpu_memory` (of those that are known), since
-    each recipe begins at the first of the GPUs that the process sees; hence it needs the largest of their numbers
-    of `gpus`, not the sum, and the strictest of their affinities. Environments and files are united.
+    It takes the sum of their `memory` and `gpu_memory`, since each begins at the first GPU that the process sees;
+    hence the largest of their numbers of `gpus`, not the sum, and the strictest of their affinities.
 
     :raises ValueError: if two want different values of one environment variable.
     """

@@ -1,8 +1,8 @@
-"""Public names of earlier versions: they go on working, and each says once what it is called now.
+"""Public names of earlier versions: they go on working, and each warns once of what it is called now.
 
-`RENAMED` is the one table. A module that is gone is found by a finder at the end of `sys.meta_path` (installed by
-`ctxflow/__init__`), which is asked only for what nothing else finds, so that other imports cost nothing. A name that
-has left a module which is still there needs two lines at that module's end, since no finder is asked for it:
+A module that is gone is found by a finder at the end of `sys.meta_path` (installed by `ctxflow/__init__`), which is
+asked only for what nothing else finds. A name that has left a module which is still there needs two lines at that
+module's end, since no finder is asked for it:
 
     if not TYPE_CHECKING:
         __getattr__ = names_of(__name__)
@@ -99,18 +99,11 @@ _told: set[str] = set()
 
 
 class RenamedWarning(DeprecationWarning):
-    """Something is used by the name that it had in an earlier version; once for each name in a process.
-
-    Unlike others of its kind it is shown unless a filter says otherwise, wherever the old name stands.
-    """
+    """Something is used by the name that it had in an earlier version: shown once, unless a filter hides it."""
 
 
 def tell(old: str, sentence: str) -> None:
-    """Warn of an old name, once, at the line outside of ctxflow that uses it.
-
-    :param old: what is told once.
-    :param sentence: names the new one.
-    """
+    """Warn of an old name, once, at the line outside of ctxflow that uses it; the sentence names the new one."""
     if old in _told:
         return
     _show_by_default()
@@ -119,9 +112,7 @@ def tell(old: str, sentence: str) -> None:
 
 
 def options_renamed(**names: str) -> Callable[[_Called], _Called]:
-    """Have a function take options by old names too, each of which is told once.
-
-    :param names: old name -> new name.
+    """Have a function take options by old names too (old name -> new name), with a warning for each.
 
     >>> @options_renamed(colour="color")
     ... def lamp(*, color="white"):
@@ -160,11 +151,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 def resolve(new: str) -> Any:
-    """Return the module, or what is in one, that a name of `RENAMED` stands for.
-
-    >>> resolve("ctxflow.renamed:resolve") is resolve
-    True
-    """
+    """Return the module, or what is in one, that a name of `RENAMED` stands for."""
     module, _, name = new.partition(":")
     found: Any = importlib.import_module(module)
     return functools.reduce(getattr, name.split("."), found) if name else found
@@ -227,11 +214,8 @@ class _Loader:
             return
         importlib.import_module(new)
         vars(module)["_new"] = new
-        renamed = [
-            f"{old.partition(':')[2]} is {now.replace(':', '.')}"
-            for old, now in RENAMED.items()
-            if old.startswith(f"{name}:")
-        ]
+        inside = {old.partition(":")[2]: now for old, now in RENAMED.items() if old.startswith(f"{name}:")}
+        renamed = [f"{old} is {now.replace(':', '.')}" for old, now in inside.items()]
         more = f" ({', '.join(renamed)})" if renamed else ""
         tell(name, f"the module {name} is now {new}{more}")
 

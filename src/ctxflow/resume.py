@@ -1,8 +1,7 @@
 """The file that keeps a map's results, so that a later run goes on where an earlier one was stopped.
 
 One JSON object a line: a header that says which app wrote it, then results with the index and a fingerprint of
-their inputs. Only whole lines are added; a torn last line is mended. One driver at a time writes it (ownership.py).
-Results are found by the index of their item, or by what the item is, wherever it stands among the inputs now.
+their inputs. Results are found by the index of their item, or by what the item is, wherever it stands now.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ _BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
 
 
 def fingerprint(item: Any) -> str:
-    """Return a short digest of an item's inputs, a tuple: exact in types, as 1, 1.0 and True are not the same.
-
-    >>> fingerprint(("a", 1)) == fingerprint(("a", 1)), fingerprint(("a", 1)) == fingerprint(("a", 2))
-    (True, False)
-    """
+    """Return a short digest of an item's inputs, a tuple: exact in types, as 1, 1.0 and True are not the same."""
     try:
         exact = type(item) is tuple and all(map(_is_json, item))
         text = json.dumps(item, sort_keys=True) if exact else digest(item)
@@ -86,15 +81,12 @@ class ResultsFile:
     def __init__(
         self, path: str | os.PathLike[str], app: ItemApp, constants: Mapping[str, Any], identity: Identity
     ) -> None:
-        # By the digest an earlier ctxflow knew an app, which a file may still have alone.
-        whole = digest((app, dict(constants)))
+        whole = digest((app, dict(constants)))  # All that an earlier ctxflow kept of an app.
         self._path = Path(path)
         self._offsets = array.array("Q")
         self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
         self._skipped: set[int] = set()
-        self._begin()
-        # A user's own results, pickled by this program: opened for this user only.
-        self._file = AppendFile(self._path.resolve(), private=True)
+        self._file = AppendFile(self._path.resolve(), private=True)  # Results are pickles, which run code.
         try:
             self._file.lock(self._path)
             self._reader = self._file.reader()
@@ -150,9 +142,6 @@ class ResultsFile:
                 f"{self._path} holds results of another app, or of {name} as it was ({'; '.join(changed)}): "
                 "name another file, or delete it to begin anew"
             )
-
-    def _begin(self) -> None:
-        """Prepare for reading the file."""
 
     def _read_all(self) -> None:
         """Finish reading: all results are noted."""
@@ -248,7 +237,7 @@ def _is_of(line: bytes, index: int, key: str) -> bool:
     return isinstance(record, dict) and record.get("key") == key
 
 
-_USED = (1 << 64) - 1
+_USED = _NOTHING
 _KEY = re.compile(rb'\{"index": [0-9]{1,18}, "key": "([0-9a-f]{16})", ')
 
 
@@ -259,12 +248,10 @@ class ResultsByContent(ResultsFile):
     were written; the others are computed.
     """
 
-    _found: dict[int, int]
-    _by_key: array.array[int]
-
-    def _begin(self) -> None:
+    def __init__(self, *what: Any) -> None:
         self._by_key = array.array("Q")  # Fingerprints, in rising order once all are read.
-        self._found = {}  # Index -> the offset of the result of an item that is on its way.
+        self._found: dict[int, int] = {}  # Index -> the offset of the result of an item that is on its way.
+        super().__init__(*what)
 
     def _note(self, index: int, offset: int, line: bytes) -> None:
         key = _key(line)
@@ -296,10 +283,7 @@ class ResultsByContent(ResultsFile):
         return True
 
     def read(self, index: int) -> Any:
-        """Return a result that the file holds, and forget it here.
-
-        :raises ValueError: if its line is damaged.
-        """
+        """Return a result that the file holds, and forget it here; as `ResultsFile.read` does."""
         try:
             return super().read(index)
         finally:

@@ -1,6 +1,6 @@
 """Streams that keep a state on a worker: `@session_app`, and the sessions that it opens.
 
-The scheduler decides where sessions are and when they move; their states are kept by hosts.
+The scheduler decides where sessions are; hosts keep their states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ctxflow.app_options import check_context
 from ctxflow.context import ContextFunction
-from ctxflow.digest import Referents, digest
+from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.bare import active_executor
 from ctxflow.executors.contract import EngineFailed
@@ -37,7 +37,7 @@ from ctxflow.option_values import (
     text,
     whole,
 )
-from ctxflow.pickling import dumps
+from ctxflow.pickling import Referents, dumps
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 
@@ -62,16 +62,7 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class SessionOptions:
-    """What may be said of a session app where it is defined.
-
-    :ivar chunk_target: seconds that a chunk may take: so many sessions share a step as meet it. None for all.
-    :ivar keep_every: after how many chunks a session's state is kept beside its worker: at most so many are made again
-        when the worker is lost. None for never: then a session begins anew.
-    :ivar ahead: how many chunks are made before they are taken.
-    :ivar timeout: seconds that a step may take; it is stopped then, which counts against the sessions in it.
-    :ivar retries: how often a session that raises on its own is tried again, from its kept state.
-    :ivar executor: the label of the executor, where several are running.
-    """
+    """What may be said of a session app where it is defined; `session_app` tells of each option."""
 
     chunk_target: float | None = None
     keep_every: int | None = 8
@@ -131,9 +122,7 @@ class SessionApp(Generic[Prompt, Chunk]):
     ) -> SessionApp[Prompt, Chunk]:
         """Return the same app with another context or other options; what is not given stays. `using` is the same.
 
-        `session_app` tells of each option.
-
-        :param context: another recipe, if not None.
+        :param context: another recipe, if not None; `session_app` tells of each option.
         :raises TypeError: for an unknown option, or one of a wrong type.
         :raises ValueError: for an option that makes no sense.
         """
@@ -168,15 +157,10 @@ class SessionApp(Generic[Prompt, Chunk]):
             context = run.declare_context(self.context, ev.PERVASIVE)
             identity = (self.function, context.spec.id, dataclasses.astuple(options))
             spec = ev.AppSpec(
-                f"{self.__name__}-{digest(identity)[:12]}",
-                self.__name__,
-                context=context.spec.id,
-                batch=False,
-                retries=options.retries,
-                sessions=True,
-                chunk_target=options.chunk_target,
+                f"{self.__name__}-{digest(identity)[:12]}", self.__name__, context=context.spec.id, batch=False,
+                retries=options.retries, sessions=True, chunk_target=options.chunk_target,
                 keep_every=options.keep_every,
-            )
+            )  # fmt: skip
             function = run.pickled(dumps(self.function, f"the app {self.__name__}"))
             self._declaration = Declaration((DeclaredApp(spec, "step", function, timeout=options.timeout),), (context,))
             self._run = run.id, recipe
@@ -336,32 +320,20 @@ def _pickled(prompt: Any) -> bytes:
     return dumps(prompt, "the prompt", "give plain data instead")
 
 
+# fmt: off
 @overload
 def session_app(function: _Steps[_S, _P, _C], /) -> SessionApp[_P, _C]: ...
 @overload
 def session_app(
-    context: Context[_V],
-    /,
-    *,
-    chunk_target: float | None = ...,
-    keep_every: int | None = ...,
-    ahead: int = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    executor: str | None = ...,
+    context: Context[_V], /, *, chunk_target: float | None = ..., keep_every: int | None = ..., ahead: int = ...,
+    timeout: float | None = ..., retries: int = ..., executor: str | None = ...,
 ) -> Callable[[_StepsWith[_V, _S, _P, _C]], SessionApp[_P, _C]]: ...
 @overload
 def session_app(
-    context: None = None,
-    /,
-    *,
-    chunk_target: float | None = ...,
-    keep_every: int | None = ...,
-    ahead: int = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    executor: str | None = ...,
+    context: None = None, /, *, chunk_target: float | None = ..., keep_every: int | None = ..., ahead: int = ...,
+    timeout: float | None = ..., retries: int = ..., executor: str | None = ...,
 ) -> Callable[[_Steps[_S, _P, _C]], SessionApp[_P, _C]]: ...
+# fmt: on
 
 
 @refusing("a session app")

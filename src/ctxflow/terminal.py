@@ -21,26 +21,20 @@ _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def visible(text: str) -> str:
-    r"""Return text without what a terminal would obey: all control characters but the tab and the end of a line.
+    """Return text without what a terminal would obey: all control characters but the tab and the end of a line.
 
     What only turns the direction of letters round is left out too: it shows what is not there.
-
-    >>> visible("bad \x1b]0;title\x07row\x1b[2J\r\n\tand\x9b31mmore")
-    'bad ]0;titlerow[2J\n\tand31mmore'
     """
     return _COMMANDS.sub("", text) if _COMMANDS.search(text) else text
 
 
 def timed(text: str, at: float | None = None) -> str:
-    """Return a line with the time of day before it, as every line has that tells what happens in a run.
-
-    :param at: seconds since 1970, now by default.
-    """
+    """Return a line with the time of day before it: now, or at so many seconds since 1970."""
     return f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}"
 
 
 class _Guarded:
-    """A terminal's stream, for all that is printed; rich, which has its own words to a terminal, goes past it."""
+    """A terminal's stream, for all that is printed; rich, which commands the terminal, goes past it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream

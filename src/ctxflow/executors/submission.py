@@ -18,14 +18,13 @@ from concurrent.futures import Executor, Future, wait
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from ctxflow.digest import Referents
 from ctxflow.errors import RunEnded, closest, name_of
 from ctxflow.executors.call_files import absolute_redirects, call_files
 from ctxflow.executors.contract import Pickled
 from ctxflow.executors.run.declarations import ApplyCall, Declaration, DeclaredApp
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.option_values import choice, number, refuse, refuse_async, whole
-from ctxflow.pickling import dumps, without_parsl
+from ctxflow.pickling import Referents, dumps, without_parsl
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 

@@ -15,7 +15,7 @@ import pytest
 from placement_run import moments, placed, stood_in_vain
 
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.report_text import tables
+from ctxflow.observe.run_report import tables
 from ctxflow.scheduler.log import read_setup, replay
 
 LOG = Path(__file__).parent / "data" / "testbed_run.jsonl.gz"
