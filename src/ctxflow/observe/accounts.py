@@ -11,8 +11,7 @@ PARTS = (
 """What a worker's time can have gone into:
 
 - useful: calls whose answers were taken, as long as they ran on the worker (of others, until their last answer);
-- evicted: calls that an eviction of their worker ended; lost: calls that any other loss of their worker ended;
-- failed: calls that failed;
+- evicted, lost: calls that an eviction, or any other loss, of their worker ended; failed: calls that failed;
 - unneeded: calls that were stopped, or that others had answered first, or whose items were cancelled; and chunks of
   sessions that were made again;
 - unfinished: calls that ran when the log ended;
@@ -20,10 +19,6 @@ PARTS = (
 - loading: contexts being built while no call runs; staging: files being brought while nothing is built or runs;
 - idle: none of these.
 """
-
-
-def _nothing() -> dict[str, float]:
-    return dict.fromkeys(PARTS, 0.0)
 
 
 @dataclasses.dataclass
@@ -44,10 +39,17 @@ class AccountGroup:
     hosts: set[str] = dataclasses.field(default_factory=set)
     presence: list[tuple[float, int]] = dataclasses.field(default_factory=list)
     connected: float = 0.0
-    seconds: dict[str, float] = dataclasses.field(default_factory=_nothing)
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     items: dict[str, int] = dataclasses.field(default_factory=dict)
     app_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: float | None = None
+
+    def add_items(self, app: str, taken: int, tokens: int | None, count: int) -> None:
+        """Count answers that were taken, of `count` items for which models read and wrote so many tokens."""
+        self.items[app] = self.items.get(app, 0) + taken
+        self.app_seconds.setdefault(app, 0.0)
+        if tokens is not None:
+            self.tokens = (self.tokens or 0.0) + tokens * taken / count
 
     @property
     def kind(self) -> tuple[str | None, int]:
@@ -81,8 +83,7 @@ class _Worker:
     """A connected worker: what it does now, and since when.
 
     A moment in which several calls run belongs to each of them in equal parts. `share` is the part that a call that
-    always ran would have had until now, so that a call's part of the worker's time is what `share` grew by meanwhile,
-    and all parts add up.
+    always ran would have had, so that a call's part of the worker's time is what `share` grew by meanwhile.
     """
 
     def __init__(self, group: AccountGroup, slots: int, now: float) -> None:
@@ -110,10 +111,7 @@ class _Worker:
 
 
 class AccountsReader:
-    """Add up the accounts of a log, event by event.
-
-    :param accounts: empty ones, which are filled.
-    """
+    """Fill empty accounts from a log, event by event."""
 
     def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
@@ -152,10 +150,10 @@ class AccountsReader:
 
     def _joined(self, spec: dict[str, Any], now: float) -> None:
         key = (spec["tier"], spec.get("gpu_model"), spec.get("gpus", 0))
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = AccountGroup(*key)
-            self.accounts.groups.append(group)
+        if key not in self._groups:
+            self._groups[key] = AccountGroup(*key)
+            self.accounts.groups.append(self._groups[key])
+        group = self._groups[key]
         self._gone(spec["id"], now, "lost")  # Of the same name: its loss was not told.
         group.joined += 1
         group.hosts.add(spec["host"])
@@ -218,7 +216,8 @@ class AccountsReader:
             count = event["count"] if event["is"] == "ItemsFinished" else call.items
             taken = sum(_count(c["items"]) for c in commands if c["is"] == "Deliver" and c["attempt"] == number)
             _take(call, worker.part(call), min(1.0, taken / count) if count else 0.0)
-            _note_items(worker.group, call.app, taken, event.get("tokens"), count)
+            if taken:
+                worker.group.add_items(call.app, taken, event.get("tokens"), count)
         if event["is"] != "ItemsFinished":
             del worker.calls[number]
             whole = call.useful + call.unneeded + worker.part(call)
@@ -237,19 +236,16 @@ class AccountsReader:
         worker = self._workers.get(command["worker"])
         if worker is not None:
             self._ended(worker, command["attempt"], now, "unneeded")  # Of the same number: its end was not told.
-            worker.calls[command["attempt"]] = _Call(
-                command["app"], _count(command["items"]), command["context"], worker.share
-            )
+            items = _count(command["items"])
+            worker.calls[command["attempt"]] = _Call(command["app"], items, command["context"], worker.share)
 
     def _order(self, name: str, command: dict[str, Any], now: float) -> None:
         worker, context = self._workers.get(command["worker"]), command["context"]
         if worker is None:
             return
         worker.advance(now)
-        if name == "Stage":
-            worker.staging.add(context)
-        elif name == "Load":
-            worker.loading.add(context)
+        if name in ("Stage", "Load"):
+            (worker.staging if name == "Stage" else worker.loading).add(context)
         elif name == "Unload":
             worker.staging.discard(context)
             worker.loading.discard(context)
@@ -266,14 +262,6 @@ def _take(call: _Call, part: float, taken: float) -> None:
     """Move a part of a call's time to answers, of which this share was accepted."""
     call.useful += part * taken
     call.unneeded += part * (1 - taken)
-
-
-def _note_items(group: AccountGroup, app: str, taken: int, tokens: int | None, count: int) -> None:
-    if taken:
-        group.items[app] = group.items.get(app, 0) + taken
-        group.app_seconds.setdefault(app, 0.0)
-        if tokens is not None:
-            group.tokens = (group.tokens or 0.0) + tokens * taken / count
 
 
 def _settle(group: AccountGroup, call: _Call, scale: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ctxflow.observe.accounts import Accounts
-from ctxflow.observe.measures import Histogram, Timeline
+from ctxflow.observe.measures import Histogram, Timeline, percentiles
 
 MOST = 500  # Causes that are kept apart.
 _LONGEST = 300
@@ -36,11 +36,7 @@ def _replaced() -> list[tuple[re.Pattern[str], str]]:
 
 
 def pattern(message: str) -> str:
-    """Return a message without what differs from time to time: its numbers, ids and paths.
-
-    >>> pattern("row 17 of /data/night/claims.csv needs 2.5e9 bytes at 0x7f31")
-    'row N of PATH needs N bytes at ID'
-    """
+    """Return a message without what differs from time to time: its numbers, ids and paths."""
     text = message[: 4 * _LONGEST]
     for expression, name in _replaced():
         text = expression.sub(name, text)
@@ -76,14 +72,7 @@ class Cause:
 
 @dataclasses.dataclass
 class Causes:
-    """The causes of a run's failures. Beyond `MOST`, those of further causes are one together.
-
-    >>> causes = Causes()
-    >>> for row in (3, 17):
-    ...     causes.call({"kind": "exception", "error": "ValueError", "message": f"row {row} is empty"})
-    >>> [(cause.error, cause.pattern, cause.calls, cause.message) for cause in causes.ordered()]
-    [('ValueError', 'row N is empty', 2, 'row 3 is empty')]
-    """
+    """The causes of a run's failures. Beyond `MOST`, those of further causes are one together."""
 
     found: dict[tuple[str, str], Cause] = dataclasses.field(default_factory=dict)
     _by_pattern: dict[str, Cause] = dataclasses.field(default_factory=dict)
@@ -165,9 +154,8 @@ class Items:
 class TierHistory:
     """What one tier contributed. Times in seconds.
 
-    :ivar lost: workers that went, for whatever reason.
-    :ivar evicted: those of them that were taken back; their times from joining until then are in `lifetimes`.
-    :ivar returned: those that ctxflow gave back.
+    :ivar lost: workers that went; `evicted`, those of them that were taken back, after `lifetimes`; `returned`, those
+        that ctxflow gave back.
     :ivar stays: how long those were there that were not evicted, the ones that were there to the end included.
     :ivar counts: (time, workers connected from then on).
     :ivar jobs_started: jobs that began to run; where it is known, they had waited as long as in `waits`.
@@ -208,14 +196,9 @@ class TierHistory:
         return 3600 * self.evicted / self.worker_seconds if self.worker_seconds else None
 
     def survival(self) -> list[tuple[float, float]]:
-        """Return (age, share of workers evicted by that age) for each age at which one was: Kaplan and Meier's
-        estimate.
+        """Return (age, share of workers evicted by that age) where one was: Kaplan and Meier's estimate.
 
-        Workers that were not evicted count for as long as they were there; left out, as in a plain distribution of
-        lifetimes, they would make a tier look the worse the longer it lets workers live.
-
-        >>> TierHistory(lifetimes=[1.0, 2.0], stays=[1.5, 9.0]).survival()
-        [(1.0, 0.25), (2.0, 0.625)]
+        Workers that were not evicted count for as long as they were there.
         """
         ends = sorted([(age, 0) for age in self.lifetimes] + [(age, 1) for age in self.stays])
         points, left = [], 1.0
@@ -228,13 +211,10 @@ class TierHistory:
 
 @dataclasses.dataclass
 class AppHistory:
-    """The calls of one app: their durations, and those divided by their items. Failed calls are in neither.
-
-    :ivar spec: how it was declared; that of a context likewise.
-    """
+    """The calls of one app: their durations, and those divided by their items. Failed calls are in neither."""
 
     name: str
-    spec: dict[str, Any] = dataclasses.field(default_factory=dict)
+    spec: dict[str, Any] = dataclasses.field(default_factory=dict)  # How it was declared.
     calls: int = 0
     items: int = 0
     failed: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -270,6 +250,11 @@ class HostFigures:
     evicted: int = 0
     quarantines: int = 0
 
+    @property
+    def trouble(self) -> int:
+        """How often something went wrong there."""
+        return self.failed + self.contexts_failed + self.lost + self.quarantines
+
 
 @dataclasses.dataclass
 class History:
@@ -281,8 +266,7 @@ class History:
     :ivar accounts: what the workers' time went into; `causes`: why calls, contexts and items failed.
     :ivar chunks: that sessions got.
     :ivar simulated: whether it was a run in virtual time, without workers.
-    :ivar plans: (since when, the `Place` command) of each placement that held, in order.
-    :ivar quarantines: (since when, the `Quarantine` command) of each bad host or worker, in order.
+    :ivar plans, quarantines: (since when, the command) of each placement, and of each bad host or worker, in order.
     """
 
     duration: float = 0.0
@@ -312,3 +296,51 @@ class History:
     def peak_workers(self) -> int:
         """The most workers connected at a time."""
         return max(count for _, count in self.workers.counts)
+
+
+def history_data(history: History) -> dict[str, Any]:
+    """Return a history as data for JSON."""
+    return {
+        "duration": history.duration,
+        "events": history.events,
+        "items": {**dataclasses.asdict(history.items), "open": history.items.open},
+        "workers": {"mean": history.mean_workers, "peak": history.peak_workers, "notices": history.notices,
+                    **_tier_data(history.workers)},
+        "hosts": sorted(history.hosts),
+        "by_host": {name: dataclasses.asdict(host) for name, host in sorted(history.by_host.items())},
+        "tiers": {name: _tier_data(tier) for name, tier in history.tiers.items()},
+        "plans": [
+            {"since": time, **{key: plan[key] for key in ("tiers", "workers", "holders", "shares", "reasons")}}
+            for time, plan in history.plans
+        ],
+        "quarantines": [
+            {"since": time, **{key: each[key] for key in ("host", "worker", "devices", "cause", "until")}}
+            for time, each in history.quarantines
+        ],
+        "losses": [{"time": time, "evicted": evicted} for time, evicted in history.losses],
+        "apps": {
+            id: {
+                "name": app.name, "calls": app.calls, "items": app.items, "failed": app.failed,
+                "call_seconds": app.call_seconds.summary(), "item_seconds": app.item_seconds.summary(),
+            }
+            for id, app in history.apps.items()
+        },
+        "contexts": {
+            id: {
+                "name": context.name, "staged": context.staged, "failed": context.failed,
+                "load_seconds": context.load_seconds.summary(),
+            }
+            for id, context in history.contexts.items()
+        },
+    }  # fmt: skip
+
+
+def _tier_data(tier: TierHistory) -> dict[str, Any]:
+    lifetimes = {"count": len(tier.lifetimes), **(percentiles(tier.lifetimes) if tier.lifetimes else {})}
+    return {
+        "joined": tier.joined, "lost": tier.lost, "evicted": tier.evicted, "unexplained": tier.unexplained,
+        "returned": tier.returned, "items_done": tier.items_done, "worker_seconds": tier.worker_seconds,
+        "evictions_per_worker_hour": tier.eviction_rate, "lifetimes": lifetimes, "survival": tier.survival(),
+        "jobs_started": tier.jobs_started, "jobs_evicted": tier.jobs_evicted, "queue_seconds": tier.waits.summary(),
+        "held": tier.held, "workers": tier.counts, "completed": tier.done.cumulated(),
+    }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ctxflow.observe.accounts import AccountsReader
@@ -12,21 +12,16 @@ from ctxflow.observe.measures import SeenItems
 
 
 def read_history(lines: Iterable[str]) -> History:
-    r"""Return the history that an event log tells.
+    """Return the history that an event log tells.
 
     Takes time in proportion to the log, and memory for a byte an item and some for every worker there was. The log
     of a run that is going on, or was killed, may end in the middle of a line.
 
     :param lines: the lines of events.jsonl, with their ends.
     :raises ValueError: for a line that is no line of an event log, saying which.
-
-    >>> joined = '{"event":{"is":"WorkerJoined","time":1.5,"worker":{"id":"w","host":"h","tier":"a10"}},"commands":[]}'
-    >>> history = read_history([joined + "\n", '{"event":{"is":"Tick","time":3.0}'])
-    >>> history.duration, history.workers.counts, list(history.tiers)
-    (1.5, [(0.0, 0), (1.5, 1)], ['a10'])
     """
     reader = _Reader()
-    for number, (text, last) in enumerate(_with_last(lines), 1):
+    for number, text in enumerate(lines, 1):
         try:
             record = json.loads(text)
             if number > 1 or "run" not in record:
@@ -34,23 +29,13 @@ def read_history(lines: Iterable[str]) -> History:
             else:  # The first line says how the run decides.
                 reader.history.simulated = bool(record["run"].get("simulated"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if last and not text.endswith("\n"):
-                break
+            if not text.endswith("\n"):  # The last, which was torn.
+                continue
             raise ValueError(
                 f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?"
             ) from None
     reader.end()
     return reader.history
-
-
-def _with_last(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    held: str | None = None
-    for text in lines:
-        if held is not None:
-            yield held, False
-        held = text
-    if held is not None:
-        yield held, True
 
 
 _SHOWN = 60  # Characters of what tells names apart.
@@ -60,15 +45,7 @@ _ALIKE = 20  # If more are the same at the beginning, they are left out.
 def told_apart(
     those: Mapping[str, AppHistory] | Mapping[str, ContextLoads], contexts: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return a name for each app or context by which it differs from all others: its own, and what tells it from
-    namesakes.
-
-    :param contexts: the names of apps' contexts.
-
-    >>> said = [{"constants": "top=1"}, {"constants": "top=2"}, {}]
-    >>> list(told_apart({str(n): AppHistory("verify", spec) for n, spec in enumerate(said)}).values())
-    ['verify (top=1)', 'verify (top=2)', 'verify']
-    """
+    """Return a name for each app or context by which it differs from all others; `contexts` are those of apps."""
     alike: dict[str, list[str]] = {}
     for id, each in those.items():
         alike.setdefault(each.name, []).append(id)
@@ -119,16 +96,16 @@ class _Reader:
             "WorkerLost": self._lost,
             "EvictionNotice": self._noticed,
             "TierOffered": self._offered,
-            "JobStarted": self._job_started,
-            "JobEvicted": self._job_evicted,
-            "JobHeld": self._job_held,
+            "JobStarted": self._job,
+            "JobEvicted": self._job,
+            "JobHeld": self._job,
             "ItemsSubmitted": self._submitted,
             "ItemsCancelled": self._cancelled,
-            "BatchFinished": self._finished,
+            "BatchFinished": self._ended,
             "ItemsFinished": self._answered_some,
             "BatchEnded": self._ended,
             "BatchFailed": self._failed,
-            "StepFinished": self._stepped,
+            "StepFinished": self._ended,
             "AppDeclared": self._app,
             "ContextDeclared": self._context,
             "ContextStaged": self._staged,
@@ -185,19 +162,13 @@ class _Reader:
             apps[id].name = name
 
     def _close(self, ranges: list[list[int]]) -> int:
-        count = 0
-        for first, end in ranges:
-            count += self._closed.add(first, end)
-        return count
+        return sum(self._closed.add(first, end) for first, end in ranges)
 
     # --- commands
 
     def _run(self, command: dict[str, Any]) -> None:
-        count = new = 0
-        for first, end in command["items"]:
-            count += end - first
-            new += self._ran.add(first, end)
-        self.history.items.run_again += count - new
+        count = sum(end - first for first, end in command["items"])
+        self.history.items.run_again += count - sum(self._ran.add(first, end) for first, end in command["items"])
         self._running.setdefault(command["worker"], {})[command["attempt"]] = (command["app"], count)
 
     def _deliver(self, time: float, event: dict[str, Any], command: dict[str, Any]) -> None:
@@ -249,28 +220,23 @@ class _Reader:
     # --- tiers and their jobs
 
     def _tier(self, name: str) -> TierHistory:
-        known = self.history.tiers.get(name)
-        if known is None:
-            known = self.history.tiers[name] = TierHistory()
-        return known
+        if name not in self.history.tiers:
+            self.history.tiers[name] = TierHistory()
+        return self.history.tiers[name]
 
     def _offered(self, event: dict[str, Any]) -> None:
         self._tier(event["tier"]["name"])
 
-    def _job_started(self, event: dict[str, Any]) -> None:
+    def _job(self, event: dict[str, Any]) -> None:
         for group in (self.history.workers, self._tier(event["tier"])):
-            group.jobs_started += 1
-            if event["waited"] is not None:
-                group.waits.add(event["waited"])
-
-    def _job_evicted(self, event: dict[str, Any]) -> None:
-        for group in (self.history.workers, self._tier(event["tier"])):
-            group.jobs_evicted += 1
-
-    def _job_held(self, event: dict[str, Any]) -> None:
-        reason = event["reason"]
-        for group in (self.history.workers, self._tier(event["tier"])):
-            group.held[reason] = group.held.get(reason, 0) + 1
+            if event["is"] == "JobHeld":
+                group.held[event["reason"]] = group.held.get(event["reason"], 0) + 1
+            elif event["is"] == "JobEvicted":
+                group.jobs_evicted += 1
+            else:
+                group.jobs_started += 1
+                if event["waited"] is not None:
+                    group.waits.add(event["waited"])
 
     # --- items and calls
 
@@ -281,51 +247,46 @@ class _Reader:
         self.history.items.cancelled += self._close(event["items"])
 
     def _app_of(self, app: str) -> AppHistory:
-        known = self.history.apps.get(app)
-        if known is None:  # Not with setdefault, which would make an app, with its histograms, for every call.
-            known = self.history.apps[app] = AppHistory(app)
-        return known
+        if app not in self.history.apps:  # Not with setdefault, which would make histograms for every call.
+            self.history.apps[app] = AppHistory(app)
+        return self.history.apps[app]
 
-    def _finished(self, event: dict[str, Any]) -> None:
-        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
-        if attempt is None:
-            return
-        self._on(event).calls += 1
-        self._call(self._app_of(attempt[0]), attempt[1], event["seconds"])
-
-    @staticmethod
-    def _call(app: AppHistory, items: int, seconds: float) -> None:
-        app.calls += 1
-        app.items += items
-        app.call_seconds.add(seconds)
-        app.item_seconds.add(seconds / max(items, 1))
+    def _attempt(self, event: dict[str, Any]) -> tuple[str, int] | None:
+        """Return the app and the number of items of a call that has ended, None if it is not known, or was over."""
+        return self._running.get(event["worker"], {}).pop(event["attempt"], None)
 
     def _answered_some(self, event: dict[str, Any]) -> None:
         self._answered[event["attempt"]] = event["first"] + event["count"]
 
     def _ended(self, event: dict[str, Any]) -> None:
-        """Record the end of a call that answered its items one by one, maybe before the last."""
-        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
-        items = self._answered.pop(event["attempt"], 0)
-        if attempt is not None:
+        """Record the end of a call; one that answered its items one by one may have ended before the last."""
+        if event["is"] == "StepFinished":  # Of sessions, which have no items.
             self._on(event).calls += 1
-        if attempt is not None and items:
-            self._call(self._app_of(attempt[0]), items, event["seconds"])
-
-    def _stepped(self, event: dict[str, Any]) -> None:
+            return
+        attempt, items = self._attempt(event), self._answered.pop(event["attempt"], 0)
+        if attempt is None:
+            return
         self._on(event).calls += 1
+        if event["is"] == "BatchFinished":
+            items = attempt[1]
+        elif not items:
+            return
+        app = self._app_of(attempt[0])
+        app.calls += 1
+        app.items += items
+        app.call_seconds.add(event["seconds"])
+        app.item_seconds.add(event["seconds"] / max(items, 1))
 
     def _on(self, event: dict[str, Any]) -> HostFigures:
         """Return where it happened."""
         return self._host_of.get(event["worker"], HostFigures())
 
     def _failed(self, event: dict[str, Any]) -> None:
-        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
-        if attempt is not None and event["failure"]["kind"] != "cancelled":
+        attempt, kind = self._attempt(event), event["failure"]["kind"]
+        if attempt is not None and kind != "cancelled":
             self.history.causes.call(event["failure"])
             self._on(event).failed += 1
             failed = self._app_of(attempt[0]).failed
-            kind = event["failure"]["kind"]
             failed[kind] = failed.get(kind, 0) + 1
 
     # --- declarations and contexts

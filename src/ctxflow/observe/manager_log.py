@@ -68,17 +68,6 @@ def read_transfers(lines: Iterable[bytes], staging: StagingNotes | None = None) 
     times are on the run's clock; without any, all files, workers are addresses, and 0 is the log's first line.
 
     :param lines: of the file `vine-logs/debug`.
-
-    >>> lines = [
-    ...     b"2026/11/21 05:38:12.39 vine_manager[4]vine: rx from h1 (10.0.0.1:50): transfer-port 1025",
-    ...     b"2026/11/21 05:38:14.34 vine_manager[4]vine: tx to h2 (10.0.0.2:60): "
-    ...     b"puturl workerip://10.0.0.1:1025/temp-a temp-a 0 100 0755 ID",
-    ...     b"2026/11/21 05:38:15.21 vine_manager[4]vine: rx from h2 (10.0.0.2:60): "
-    ...     b"cache-update temp-a 2 0 100 33188 800000 1795239494410000 ID",
-    ... ]
-    >>> [transfer] = read_transfers(lines).transfers
-    >>> transfer.sender, transfer.receiver, transfer.bytes, round(transfer.start, 2), round(transfer.end, 2)
-    ('10.0.0.1:50', '10.0.0.2:60', 100, 2.02, 2.82)
     """
     reader = _Reader(staging or StagingNotes())
     for line in lines:
@@ -179,7 +168,7 @@ class _Reader:
         if name in worker.puts:
             sending, start, end = worker.puts.pop(name)
             worker.holds.add(told[1])
-            self._add(name, sending, worker, "sent", start, end, sending.size)
+            self._add(sending, worker, start, end)
 
     def _put_over(self, worker: _Worker, stamp: float, seconds: float) -> None:
         sending, worker.put = worker.put, None
@@ -190,7 +179,7 @@ class _Reader:
                 del worker.puts[next(iter(worker.puts))]
         else:
             worker.holds.add(self._digest(sending.name))
-            self._add(sending.name, sending, worker, "sent", stamp - seconds, stamp, sending.size)
+            self._add(sending, worker, stamp - seconds, stamp)
 
     def _updated(
         self, worker: _Worker, stamp: float, name: str, size: int, seconds: float, began: float, ident: str
@@ -203,18 +192,18 @@ class _Reader:
             return
         worker.holds.add(self._digest(name))
         if sending is not None:
-            self._add(name, sending, worker, "sent", stamp - seconds, stamp, size)
+            self._add(dataclasses.replace(sending, size=size), worker, stamp - seconds, stamp)
             return
         # If that call was sent a file of this size, it is the one that the manager's copy became.
         before = next((put for put in worker.puts.values() if put[0].size == size), None)
         if before is not None:
-            self._add(name, before[0], worker, "sent", before[1], before[2], size)
+            self._add(dataclasses.replace(before[0], name=name), worker, before[1], before[2])
         else:
-            self._add(name, _Sending(name, worker.address, size, stamp), worker, "made", stamp - seconds, stamp, size)
+            self._add(_Sending(name, worker.address, size, stamp), worker, stamp - seconds, stamp, kind="made")
 
     def _failed(self, worker: _Worker, sending: _Sending, stamp: float, error: str) -> None:
         if self._told_of(sending.name):
-            self._add(sending.name, sending, worker, "sent", sending.stamp, stamp, sending.size, error)
+            self._add(sending, worker, sending.stamp, stamp, error)
             worker.failed = self._found[-1]
 
     def _reason(self, worker: _Worker, name: str, message: str) -> None:
@@ -239,19 +228,17 @@ class _Reader:
 
     def _add(
         self,
-        name: str,
         sending: _Sending,
         worker: _Worker,
-        kind: str,
         start: float | None,
         end: float | None,
-        size: int,
         error: str = "",
+        kind: str = "sent",
     ) -> None:
         """Record a transfer, for now in local stamps, by addresses."""
-        digest = self._digest(name)
+        digest, size = self._digest(sending.name), sending.size
         if digest not in self._files:
-            self._files[digest] = self._staging.files.get(digest, ContextFile(digest, name, size))
+            self._files[digest] = self._staging.files.get(digest, ContextFile(digest, sending.name, size))
         stamps = sending.stamp, start, end
         self._found.append(Transfer(digest, sending.sender, worker.address, kind, *stamps, size, error))
 
@@ -290,7 +277,7 @@ class _Reader:
         for worker in self._workers.values():
             for sending in worker.pending.values():
                 if self._told_of(sending.name):
-                    self._add(sending.name, sending, worker, "sent", None, None, sending.size, _UNFINISHED)
+                    self._add(sending, worker, None, None, _UNFINISHED)
         found = []
         for local in self._found:
             asked, start, end = (None if at is None else at - zero for at in (local.asked, local.start, local.end))

@@ -15,28 +15,20 @@ def seconds(value: float) -> str:
     >>> seconds(0.01234), seconds(12), seconds(1234.5)
     ('12.3 ms', '12.0 s', '1,234 s')
     """
-    return f"{_three(value * 1e3)} ms" if value < 0.9995 else f"{_three(value)} s"
+    return f"{figure(value * 1e3)} ms" if value < 0.9995 else f"{figure(value)} s"
 
 
 def figure(value: float | None) -> str:
     """Return a number with three digits that count.
 
-    >>> figure(0.01234), figure(57), figure(12345.6), figure(None)
-    ('0.0123', '57.0', '12,346', '-')
+    >>> figure(0.01234), figure(9.999), figure(57), figure(12345.6), figure(None)
+    ('0.0123', '10.0', '57.0', '12,346', '-')
     """
-    return "-" if value is None else _three(value)
-
-
-def _three(value: float) -> str:
-    return f"{value:,.{decimals(value)}f}" if value else "0"
+    return "-" if value is None else f"{value:,.{decimals(value)}f}" if value else "0"
 
 
 def decimals(value: float) -> int:
-    """Return how many decimals give a number three digits that count.
-
-    >>> decimals(0.01234), decimals(9.999), decimals(57.0), decimals(1234.0), decimals(math.inf)
-    (4, 1, 1, 0, 0)
-    """
+    """Return how many decimals give a number three digits that count."""
     if not value or not math.isfinite(value):
         return 0
     exponent = math.floor(math.log10(abs(float(f"{value:.3g}"))))
@@ -65,11 +57,7 @@ def gpus_text(model: str | None, gpus: int) -> str:
 
 
 def span_unit(unit: str, hours: float) -> tuple[float, str]:
-    """Return what hours are shown in, so that a short run has digits: how many an hour has, and the name.
-
-    >>> span_unit("GPU-hours", 3.0), span_unit("GPU-hours", 0.02)
-    ((1.0, 'GPU-hours'), (60.0, 'GPU-minutes'))
-    """
+    """Return what hours are shown in, so that a short run has digits: how many an hour has, and the name."""
     of = unit.removesuffix("hours")
     if hours >= 1:
         return 1.0, unit
@@ -135,16 +123,7 @@ _LOWEST, _DECADES = -6, 13  # From a microsecond to four months.
 
 
 class Histogram:
-    """Durations in seconds, counted in bins of equal ratio: percentiles are within 0.6 %, the rest is exact.
-
-    >>> times = Histogram()
-    >>> for n in range(1, 1001):
-    ...     times.add(n / 100)
-    >>> times.count, round(times.mean, 3), times.least, times.most
-    (1000, 5.005, 0.01, 10.0)
-    >>> round(times.percentile(50), 1), round(times.percentile(100), 1)
-    (5.0, 10.0)
-    """
+    """Durations in seconds, counted in bins of equal ratio: percentiles are within 0.6 %, the rest is exact."""
 
     def __init__(self) -> None:
         self.count, self.least, self.most = 0, math.inf, 0.0
@@ -208,14 +187,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 class Timeline:
-    """Counts over time in at most `bins` bins, whose width doubles as time goes on.
-
-    >>> done = Timeline(bins=4, width=1.0)
-    >>> for second in range(10):
-    ...     done.add(second, 2)
-    >>> done.width, done.cumulated()
-    (4.0, [(0.0, 0), (4.0, 8), (8.0, 16), (12.0, 20)])
-    """
+    """Counts over time in at most `bins` bins, whose width doubles as time goes on."""
 
     def __init__(self, bins: int = 1024, width: float = 0.02) -> None:
         if bins < 2 or bins % 2:
@@ -243,12 +215,7 @@ class Timeline:
 
 
 class SeenItems:
-    """The item numbers that were seen before, a byte each.
-
-    >>> seen = SeenItems()
-    >>> seen.add(3, 6), seen.add(5, 8)
-    (3, 2)
-    """
+    """The item numbers that were seen before, a byte each."""
 
     def __init__(self) -> None:
         self._marks = bytearray()
@@ -265,3 +232,15 @@ class SeenItems:
         new = marks.count(0, first, end)
         marks[first:end] = b"\1" * (end - first)
         return new
+
+
+def unit_of(longest: float) -> tuple[float, str]:
+    """Return seconds in the unit that fits an axis, and its name.
+
+    >>> unit_of(90), unit_of(7200), unit_of(90000)
+    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
+    """
+    for length, name in ((3600.0, "h"), (60.0, "min")):
+        if longest > 5 * length:
+            return length, name
+    return 1.0, "s"

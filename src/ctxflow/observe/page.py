@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_MOST_CAUSES = 50
-_MOST_HOSTS = 400
+_MOST_CAUSES, _MOST_HOSTS = 50, 400
 _PICTURES = {
     "workers_and_items": ("Workers and items", "Above the workers connected, below the items completed, both by tier."),
     "call_times": ("Durations of calls", "How many calls took how long."),
@@ -70,10 +69,7 @@ def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = 
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, all of it or nothing.
-
-    :raises OSError: if it cannot be written.
-    """
+    """Write a page, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         file.write(text.encode(errors="replace"))
@@ -109,9 +105,7 @@ def _name(report: Report) -> str:
 
 def _written(report: Report) -> str:
     log = report.run / EVENTS
-    if not log.is_file():
-        return ""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(log.stat().st_mtime))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(log.stat().st_mtime)) if log.is_file() else ""
 
 
 def _cards(report: Report) -> list[tuple[str, str, str]]:
@@ -193,17 +187,14 @@ def _value(value: Any) -> str:
     >>> _value(["a", "b"]), _value({"policy": "fixed", "size": 3}), _value(None)
     ('a, b', 'policy: fixed, size: 3', 'none')
     """
-    if value is None:
-        return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_value(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_value, value))
-    return str(value)
+    return "none" if value is None else str(value)
 
 
-_MOST = 400  # Lines of a file, if not all are wanted.
-_MOST_FILES = 30
+_MOST, _MOST_FILES = 400, 30  # Lines of a file, and files, if not all are wanted.
 _OPEN = 60  # Trees of more lines than this are folded below their second level.
 
 
@@ -216,11 +207,7 @@ class Section:
 
 
 def tree_sections(report: Report, every: bool) -> list[Section]:
-    """Return a section for each file, the one that was sent most often first; beyond the first few, a line says how
-    many more.
-
-    :param every: all of them, and all of their transfers.
-    """
+    """Return a section for each file, most often sent first; unless for `every` one, a line says how many more."""
     trees = sorted(report.trees, key=lambda tree: -(tree.copies + tree.links))
     shown = trees if every else trees[:_MOST_FILES]
     sections = [Section(title(tree, report.transfers), _html(tree, report.transfers, every)) for tree in shown]
@@ -230,10 +217,9 @@ def tree_sections(report: Report, every: bool) -> list[Section]:
 
 
 def _html(tree: FileTree, found: Transfers, every: bool) -> Any:
-    """Return nested lists: each transfer below the one that brought the file to its sender; a host's hard links on a
-    line.
+    """Return nested lists: each transfer below the one that brought the file to its sender.
 
-    Goes through the tree with a stack of its own, so that no depth of a tree is too much.
+    It has a stack of its own, so that no tree is too deep.
     """
     from markupsafe import Markup, escape
 
@@ -303,8 +289,6 @@ def drawings(report: Report) -> dict[str, tuple[str, str]]:
     """Return the wide and the narrow form of each picture, by name, as `<svg>` elements.
 
     Their colours are CSS variables, named after what they are in print, such as `--c-0072b2`, with that as default.
-
-    :raises ImportError: if matplotlib is not installed.
     """
     from matplotlib import rc_context
 

@@ -16,16 +16,15 @@ from ctxflow.errors import CtxflowError, counted
 from ctxflow.files import written_whole
 from ctxflow.installing import how_to_install
 from ctxflow.observe.history import AppHistory, History, TierHistory
-from ctxflow.observe.measures import COLOURS, DARK, GREY, PALE, STYLE, WIDTH, seconds, shortened
-from ctxflow.observe.transfers import MANAGER, FileTree, Transfer, Transfers, file_name, megabytes
+from ctxflow.observe.measures import COLOURS, DARK, GREY, PALE, STYLE, WIDTH, seconds, shortened, unit_of
+from ctxflow.observe.transfers import MANAGER, FileTree, Transfer, Transfers, file_name, megabytes, rows_by_host
 
 
 def draw(
     directory: Path, history: History | None, found: Transfers, trees: Sequence[FileTree], form: str = "png"
 ) -> list[Path]:
-    """Draw the pictures that there is something for, and return their files.
+    """Draw the pictures that there is something for into a directory, and return their files.
 
-    :param directory: where they go; made if it is not there.
     :param form: "png", "svg" or "pdf".
     :raises CtxflowError: if matplotlib is not installed.
     """
@@ -69,7 +68,7 @@ _ARROWS = 400  # More transfers than this are lines without heads.
 
 def transfers_picture(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -> Any:
     """Draw time to the right, a row for the manager and each worker, an arrow for each transfer."""
-    rows, hosts = _rows(found)
+    rows, hosts = rows_by_host(found)
     height = min(max(2.2, 0.9 + 0.2 * len(rows)), 9.5)
     figure = figure_class(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
@@ -92,26 +91,6 @@ def transfers_picture(figure_class: Any, found: Transfers, trees: Sequence[FileT
     _label_rows(axes, rows, hosts, found)
     _key(figure, found, trees, colours)
     return figure
-
-
-def _rows(found: Transfers) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
-    """Return the row of everybody, those of a host side by side, and (host, first row, last row) of each."""
-    order: dict[str, list[str]] = {}
-    for transfer in found.transfers:
-        for name in (transfer.sender, transfer.receiver):
-            peer = found.peers.get(name)
-            group = order.setdefault("" if peer is None else peer.host, [])
-            if name not in group:
-                group.append(name)
-    rows: dict[str, int] = {}
-    hosts = []
-    for host in sorted(order, key=lambda host: host != ""):  # Who is on no host comes first: the manager.
-        first = len(rows)
-        for name in order[host]:
-            rows[name] = len(rows)
-        if host:
-            hosts.append((host, first, len(rows) - 1))
-    return rows, hosts
 
 
 def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, end: float) -> None:
@@ -142,7 +121,7 @@ def _lines(axes: Any, transfers: Sequence[Transfer], rows: dict[str, int], colou
     """Draw transfers that went well as lines that end in a dot."""
     alike: dict[tuple[str, bool], list[tuple[float, float, int, int]]] = {}
     for transfer in transfers:
-        begin, over = _drawn(transfer)
+        begin, over = transfer.span
         if begin is not None and over is not None and not transfer.error and transfer.kind != "made":
             key = (colours.get(transfer.file, GREY), transfer.kind == "linked")
             alike.setdefault(key, []).append((begin, over, rows[transfer.sender], rows[transfer.receiver]))
@@ -153,14 +132,8 @@ def _lines(axes: Any, transfers: Sequence[Transfer], rows: dict[str, int], colou
         axes.plot(*ends, marker=".", markersize=2, linestyle="", color=colour, zorder=4)
 
 
-def _drawn(transfer: Transfer) -> tuple[float | None, float | None]:
-    """Return from when until when a transfer is drawn, as far as that is known."""
-    begin = transfer.start if transfer.start is not None else transfer.asked
-    return begin, transfer.end if transfer.end is not None else begin
-
-
 def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, scale: float) -> None:
-    begin, over = _drawn(transfer)
+    begin, over = transfer.span
     if begin is None:
         return
     above, below = rows[transfer.sender], rows[transfer.receiver]
@@ -218,14 +191,15 @@ def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict
     if len(trees) > len(colours):
         entries.append(Line2D([], [], color=GREY, label=f"{len(trees) - len(colours)} smaller files"))
     kinds = {transfer.kind for transfer in found.transfers if not transfer.error}
-    if "linked" in kinds:
-        entries.append(Line2D([], [], color=DARK, linestyle=_LINKED, label="hard link"))
-    if "made" in kinds:
-        entries.append(Line2D([], [], color=DARK, linewidth=2.2, label="written by a call"))
-    if any(transfer.error for transfer in found.transfers):
-        entries.append(Line2D([], [], color=DARK, linestyle=_FAILED, marker="x", label="failed"))
-    if any(peer.lost is not None for peer in found.peers.values()):
-        entries.append(Line2D([], [], color=DARK, linestyle="", marker="|", markersize=8, label="worker lost"))
+    failed = any(transfer.error for transfer in found.transfers)
+    lost = any(peer.lost is not None for peer in found.peers.values())
+    marks: list[tuple[bool, dict[str, Any]]] = [
+        ("linked" in kinds, {"linestyle": _LINKED, "label": "hard link"}),
+        ("made" in kinds, {"linewidth": 2.2, "label": "written by a call"}),
+        (failed, {"linestyle": _FAILED, "marker": "x", "label": "failed"}),
+        (lost, {"linestyle": "", "marker": "|", "markersize": 8, "label": "worker lost"}),
+    ]
+    entries += [Line2D([], [], color=DARK, **looks) for there, looks in marks if there]
     figure.legend(handles=entries, loc="outside upper left", ncols=3, frameon=False, handlelength=2.4)
 
 
@@ -292,24 +266,10 @@ _OTHERS = "other tiers"
 _POINTS = 700  # That can be told apart from left to right.
 
 
-def unit_of(longest: float) -> tuple[float, str]:
-    """Return seconds in the unit that fits an axis, and its name.
-
-    >>> unit_of(90), unit_of(7200), unit_of(90000)
-    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
-    """
-    for length, name in ((3600.0, "h"), (60.0, "min")):
-        if longest > 5 * length:
-            return length, name
-    return 1.0, "s"
-
-
 def shades(history: History) -> dict[str, str]:
     """Return the colour of each tier that had workers, those with the most worker time first, and of all others."""
-    names = sorted(
-        (name for name, tier in history.tiers.items() if tier.joined),
-        key=lambda name: -history.tiers[name].worker_seconds,
-    )
+    joined = [name for name, tier in history.tiers.items() if tier.joined]
+    names = sorted(joined, key=lambda name: -history.tiers[name].worker_seconds)
     colours = {name: _SHADES[n] if n < len(_SHADES) else GREY for n, name in enumerate(names)}
     return {**colours, _OTHERS: GREY}
 

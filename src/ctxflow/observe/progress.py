@@ -36,7 +36,8 @@ class Progress:
     :ivar seconds: since this run began.
     :ivar rate: rows a second now; `rate_overall`, over this run.
     :ivar tokens: that models read and wrote in this run, None where that is not counted them.
-    :ivar left: seconds that the rest takes, likely between `left_low` and `left_high` (`ctxflow.observe.progress`).
+    :ivar left: seconds that the rest takes, None while that cannot be told; likely (some 95%) between `left_low` and
+        `left_high`.
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
         "gpu_hours", "worker_hours" and "cost" (None: no price) so far, and the "reason" why fewer joined, or "".
@@ -88,11 +89,7 @@ class Progress:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Progress:
-        """Return what a status file says.
-
-        >>> Progress.of({"version": 1, "done": 3, "pid": 17}).done
-        3
-        """
+        """Return what a status file says."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in names})
 
@@ -117,19 +114,12 @@ class Progress:
 
 _NOW_SECONDS, _NOW_STEPS = 10.0, 4
 _KEPT_SECONDS, _STEP_SECONDS = 300.0, 1.0
-_PARTS = 8
-_WIDTH = 2.0  # Standard deviations.
+_PARTS, _WIDTH = 8, 2.0  # The width in standard deviations.
 
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """How fast a job goes at a moment.
-
-    :ivar rate: items a second now; `rate_overall`, since the beginning.
-    :ivar tokens_per_s: tokens a second now, None if nobody counts them; `tokens_per_s_overall`, since the beginning.
-    :ivar left: seconds that the rest takes, None while that cannot be told; it is likely (some 95%) between
-        `left_low` and `left_high`, which are None while their distance cannot be told.
-    """
+    """How fast a job goes at a moment; `Progress` tells of each figure."""
 
     rate: float
     rate_overall: float
@@ -151,13 +141,6 @@ class Rates:
     eight is off by s / sqrt(8), and the mean of a rest that takes H seconds by s sqrt(w / H), if parts differ at
     random. So sigma^2 = s^2 (1 / 8 + w / H), and the bounds are the rest over r + 2 sigma and r - 2 sigma. What the
     last minutes do not show, such as workers that will join or be evicted, or longer rows to come, is not in it.
-
-    >>> rates = Rates()
-    >>> for second in range(60):
-    ...     rates.note(second, 5 * second, None)
-    >>> pace = rates.pace(60, 300, None, rest=1000)
-    >>> pace.rate, pace.left, pace.left_low, pace.left_high
-    (5.0, 200.0, 200.0, 200.0)
     """
 
     def __init__(self) -> None:
@@ -165,11 +148,7 @@ class Rates:
         self._steps: collections.deque[tuple[float, int, int]] = collections.deque()
 
     def note(self, seconds: float, items: int, tokens: int | None) -> None:
-        """Take in the counts of a moment.
-
-        :param seconds: since the beginning.
-        :param items: answered since the beginning; `tokens` likewise, None if nobody counts them.
-        """
+        """Take in the seconds, answered items and tokens since the beginning; None for tokens that nobody counts."""
         if items == 0:
             return
         if self._steps:
@@ -181,10 +160,7 @@ class Rates:
             self._steps.popleft()
 
     def pace(self, seconds: float, items: int, tokens: int | None, rest: int | None) -> Throughput:
-        """Return the figures of a moment.
-
-        :param rest: items that are left, None if that is not known.
-        """
+        """Return the figures of a moment; `rest` are the items that are left, None if that is not known."""
         rate_overall = items / seconds if seconds > 0 else 0.0
         tokens_overall = None if tokens is None else tokens / seconds if seconds > 0 else 0.0
         rate, token_rate = rate_overall, tokens_overall
@@ -249,10 +225,7 @@ def owner() -> dict[str, Any]:
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
-    """Write a status file at once or not at all, so that a reader never sees half of it.
-
-    :raises OSError: if it cannot be written.
-    """
+    """Write a status file at once or not at all, so that a reader never sees half of it."""
     text = json.dumps(status, indent=1) + "\n"
     # The last word is to outlive a power cut; the others are news for a second.
     with written_whole(path, sync=status.get("state") in ENDED) as file:
@@ -275,11 +248,6 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
     :returns: the file's "state" ("starting", "running", "done", "failed", "interrupted"); "died" if its process is
         gone from this host without a last word; "silent" if it was not rewritten for 30 s, by a process that hangs,
         or on a host that cannot be seen from here.
-
-    >>> condition({"state": "done", "updated": 0.0})
-    'done'
-    >>> condition({"state": "running", "updated": 100.0, "pid": 1, "host": "another"}, now=140.0)
-    'silent'
     """
     state = str(status.get("state"))
     if state in ENDED:
@@ -299,7 +267,7 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
 class StatusReader:
     """A status file that is read repeatedly: one that changes has a live owner, whatever the clock that dates it.
 
-    :ivar status: what it said last, dated by this machine's clock once it has been seen to change.
+    :ivar status: what it said last, dated by this machine's clock once it has changed.
     """
 
     def __init__(self, path: Path, status: dict[str, Any]) -> None:
@@ -334,8 +302,7 @@ _OVER = (*ENDED, "died")
 class KnownRun:
     """A run's folder.
 
-    :ivar state: "done", "failed", "interrupted" or "died" if it is over; "starting", "running", or "silent" where its
-        driver is on another machine and cannot be asked.
+    :ivar state: as `condition` tells; "silent" where its driver is on another machine and cannot be asked.
     :ivar updated: when it said so last, in seconds since 1970.
     :ivar size: of all that is in the folder, in bytes.
     :ivar output: the output of the batch job that it was of, "" for another program's run.
@@ -360,21 +327,13 @@ def known_runs(base: Path) -> list[KnownRun]:
 
 
 def removable(runs: list[KnownRun], older_than: float, now: float | None = None) -> list[KnownRun]:
-    """Return those that are over, and have been for so many seconds.
-
-    >>> run = KnownRun(Path("runs/a/ctxflow"), "done", 100.0, 5, "")
-    >>> removable([run], 60, now=150.0), removable([run], 60, now=170.0) == [run]
-    ([], True)
-    """
+    """Return those that are over, and have been for so many seconds."""
     then = (time.time() if now is None else now) - older_than
     return [run for run in runs if run.is_over and run.updated <= then]
 
 
 def remove(run: KnownRun) -> bool:
-    """Remove a run's folder, and the one above it if nothing is left in that; False if the run goes on after all.
-
-    :raises OSError: if it cannot be removed.
-    """
+    """Remove a run's folder, and the one above it if nothing is left in that; False if the run goes on after all."""
     status = load_status(run.folder / STATUS)
     if status is None or condition(status) not in _OVER:
         return False

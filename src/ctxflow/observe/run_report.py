@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ctxflow.errors import UsageError, counted
-from ctxflow.observe.history import AppHistory, Cause, Causes, History, HostFigures, TierHistory
+from ctxflow.observe.history import AppHistory, Cause, Causes, History, TierHistory, history_data
 from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.manager_log import read_transfers
 from ctxflow.observe.measures import Histogram, even, figure, percent, percentiles, seconds, table
 from ctxflow.observe.summary import SUMMARY, summarise, summary_text
 from ctxflow.observe.transfers import (
     FileTree,
-    StagingNotes,
     Transfers,
     file_trees,
     read_staging,
@@ -113,19 +112,11 @@ def read_report(run: Path, advance: Callable[[int], None] = lambda count: None) 
     :raises ValueError: if the event log is none.
     :raises OSError: if a file cannot be read.
     """
-    history = None
-    if (run / EVENTS).is_file():
-        with open(run / EVENTS, "rb") as file:
-            history = read_history(line.decode("utf-8", "replace") for line in _counted(file, advance))
-    staging = StagingNotes()
-    if (run / STAGING).is_file():
-        with open(run / STAGING, "rb") as file:
-            staging = read_staging(line.decode("utf-8", "replace") for line in _counted(file, advance))
+    history = read_history(_text(run / EVENTS, advance)) if (run / EVENTS).is_file() else None
+    staging = read_staging(_text(run / STAGING, advance) if (run / STAGING).is_file() else [])
     transfers = Transfers(files=staging.files, peers=staging.peers)
-    logs = _debug_logs(run)
-    for log in logs:
-        with open(log, "rb") as file:
-            read = read_transfers(_counted(file, advance), staging)
+    for log in _debug_logs(run):
+        read = read_transfers(_lines(log, advance), staging)
         transfers.transfers += read.transfers
         transfers.files.update(read.files)
         transfers.peers.update(read.peers)
@@ -134,16 +125,14 @@ def read_report(run: Path, advance: Callable[[int], None] = lambda count: None) 
     batch = read_object(run / BATCH)
     letters = _dead_letters(batch)
     if letters is not None and letters.is_file():
-        with open(letters, "rb") as file:
-            causes.dead_letters(_counted(file, advance))
+        causes.dead_letters(_lines(letters, advance))
     summary = summarise(history) if history is not None else read_object(run / SUMMARY)
     return Report(run, history, transfers, file_trees(transfers.transfers), summary, causes.ordered(), batch)
 
 
 def summary_of(run: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     """Return the summary of a run, from its event log alone; the parameters and errors are those of `read_report`."""
-    with open(run / EVENTS, "rb") as file:
-        return summarise(read_history(line.decode("utf-8", "replace") for line in _counted(file, advance)))
+    return summarise(read_history(_text(run / EVENTS, advance)))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -160,15 +149,21 @@ def _dead_letters(batch: dict[str, Any] | None) -> Path | None:
     return Path(errors) if isinstance(errors, str) else None
 
 
-def _counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterable[bytes]:
+def _lines(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the lines of a file, telling how many bytes were read since the last call."""
     count = 0
-    for line in file:
-        count += len(line)
-        if count >= 1 << 20:
-            advance(count)
-            count = 0
-        yield line
+    with open(path, "rb") as file:
+        for line in file:
+            count += len(line)
+            if count >= 1 << 20:
+                advance(count)
+                count = 0
+            yield line
     advance(count)
+
+
+def _text(path: Path, advance: Callable[[int], None]) -> Iterator[str]:
+    return (line.decode("utf-8", "replace") for line in _lines(path, advance))
 
 
 # --- as data
@@ -176,23 +171,16 @@ def _counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterable[bytes]:
 
 def as_data(report: Report) -> dict[str, Any]:
     """Return all of a report as data for JSON: times in seconds on the run's clock, sizes in bytes."""
-    trees = [
-        {
-            name: getattr(tree, name)
-            for name in ("file", "from_manager", "copies", "links", "failed", "depth", "seconds")
-        }
-        for tree in report.trees
-    ]
-    history = None if report.history is None else _history_data(report.history)
+    of_tree = ("file", "from_manager", "copies", "links", "failed", "depth", "seconds")
     return {
         "run": str(report.run),
         "summary": report.summary,
-        "history": history,
+        "history": None if report.history is None else history_data(report.history),
         "causes": [dataclasses.asdict(cause) for cause in report.causes],
         "batch": report.batch,
         "files": {digest: dataclasses.asdict(file) for digest, file in report.transfers.files.items()},
         "peers": {name: dataclasses.asdict(peer) for name, peer in report.transfers.peers.items()},
-        "trees": trees,
+        "trees": [{name: getattr(tree, name) for name in of_tree} for tree in report.trees],
         "transfers": [
             {**dataclasses.asdict(transfer), "bytes_per_second": transfer.bytes_per_second}
             for transfer in report.transfers.transfers
@@ -200,52 +188,7 @@ def as_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _history_data(history: History) -> dict[str, Any]:
-    return {
-        "duration": history.duration,
-        "events": history.events,
-        "items": {**dataclasses.asdict(history.items), "open": history.items.open},
-        "workers": {"mean": history.mean_workers, "peak": history.peak_workers, "notices": history.notices,
-                    **_tier_data(history.workers)},
-        "hosts": sorted(history.hosts),
-        "by_host": {name: dataclasses.asdict(host) for name, host in sorted(history.by_host.items())},
-        "tiers": {name: _tier_data(tier) for name, tier in history.tiers.items()},
-        "plans": [
-            {"since": time, **{key: plan[key] for key in ("tiers", "workers", "holders", "shares", "reasons")}}
-            for time, plan in history.plans
-        ],
-        "quarantines": [
-            {"since": time, **{key: each[key] for key in ("host", "worker", "devices", "cause", "until")}}
-            for time, each in history.quarantines
-        ],
-        "losses": [{"time": time, "evicted": evicted} for time, evicted in history.losses],
-        "apps": {
-            id: {
-                "name": app.name, "calls": app.calls, "items": app.items, "failed": app.failed,
-                "call_seconds": app.call_seconds.summary(), "item_seconds": app.item_seconds.summary(),
-            }
-            for id, app in history.apps.items()
-        },
-        "contexts": {
-            id: {
-                "name": context.name, "staged": context.staged, "failed": context.failed,
-                "load_seconds": context.load_seconds.summary(),
-            }
-            for id, context in history.contexts.items()
-        },
-    }  # fmt: skip
-
-
-def _tier_data(tier: TierHistory) -> dict[str, Any]:
-    lifetimes = {"count": len(tier.lifetimes), **(percentiles(tier.lifetimes) if tier.lifetimes else {})}
-    return {
-        "joined": tier.joined, "lost": tier.lost, "evicted": tier.evicted, "unexplained": tier.unexplained,
-        "returned": tier.returned, "items_done": tier.items_done, "worker_seconds": tier.worker_seconds,
-        "evictions_per_worker_hour": tier.eviction_rate, "lifetimes": lifetimes, "survival": tier.survival(),
-        "jobs_started": tier.jobs_started, "jobs_evicted": tier.jobs_evicted, "queue_seconds": tier.waits.summary(),
-        "held": tier.held, "workers": tier.counts, "completed": tier.done.cumulated(),
-    }  # fmt: skip
-
+# --- as text
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
 _MOST_CAUSES = 8
@@ -297,11 +240,9 @@ def causes_text(causes: Sequence[Cause], most: int | None = None) -> str:
 
 def counts_text(cause: Cause) -> str:
     """Return what failed of a cause."""
-    counts = [
-        (cause.calls, "call", "calls"), (cause.contexts, "context load", "context loads"),
-        (cause.items, "item for good", "items for good"), (cause.rows, "dead letter", "dead letters"),
-    ]  # fmt: skip
-    return ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count)
+    calls, loads = counted(cause.calls, "call"), counted(cause.contexts, "context load")
+    items, rows = counted(cause.items, "item for good", "items for good"), counted(cause.rows, "dead letter")
+    return ", ".join(text for text in (calls, loads, items, rows) if not text.startswith("0 "))
 
 
 def overview(history: History) -> list[tuple[str, str]]:
@@ -314,7 +255,7 @@ def overview(history: History) -> list[tuple[str, str]]:
     gone = {"evicted": workers.evicted, "lost": workers.unexplained, "given back": workers.returned}
     lost = "".join(f", {count:,} {how}" for how, count in gone.items() if count) or ", none lost"
     notices = f", {history.notices:,} eviction notices" if history.notices else ""
-    hosts = f" on {len(history.hosts):,} host{'s' * (len(history.hosts) != 1)}"
+    hosts = f" on {counted(len(history.hosts), 'host')}"
     loads = sum(context.load_seconds.count for context in history.contexts.values())
     failed = sum(context.failed for context in history.contexts.values())
     chunks = [("Chunks", f"{history.chunks:,} of sessions")] if history.chunks else []
@@ -329,9 +270,7 @@ def overview(history: History) -> list[tuple[str, str]]:
 
 
 def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
-    """Return calls, context loads, tiers and lifetimes, as far as there are any: heads and rows, remarks as rows of
-    one.
-    """
+    """Return calls, context loads, tiers and lifetimes, as far as there are any: heads and rows (of one: remarks)."""
     heads = ["count", "mean", "p50", "p90", "p99", "longest"]
     found: list[tuple[list[str], list[list[str]]]] = []
     apps = sorted(history.apps.values(), key=lambda app: -app.calls)
@@ -352,7 +291,12 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
         found.append(_plan_table(history))
     evicted = {name: tier for name, tier in history.tiers.items() if tier.lifetimes}
     rates = even([tier.eviction_rate for tier in evicted.values()])
-    lived = [_lifetime_row(name, tier, rate) for (name, tier), rate in zip(evicted.items(), rates, strict=True)]
+    lived = []
+    for (name, tier), rate in zip(evicted.items(), rates, strict=True):
+        ages = percentiles(tier.lifetimes)
+        lived.append(
+            [name, f"{tier.evicted:,}", rate, *(seconds(ages[part]) for part in ("p10", "p50", "p90", "most"))]
+        )
     if lived:
         found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
     return found
@@ -360,18 +304,9 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
 
 def _host_table(history: History) -> tuple[list[str], list[list[str]]]:
     """Return what was done on each host, and what failed there: those with the most trouble first."""
-
-    def trouble(named: tuple[str, HostFigures]) -> tuple[int, int, str]:
-        name, host = named
-        return -(host.failed + host.contexts_failed + host.lost + host.quarantines), -host.calls, name
-
-    hosts = sorted(history.by_host.items(), key=trouble)
-    rows = [
-        [name, *(f"{count:,}" for count in (
-            host.joined, host.calls, host.failed, host.contexts_failed, host.lost, host.evicted, host.quarantines
-        ))]
-        for name, host in hosts[:_MOST_HOSTS]
-    ]  # fmt: skip
+    hosts = sorted(history.by_host.items(), key=lambda named: (-named[1].trouble, -named[1].calls, named[0]))
+    columns = ("joined", "calls", "failed", "contexts_failed", "lost", "evicted", "quarantines")
+    rows = [[name, *(f"{getattr(host, each):,}" for each in columns)] for name, host in hosts[:_MOST_HOSTS]]
     if len(hosts) > _MOST_HOSTS:
         rows.append([f"  ... and {len(hosts) - _MOST_HOSTS:,} more (--json has them)"])
     heads = ["Hosts", "workers", "calls done", "failed", "contexts failed", "lost", "evicted", "quarantined"]
@@ -421,12 +356,6 @@ def _tier_rows(name: str, tier: TierHistory) -> list[list[str]]:
     for reason, count in sorted(tier.held.items(), key=lambda item: -item[1]):
         rows.append([f"  held{f' {count:,} times' if count > 1 else ''}: {reason or 'nobody says why'}"])
     return rows
-
-
-def _lifetime_row(name: str, tier: TierHistory, rate: str) -> list[str]:
-    ages = percentiles(tier.lifetimes)
-    shown = [seconds(ages[part]) for part in ("p10", "p50", "p90", "most")]
-    return [name, f"{tier.evicted:,}", rate, *shown]
 
 
 def _app_rows(app: AppHistory) -> list[list[str]]:

@@ -1,11 +1,11 @@
 """Summarise a run: what ran where, how fast, how near to what its workers could do, and what their time went into.
 
 As data, which is kept with the run, and as text; `conclusion` is one sentence for whoever wants the next run faster.
-The time is accounted for by accounts.py.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,8 +15,7 @@ from ctxflow.errors import counted
 from ctxflow.files import written_whole
 from ctxflow.observe.accounts import PARTS, AccountGroup, Accounts
 from ctxflow.observe.history import History
-from ctxflow.observe.measures import even, gpus_text, percent, seconds, span_unit, table
-from ctxflow.observe.measures import seconds as duration
+from ctxflow.observe.measures import Histogram, even, gpus_text, percent, seconds, span_unit, table
 
 SUMMARY = "summary.json"
 PART_NAMES = {
@@ -34,31 +33,24 @@ Kind = TypeVar("Kind")
 def speeds(groups: Iterable[AccountGroup]) -> tuple[dict[tuple[str | None, int], float], float]:
     """Return how much work a worker of each kind does in a second of its time, as measured, and how much all did.
 
-    A unit of work is what takes a worker of this run a second on average: an item of an app counts for the mean of the
-    useful seconds that an item of it took, over all workers. With one app, speeds are as items a second; with
-    several, they say how much faster one kind is than another, which is taken to be the same for each app.
+    A unit of work takes a worker of this run a second on average: an item of an app counts for the mean of the useful
+    seconds that an item of it took. How much faster one kind is than another is taken to be the same for each app.
 
     :returns: speed by kind (GPU model, GPUs of a worker), of those kinds alone that answered something; and the work.
-
-    >>> fast = AccountGroup("t", "H100", 1, items={"a": 30})
-    >>> slow = AccountGroup("t", "A10", 1, items={"a": 10})
-    >>> fast.app_seconds, slow.app_seconds = {"a": 10.0}, {"a": 10.0}
-    >>> speeds([fast, slow])
-    ({('H100', 1): 1.5, ('A10', 1): 0.5}, 20.0)
     """
     groups = list(groups)
-    items: dict[str, int] = {}
-    taken: dict[str, float] = {}
+    items: dict[str, int] = collections.defaultdict(int)
+    taken: dict[str, float] = collections.defaultdict(float)
     for group in groups:
         for app, count in group.items.items():
-            items[app] = items.get(app, 0) + count
-            taken[app] = taken.get(app, 0.0) + group.app_seconds[app]
+            items[app] += count
+            taken[app] += group.app_seconds[app]
     worth = {app: taken[app] / count for app, count in items.items() if count}
-    done: dict[tuple[str | None, int], float] = {}
-    busy: dict[tuple[str | None, int], float] = {}
+    done: dict[tuple[str | None, int], float] = collections.defaultdict(float)
+    busy: dict[tuple[str | None, int], float] = collections.defaultdict(float)
     for group in groups:
-        done[group.kind] = done.get(group.kind, 0.0) + sum(worth[app] * n for app, n in group.items.items())
-        busy[group.kind] = busy.get(group.kind, 0.0) + sum(group.app_seconds.values())
+        done[group.kind] += sum(worth[app] * n for app, n in group.items.items())
+        busy[group.kind] += sum(group.app_seconds.values())
     return {kind: done[kind] / busy[kind] for kind in done if busy[kind] > 0}, sum(taken.values())
 
 
@@ -67,17 +59,12 @@ def fluid_seconds(
 ) -> float | None:
     """Return the fluid bound: the least time in which the workers that were there could have done the work.
 
-    Each worker works from its joining to its going at the measured speed of its kind, all of the time, and work can be
-    split at will. Nothing is counted for staging, loading, sending, waiting, what evictions destroy, and the tail. A
-    kind without a speed, since none of its workers answered anything, counts for nothing.
+    Each works from its joining to its going at the measured speed of its kind (0 if it has none), and work can be split
+    at will: nothing is counted for staging, loading, sending, waiting, evictions, and the tail.
 
     :param presence: (time, kind, +1 or -1) for every worker that joined or went, in any order.
-    :param speed: work that a worker of a kind does in a second.
     :param begin: when the work began to be there; workers could not begin before.
     :returns: seconds from `begin` on; None if these workers could not have done it.
-
-    >>> fluid_seconds([(0.0, "a10", 1), (5.0, "a10", 1), (5.0, "h100", 1)], {"a10": 1.0, "h100": 4.0}, 17.0)
-    7.0
     """
     rate = done = 0.0
     last = begin
@@ -110,10 +97,7 @@ def _fluid(accounts: Accounts) -> dict[str, float | None]:
 
 
 def summarise(history: History) -> dict[str, Any]:
-    """Return the summary of a run as data for JSON; docs/report.md describes each figure.
-
-    Hours are of GPUs if every worker had one, else of workers. Those of the parts add up to those connected.
-    """
+    """Return the summary of a run as data for JSON; docs/report.md describes each figure."""
     groups = history.accounts.groups
     of_gpus = bool(groups) and all(group.gpus for group in groups)
     items = history.items
@@ -177,10 +161,7 @@ def _row(alike: list[AccountGroup], of_gpus: bool) -> dict[str, Any]:
 
 
 def keep(run: Path, name: str, value: Mapping[str, Any]) -> None:
-    """Keep an object, such as a summary, as JSON in a run's directory: all of it or nothing.
-
-    :raises OSError: if it cannot be written.
-    """
+    """Keep an object, such as a summary, as JSON in a run's directory: all of it or nothing."""
     text = json.dumps(value, indent=1, default=str) + "\n"
     with written_whole(run / name) as file:
         file.write(text.encode())
@@ -194,7 +175,7 @@ def efficiency_text(summary: Mapping[str, Any]) -> str:
     fluid = summary["fluid"]
     if fluid["efficiency"] is None:
         return ""
-    could, took = duration(fluid["bound"]), duration(fluid["took"])
+    could, took = seconds(fluid["bound"]), seconds(fluid["took"])
     share = percent(fluid["efficiency"])
     return f"{share} of the fluid bound: these workers could have done it in {could}, and took {took}"
 
@@ -260,22 +241,15 @@ _WENT_INTO = {
 
 
 def conclusion(summary: Mapping[str, Any], history: History | None = None) -> str:
-    """Return a sentence or two: what most of the workers' time went into, and why, as far as figures tell.
-
-    :param summary: as `summarise` makes it.
-    :param history: of the same run; without one no reason is given.
-
-    >>> hours = {**dict.fromkeys(PARTS, 0.0), "connected": 1.0, "useful": 0.9, "loading": 0.1}
-    >>> conclusion({"items": {"submitted": 5, "done": 5}, "workers": {"joined": 1}, "hours": hours})
-    '90 % of the time was useful; most of the rest, 10 %, went into loading.'
-    """
+    """Return a sentence or two: what most of the workers' time went into, and, with the run's history, why."""
     items, hours = summary["items"], summary["hours"]
     connected = hours["connected"]
     if not summary["workers"]["joined"] or not connected:
         return "No worker joined, so that nothing could run." if items["submitted"] else "No worker joined."
     share = {part: hours[part] / connected for part in PARTS}
     worst = max((part for part in PARTS if part != "useful"), key=lambda part: share[part])
-    because = _reason(worst, summary, history) if history is not None else ""
+    found = _REASONS[worst](history) if history is not None and worst in _REASONS else ""
+    because = f", since {found}" if found else ""
     into = f"{percent(share[worst])}, went into {_WENT_INTO[worst]}{because}"
     if share["useful"] >= _MOSTLY:
         text = f"{percent(share['useful'])} of the time was useful"
@@ -288,11 +262,6 @@ def conclusion(summary: Mapping[str, Any], history: History | None = None) -> st
     return f"{percent(share[worst])} of the time went into {_WENT_INTO[worst]}{because}; {useful}."
 
 
-def _reason(part: str, summary: Mapping[str, Any], history: History) -> str:
-    found = _REASONS[part](summary, history) if part in _REASONS else ""
-    return f", since {found}" if found else ""
-
-
 def _lived(history: History) -> float:
     """Return how long a worker was there, on average."""
     return history.workers.worker_seconds / history.workers.joined
@@ -302,13 +271,11 @@ def _gone(history: History) -> int:
     return history.workers.evicted + history.workers.unexplained
 
 
-def _loading(summary: Mapping[str, Any], history: History) -> str:
-    loads = sum(context.load_seconds.count for context in history.contexts.values())
-    took = sum(context.load_seconds.mean * context.load_seconds.count for context in history.contexts.values())
+def _loading(history: History) -> str:
+    load, loads = _mean(context.load_seconds for context in history.contexts.values())
     failed = sum(context.failed for context in history.contexts.values())
     if not loads:
         return f"no context was built ({failed:,} failed)" if failed else "no context was built to its end"
-    load = took / loads
     if _gone(history) and _gone(history) * 2 >= history.workers.joined:
         return f"a worker lived {seconds(_lived(history))} on average, and a load took {seconds(load)}"
     if loads > history.workers.joined * max(1, len(history.contexts)):
@@ -318,27 +285,27 @@ def _loading(summary: Mapping[str, Any], history: History) -> str:
     return f"a load took {seconds(load)}, and the run was over after {seconds(history.duration)}"
 
 
-def _staging(summary: Mapping[str, Any], history: History) -> str:
+def _staging(history: History) -> str:
     joined = history.workers.joined
     if _gone(history) * 2 >= joined > 1:
         return f"a worker lived {seconds(_lived(history))} on average, and each got the files anew"
     return f"each of the {joined:,} workers got the files first" if joined > 1 else "the worker got the files first"
 
 
-def _evicted(summary: Mapping[str, Any], history: History) -> str:
-    calls = _mean_call(history)
+def _evicted(history: History) -> str:
+    call, calls = _mean(app.call_seconds for app in history.apps.values())
     lived = f"a worker lived {seconds(_lived(history))} on average"
-    return lived if calls is None else f"{lived}, and a call took {seconds(calls)}: smaller batches lose less"
+    return f"{lived}, and a call took {seconds(call)}: smaller batches lose less" if calls else lived
 
 
-def _mean_call(history: History) -> float | None:
-    count = sum(app.call_seconds.count for app in history.apps.values())
-    return (
-        sum(app.call_seconds.mean * app.call_seconds.count for app in history.apps.values()) / count if count else None
-    )
+def _mean(times: Iterable[Histogram]) -> tuple[float, int]:
+    """Return the mean of all durations, 0 of none, and how many there are."""
+    parts = [(each.mean * each.count, each.count) for each in times]
+    count = sum(number for _, number in parts)
+    return sum(took for took, _ in parts) / count if count else 0.0, count
 
 
-def _idle(summary: Mapping[str, Any], history: History) -> str:
+def _idle(history: History) -> str:
     accounts = history.accounts
     if accounts.begin is None or accounts.end is None:
         return "nothing was submitted" if accounts.begin is None else "nothing was answered"
@@ -362,18 +329,18 @@ def presence_around(history: History, begin: float, end: float) -> tuple[float, 
     return found[0], found[1], found[2]
 
 
-def _failed(summary: Mapping[str, Any], history: History) -> str:
+def _failed(history: History) -> str:
     ordered = history.causes.ordered()
     failed = sum(sum(app.failed.values()) for app in history.apps.values())
     return f"{counted(failed, 'call')} did, mostly with {ordered[0].error}" if ordered and failed else ""
 
 
-def _sending(summary: Mapping[str, Any], history: History) -> str:
-    calls = _mean_call(history)
-    return "" if calls is None else f"a call took only {seconds(calls)}: larger batches are sent more rarely"
+def _sending(history: History) -> str:
+    call, calls = _mean(app.call_seconds for app in history.apps.values())
+    return f"a call took only {seconds(call)}: larger batches are sent more rarely" if calls else ""
 
 
-_REASONS: dict[str, Callable[[Mapping[str, Any], History], str]] = {
+_REASONS: dict[str, Callable[[History], str]] = {
     "loading": _loading, "staging": _staging, "evicted": _evicted, "idle": _idle, "failed": _failed,
     "sending": _sending,
 }  # fmt: skip

@@ -44,6 +44,12 @@ class Transfer:
         return None if self.start is None or self.end is None else self.end - self.start
 
     @property
+    def span(self) -> tuple[float | None, float | None]:
+        """Return from when until when it is drawn, as far as that is known."""
+        begin = self.start if self.start is not None else self.asked
+        return begin, self.end if self.end is not None else begin
+
+    @property
     def bytes_per_second(self) -> float | None:
         """Its speed; None for hard links and where unknown."""
         seconds = self.seconds
@@ -89,8 +95,7 @@ class Transfers:
 class StagingNotes:
     """What a staging file says. Times in seconds on the run's clock.
 
-    :ivar origin: the Unix time of the run's clock 0, None if it is not said.
-    :ivar names: cache name -> digest.
+    :ivar origin: the Unix time of the run's clock 0, None if it is not said; `names`: cache name -> digest.
     :ivar links: (time, worker, the sibling whose file it linked, digest).
     :ivar fetches: (time, worker, digest, seconds it took).
     """
@@ -104,17 +109,11 @@ class StagingNotes:
 
 
 def read_staging(lines: Iterable[str]) -> StagingNotes:
-    r"""Return what a staging file says; lines that are torn or of a kind not known here are left out.
-
-    >>> staging = read_staging(['{"is":"origin","unix":1763700000.0}\n', '{"is":"lin'])
-    >>> staging.origin, staging.links
-    (1763700000.0, [])
-    """
+    """Return what a staging file says; lines that are torn or of a kind not known here are left out."""
     staging = StagingNotes()
     for line in lines:
         try:
-            record = json.loads(line)
-            _take_note(staging, record)
+            _take_note(staging, json.loads(line))
         except (ValueError, KeyError, TypeError):
             continue
     return staging
@@ -126,9 +125,8 @@ def _take_note(staging: StagingNotes, record: dict[str, Any]) -> None:
             staging.origin = float(record["unix"])
         case "worker":
             name = record["worker"]
-            staging.peers[name] = Peer(
-                name, record["host"], record["address"], float(record["time"]), listens=record.get("listens", "")
-            )
+            joined, listens = float(record["time"]), record.get("listens", "")
+            staging.peers[name] = Peer(name, record["host"], record["address"], joined, listens=listens)
         case "lost":
             name = record["worker"]
             known = staging.peers.get(name, Peer(name, ""))
@@ -141,9 +139,8 @@ def _take_note(staging: StagingNotes, record: dict[str, Any]) -> None:
         case "linked":
             staging.links.append((float(record["time"]), record["worker"], record["from"], record["digest"]))
         case "fetched":
-            staging.fetches.append(
-                (float(record["time"]), record["worker"], record["digest"], float(record["seconds"]))
-            )
+            time, took = float(record["time"]), float(record["seconds"])
+            staging.fetches.append((time, record["worker"], record["digest"], took))
 
 
 def with_notes(found: list[Transfer], staging: StagingNotes) -> list[Transfer]:
@@ -166,6 +163,26 @@ def began(transfer: Transfer) -> float:
     """Return the first time that is known of a transfer, 0 if there is none."""
     times = (transfer.asked, transfer.start, transfer.end)
     return next((time for time in times if time is not None), 0.0)
+
+
+def rows_by_host(found: Transfers) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+    """Return the row of everybody, those of a host side by side, and (host, first row, last row) of each."""
+    order: dict[str, list[str]] = {}
+    for transfer in found.transfers:
+        for name in (transfer.sender, transfer.receiver):
+            peer = found.peers.get(name)
+            group = order.setdefault("" if peer is None else peer.host, [])
+            if name not in group:
+                group.append(name)
+    rows: dict[str, int] = {}
+    hosts = []
+    for host in sorted(order, key=lambda host: host != ""):  # Who is on no host comes first: the manager.
+        first = len(rows)
+        for name in order[host]:
+            rows[name] = len(rows)
+        if host:
+            hosts.append((host, first, len(rows) - 1))
+    return rows, hosts
 
 
 # --- as trees
@@ -218,12 +235,6 @@ def file_trees(transfers: Sequence[Transfer]) -> list[FileTree]:
     """Return a tree for each file, in the order in which they were first asked for.
 
     Every transfer is in exactly one tree, once. A sender that nobody is known to have sent the file to is a root.
-
-    >>> a = Transfer("f", "manager", "w1", "sent", 0.0, 0.0, 1.0, 100)
-    >>> b = Transfer("f", "w1", "w2", "sent", 1.0, 1.0, 2.0, 100)
-    >>> [tree] = file_trees([a, b])
-    >>> tree.copies, tree.from_manager, tree.depth, tree.seconds
-    (2, 1, 2, 2.0)
     """
     by_file: dict[str, list[Transfer]] = {}
     for transfer in transfers:
@@ -234,7 +245,7 @@ def file_trees(transfers: Sequence[Transfer]) -> list[FileTree]:
 def _tree(file: str, transfers: list[Transfer]) -> FileTree:
     nodes = [TreeNode(transfer) for transfer in transfers]
     arrivals: dict[str, list[TreeNode]] = {}
-    for node in sorted(nodes, key=lambda node: _or_zero(node.transfer.end)):
+    for node in sorted(nodes, key=lambda node: node.transfer.end or 0.0):
         if not node.transfer.error:
             arrivals.setdefault(node.transfer.receiver, []).append(node)
     tree = FileTree(file, [])
@@ -251,7 +262,7 @@ def _source(node: TreeNode, arrivals: list[TreeNode]) -> TreeNode | None:
     if node.transfer.kind == "made" or end is None:
         return None
     # Strictly before its own end: so that no transfer is, over others, its own source.
-    before = [a for a in arrivals if a is not node and _or_zero(a.transfer.end) < end]
+    before = [a for a in arrivals if a is not node and (a.transfer.end or 0.0) < end]
     return before[-1] if before else None
 
 
@@ -268,18 +279,11 @@ def _count(tree: FileTree, transfers: list[Transfer]) -> None:
     tree.seconds = max(ends) - min(starts) if starts and ends else None
 
 
-def _or_zero(time: float | None) -> float:
-    return 0.0 if time is None else time
-
-
 # --- as text
 
 
 def tree_lines(tree: FileTree, found: Transfers, most: int | None = None) -> list[str]:
-    """Return a file's tree as lines of text.
-
-    :param most: leave out transfers beyond so many, saying how many; None for all.
-    """
+    """Return a file's tree as lines of text, with at most so many transfers, saying how many are left out."""
     lines = [title(tree, found)]
     drawn = 0
     total = sum(1 for _ in tree.walk())
@@ -346,7 +350,7 @@ def describe(transfer: Transfer, found: Transfers) -> str:
     who = worker_name(transfer.receiver, found)
     start, end = (None if at is None else f"{at:.2f}" for at in (transfer.start, transfer.end))
     if transfer.error:
-        when = f"{start}-{end} s" if start and end else f"asked at {_or_zero(transfer.asked):.2f} s"
+        when = f"{start}-{end} s" if start and end else f"asked at {transfer.asked or 0.0:.2f} s"
         return f"{who}  FAILED, {when}: {transfer.error}"
     if transfer.kind == "linked":
         return f"{who}  hard link at {end} s"
