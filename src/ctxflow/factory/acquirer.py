@@ -75,10 +75,7 @@ class Acquirer:
         self.failure: str | None = None
 
     def start(self) -> None:
-        """Start the providers.
-
-        :raises ProviderError: if one cannot be used here.
-        """
+        """Start the providers; a ProviderError says that one cannot be used here."""
         for name, held in self._tiers.items():
             directory = os.path.join(self._directory, name)
             os.makedirs(directory, mode=0o700, exist_ok=True)

@@ -66,10 +66,7 @@ class NoSuchSchedd(Exception):
 
 @contextlib.contextmanager
 def told(what: str, who: str = "schedd") -> Iterator[None]:
-    """Turn an error of HTCondor's into a ProviderError of one sentence.
-
-    :param who: was asked.
-    """
+    """Turn an error of HTCondor's into a ProviderError of one sentence; `who` was queried."""
     try:
         yield
     except (CondorError, OSError) as error:
@@ -196,10 +193,7 @@ _guard = threading.Lock()
 
 
 def condor_process(place: Place = (None, None)) -> CondorProcess:
-    """Return the process for one schedd, the same for all who hold it meanwhile.
-
-    :raises ProviderError: if the bindings are not installed.
-    """
+    """Return the process for one schedd, the same for all who hold it meanwhile."""
     if importlib.util.find_spec("htcondor2") is None:
         raise ProviderError(_missing())
     with _guard:

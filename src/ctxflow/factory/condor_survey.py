@@ -112,10 +112,7 @@ def _job_ad(job: WorkerJob) -> Any:
 
 
 def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> PoolSurvey:
-    """Survey a pool, with the module htcondor2: query machines, GPUs that are in no list just then, and the schedd.
-
-    :raises Exception: the bindings' own, if the pool does not answer.
-    """
+    """Survey a pool, with the module htcondor2: query machines, GPUs that are in no list just then, and the schedd."""
     collector = htcondor.Collector(pool) if pool else htcondor.Collector()
     implied = _implied(htcondor)
     found = survey_of(_slots(job, htcondor, collector, implied), job, implied)
@@ -134,10 +131,7 @@ def driver_refusal(htcondor: Any) -> str | None:
 
 
 def ask_for_places(job: WorkerJob, htcondor: Any, pool: str | None) -> list[Topology]:
-    """Return the machines that a worker may be on, with who uses their GPUs.
-
-    :raises Exception: the bindings' own, if the pool does not answer.
-    """
+    """Return the machines that a worker may be on, with who uses their GPUs."""
     collector = htcondor.Collector(pool) if pool else htcondor.Collector()
     implied = _implied(htcondor)
     return places_of(_slots(job, htcondor, collector, implied, _PLACES), need_of(job, implied))

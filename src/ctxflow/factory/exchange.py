@@ -59,10 +59,7 @@ class Wishes:
 
     @classmethod
     def read(cls, text: str | bytes) -> Wishes:
-        """Read what was written.
-
-        :raises ValueError: if it is not whole.
-        """
+        """Read what was written; a ValueError says that it is not whole."""
         try:
             found = json.loads(text)
             wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})

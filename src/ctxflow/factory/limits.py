@@ -155,10 +155,7 @@ class SpendingRecord:
         return self._before + self._beside + now
 
     def write(self, now: Spent) -> None:
-        """Write the record, if it has changed, and read those of other machines.
-
-        :raises OSError: if it cannot be written.
-        """
+        """Write the record, if it has changed, and read those of other machines."""
         with contextlib.suppress(CtxflowError):  # One that cannot be read now counts as it did.
             self._beside = self._read_others()
         spent = self._before + now

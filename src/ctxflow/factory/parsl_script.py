@@ -334,10 +334,7 @@ def check_directory(directory: str, label: str, volumes: Iterable[Sequence[str]]
 
 
 def write_script(places: JobPaths, text: str) -> None:
-    """Write a job's script, readable by its user alone.
-
-    :raises ProviderError: if it cannot be written.
-    """
+    """Write a job's script, readable by its user alone."""
     try:
         with open(os.open(places.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
             file.write(text)
@@ -346,10 +343,7 @@ def write_script(places: JobPaths, text: str) -> None:
 
 
 def mark_seen(directory: str) -> None:
-    """Write the time, by which jobs that begin know that their driver lives.
-
-    :raises ProviderError: if it cannot be written.
-    """
+    """Write the time, by which jobs that begin know that their driver lives."""
     try:
         with written_whole(Path(JobPaths(directory, "").seen), sync=False) as file:
             file.write(b"%d\n" % time.time())

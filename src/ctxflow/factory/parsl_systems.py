@@ -216,10 +216,7 @@ class ParslIntercept:
             raise ProviderError(f"{self._label} {what}: {self.complaint() or sentence(str(error))}") from None
 
     def run(self, command: str) -> str:
-        """Return what a command of the batch system writes.
-
-        :raises ProviderError: if it fails.
-        """
+        """Return what a command of the batch system writes."""
         status, output, _ = self.called("does not answer", self._heard, command)
         if status != 0:
             raise ProviderError(f"{self._label} does not answer: {self.complaint() or f'status {status}'}")

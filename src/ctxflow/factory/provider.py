@@ -106,7 +106,7 @@ class Provider(Protocol):
     """What acquires and releases worker jobs. Its methods are called from one thread at a time.
 
     Ids of jobs consist of letters, digits, dots and hyphens, and mean something to their provider alone. A job that
-    was evicted comes back under its id. Whatever goes wrong is a `ProviderError`.
+    was evicted comes back under its id. All errors are of the class `ProviderError`.
 
     :ivar queries: how often the batch system was asked something since the start, submissions and removals aside.
     """
@@ -120,10 +120,7 @@ class Provider(Protocol):
         """
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Submit jobs that are all alike, and return their ids.
-
-        :raises ProviderError: if there is something wrong with the job, or the batch system does not take it.
-        """
+        """Submit jobs that are all alike, and return their ids; fewer, if the batch system takes no more."""
 
     def remove(self, jobs: Sequence[str]) -> None:
         """End jobs, whether they run or wait; those that are gone already, or unknown, do not matter."""
@@ -135,22 +132,13 @@ class Provider(Protocol):
         """Return the last lines that a job wrote, "" where they cannot be had."""
 
     def survey(self, job: WorkerJob) -> PoolSurvey:
-        """Return what the batch system has for such a job now. `start` need not have been called.
-
-        :raises ProviderError: if the batch system cannot be queried.
-        """
+        """Return what the batch system has for such a job now. `start` need not have been called."""
 
     def find(self) -> list[FoundJob]:
-        """Return all jobs of this user that are workers of some run, also of ended ones; `start` need not be called.
-
-        :raises ProviderError: if the batch system cannot be queried.
-        """
+        """Return all jobs of this user that are workers of some run, also of ended ones; `start` need not be called."""
 
     def discard(self, jobs: Sequence[str]) -> None:
-        """End jobs that `find` found.
-
-        :raises ProviderError: if the batch system cannot be reached.
-        """
+        """End jobs that `find` found."""
 
     def stop(self) -> None:
         """End all jobs of this provider. Nothing of them is left but what is in its directory."""
@@ -172,9 +160,7 @@ class Excluding(Protocol):
         """Keep jobs that wait, or come to wait again, from these hosts, and from no others besides.
 
         :param jobs: those of one tier.
-        :returns: those that wait and cannot be changed: they are to be submitted again. None if no job can be kept from
-            a host.
-        :raises ProviderError: if the batch system cannot be reached.
+        :returns: pending jobs that cannot be changed: they are to be submitted again. None if no job can exclude hosts.
         """
 
 

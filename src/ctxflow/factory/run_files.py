@@ -55,10 +55,7 @@ class PublishedRun:
 
     @classmethod
     def read(cls, text: bytes) -> PublishedRun:
-        """Read a connection file; keys of other versions are left out.
-
-        :raises ValueError, TypeError: if it says no run.
-        """
+        """Read a connection file, without keys of other versions; a ValueError or TypeError says that it has no run."""
         told = json.loads(text)
         if not isinstance(told, dict) or not isinstance(told.get("pid"), int):
             raise ValueError("it tells of no run")

@@ -12,15 +12,7 @@ from typing import Any
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import RunFiles, Wishes
 from ctxflow.factory.limits import Spent, total
-from ctxflow.factory.provider import (
-    Excluding,
-    FoundJob,
-    JobChange,
-    JobState,
-    KeepsOutput,
-    Provider,
-    WorkerJob,
-)
+from ctxflow.factory.provider import Excluding, FoundJob, JobChange, JobState, KeepsOutput, Provider, WorkerJob
 from ctxflow.factory.run_files import PublishedRun, worker_job
 from ctxflow.factory.tier_providers import provider_of, source_of
 from ctxflow.sites.site_model import Tier

@@ -30,7 +30,7 @@ from ctxflow.factory.limits import (
 from ctxflow.factory.provider import ProviderError
 from ctxflow.factory.run_files import PublishedRun, is_over, live_runs
 from ctxflow.factory.served_run import Say, ServedRun
-from ctxflow.factory.tier_providers import check_site
+from ctxflow.factory.tier_providers import check_site, site_differences
 from ctxflow.installing import how_to_install
 from ctxflow.sites import Site
 
@@ -183,7 +183,7 @@ class Service:
             self._say("", "", f"the site file is refused, and what it said before stays in force: {error}")
             return
         before, self.site = self.site, site
-        for sentence in _differences(before, site):
+        for sentence in site_differences(before, site):
             self._say("", "", sentence)
         self._troubles.clear()
         for run in self._serving.values():
@@ -313,21 +313,6 @@ class Service:
             waiting = counts["queued"] + counts["evicted"] + counts["held"]
             told.append(f"{tier}: {counts['joined']} of {counts['granted']} work, {waiting} wait")
         return "; ".join(told)
-
-
-def _differences(before: Site, after: Site) -> list[str]:
-    """Return what has changed in a site file, a sentence each."""
-    old, new = ({tier.name: tier for tier in site.tiers} for site in (before, after))
-    told = ["the site file was read again" + ("" if before != after else ": nothing has changed")]
-    told += [f"tier {name} is new" for name in new if name not in old]
-    told += [f"tier {name} is gone: its workers may finish" for name in old if name not in new]
-    for name in filter(old.__contains__, new):
-        most_before, most = maximum_of(before, old[name]), maximum_of(after, new[name])
-        if most_before != most:
-            told.append(f"tier {name} has at most {counted(most, 'worker')} now, not {most_before}")
-        if changed := [key for key, value in new[name] if value != getattr(old[name], key) and key != "workers"]:
-            told.append(f"tier {name} has another {', '.join(changed)}")
-    return told
 
 
 _GAUGES = {

@@ -131,8 +131,7 @@ def survey(
 ) -> PoolSurvey:
     """Return what a partition has for such a worker.
 
-    :param trial: what `sbatch --test-only` said of it, "" if it may be submitted.
-    :param gres: the generic resources that are requested beside, or instead of, the job's GPUs.
+    :param trial: what `sbatch --test-only` said of it, "" if it may be submitted; `gres`: resources beside the job's.
     """
     where = f" --partition={shlex.quote(partition)}" if partition else ""
     rows = _rows(ask(f"sinfo --noheader --Node{where} --Format={_format(_NODE_WIDTHS)}"), _NODE_WIDTHS)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, counted
 from ctxflow.factory.condor_provider import CondorProvider
 from ctxflow.factory.exchange import RunFiles
 from ctxflow.factory.limits import maximum_of, shares
@@ -283,10 +283,7 @@ def _files() -> list[str]:
 
 
 def check_site(site: Site) -> Site:
-    """Check that a factory can serve a site, and return it.
-
-    :raises CtxflowError: if it cannot, saying what to write.
-    """
+    """Check that a factory can serve a site, and return it; a CtxflowError says what to write."""
     if not site.capabilities.acquires or not site.tiers:
         raise CtxflowError(
             f'the site "{site.name}" has no workers to acquire: write engine = "taskvine" and at least one [[tiers]]'
@@ -298,3 +295,18 @@ def check_site(site: Site) -> Site:
     for tier in site.tiers:
         provider_of(tier, "check")
     return site
+
+
+def site_differences(before: Site, after: Site) -> list[str]:
+    """Return what has changed in a site file, a sentence each."""
+    old, new = ({tier.name: tier for tier in site.tiers} for site in (before, after))
+    told = ["the site file was read again" + ("" if before != after else ": nothing has changed")]
+    told += [f"tier {name} is new" for name in new if name not in old]
+    told += [f"tier {name} is gone: its workers may finish" for name in old if name not in new]
+    for name in filter(old.__contains__, new):
+        most_before, most = maximum_of(before, old[name]), maximum_of(after, new[name])
+        if most_before != most:
+            told.append(f"tier {name} has at most {counted(most, 'worker')} now, not {most_before}")
+        if changed := [key for key, value in new[name] if value != getattr(old[name], key) and key != "workers"]:
+            told.append(f"tier {name} has another {', '.join(changed)}")
+    return told

@@ -11,7 +11,6 @@ entry point in the group `ctxflow.engines`, named as the engine, for a class of 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -19,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
-from pydantic import Field
 
 from ctxflow.renamed import tell
+from ctxflow.sites.site_problems import suggestion
 
 GROUP = "ctxflow.engines"
 
@@ -50,37 +49,33 @@ class EngineOptions(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
+def key(default: Any, description: str, **bounds: Any) -> Any:
+    """Return the field of a key: its default, what it means, and its bounds."""
+    return pydantic.Field(default, description=description, **bounds)
+
+
 class EmbeddedOptions(EngineOptions):
     """The table `[embedded]`."""
 
-    gpus_per_worker: int | None = Field(
-        None, ge=0, description="GPUs of each worker; by default all are distributed evenly."
-    )
-    slowdowns: tuple[float, ...] = Field(
-        (), description="Factors by which the first, second, ... worker is slower, to try policies on uneven workers."
+    gpus_per_worker: int | None = key(None, "GPUs of each worker; by default all are distributed evenly.", ge=0)
+    slowdowns: tuple[float, ...] = key(
+        (), "Factors by which the first, second, ... worker is slower, to try policies on uneven workers."
     )
 
 
 class TaskVineOptions(EngineOptions):
     """The table `[taskvine]`."""
 
-    address: str | None = Field(
-        None,
-        description="The address at which workers reach this machine; by default that of its outgoing connections.",
+    address: str | None = key(
+        None, "The address at which workers reach this machine; by default that of its outgoing connections."
     )
-    port: int | tuple[int, int] = Field(
-        0, description="The port that workers connect to, or the lowest and highest of a range; 0 for any."
+    port: int | tuple[int, int] = key(
+        0, "The port that workers connect to, or the lowest and highest of a range; 0 for any."
     )
-    ssl: bool = Field(
-        False, description="Encrypt the traffic between this machine and the workers (see docs/security.md)."
-    )
-    fan_out: int = Field(1, ge=1, description="Number of workers to which one worker sends a file at a time.")
-    keepalive_interval: int = Field(
-        5, ge=1, description="Seconds of silence after which a keepalive is sent to a worker."
-    )
-    keepalive_timeout: int = Field(
-        15, ge=4, description="Seconds after which a worker that does not answer counts as lost."
-    )
+    ssl: bool = key(False, "Encrypt the traffic between this machine and the workers (see docs/security.md).")
+    fan_out: int = key(1, "Number of workers to which one worker sends a file at a time.", ge=1)
+    keepalive_interval: int = key(5, "Seconds of silence after which a keepalive is sent to a worker.", ge=1)
+    keepalive_timeout: int = key(15, "Seconds after which a worker that does not answer counts as lost.", ge=4)
 
     @property
     def ports(self) -> Sequence[int]:
@@ -90,11 +85,7 @@ class TaskVineOptions(EngineOptions):
 
 @dataclasses.dataclass(frozen=True)
 class EngineKind:
-    """An engine that a site can select.
-
-    :ivar options: the model of its table, `[NAME]`.
-    :ivar place: where its class is, as `MODULE:CLASS`.
-    """
+    """An engine that a site can select: the model of its table `[NAME]`, and where its class is, as `MODULE:CLASS`."""
 
     name: str
     capabilities: Capabilities
@@ -107,16 +98,12 @@ class EngineKind:
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
+_CLUSTER = Capabilities(remote=True, stages=True, acquires=True)
 OWN = {
     kind.name: kind
     for kind in (
         EngineKind("embedded", Capabilities(), EmbeddedOptions, "ctxflow.executors.embedded:EmbeddedEngine"),
-        EngineKind(
-            "taskvine",
-            Capabilities(remote=True, stages=True, acquires=True),
-            TaskVineOptions,
-            "ctxflow.executors.taskvine.engine:TaskVineEngine",
-        ),
+        EngineKind("taskvine", _CLUSTER, TaskVineOptions, "ctxflow.executors.taskvine.engine:TaskVineEngine"),
     )
 }
 """ctxflow's own engines, whose tables are fields of `Site`."""
@@ -138,8 +125,7 @@ def engine_names() -> list[str]:
 def engine_kind(name: str) -> EngineKind:
     """Return what is known of an engine by its name; another package's is imported for it.
 
-    :raises ValueError: if there is none of that name, saying which there are, or it is no engine that a site can
-        select.
+    :raises ValueError: if there is none of that name, or it is no engine that a site can select.
 
     >>> engine_kind("taskvine").capabilities.remote
     True
@@ -200,17 +186,14 @@ def _offered(name: str) -> EngineKind:
         try:
             engine = point.load()
         except Exception as error:
-            raise ValueError(
-                f"engine {name!r} cannot be imported from {point.value}: {type(error).__name__}: {error}"
-            ) from error
+            why = f"{type(error).__name__}: {error}"
+            raise ValueError(f"engine {name!r} cannot be imported from {point.value}: {why}") from error
         missing = [each for each in ("from_site", "capabilities", "tiers") if not hasattr(engine, each)]
         if missing:
-            raise ValueError(
-                f"engine {name!r} is {point.value}, which has no {missing[0]!r}: see SiteEngine of "
-                "ctxflow.executors.contract"
-            )
+            wrong = f"engine {name!r} is {point.value}, which has no {missing[0]!r}"
+            raise ValueError(f"{wrong}: see SiteEngine of ctxflow.executors.contract")
         return EngineKind(name, engine.capabilities, getattr(engine, "Options", EngineOptions), point.value)
     known = engine_names()
     choice = " or ".join(f'"{each}"' for each in known) if len(known) < 3 else f"one of {', '.join(known)}"
-    close = difflib.get_close_matches(name, known, n=1)
-    raise ValueError(f"write {choice}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    hint = suggestion(name, known, "")
+    raise ValueError(f"write {choice}" + (f"; {hint}" if hint else ""))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -132,11 +133,7 @@ def read_toml(
 
 
 def located(found: Iterable[FileProblem], name: str, text: str, changed: Collection[KeyPath] = ()) -> list[str]:
-    """Return problems with the file and the line where they stand, in the order of the lines.
-
-    :param name: of the file; "" if there is none.
-    :param changed: the places whose values are not the file's.
-    """
+    """Return problems with the file's name and the line where they stand, in order; `changed` are not the file's."""
     if not name:
         return [problem.text for problem in found]
     lines = {_new_path(path): line for path, line in lines_of(text).items()}
@@ -177,9 +174,7 @@ _UNITS = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 
 
 def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
-    """Yield the problems that a model found, each once.
-
-    :param values: what the model was given.
+    """Yield the problems that a model found in these values, each once.
 
     >>> try:
     ...     Site(workers=0)
@@ -261,11 +256,9 @@ def _of_region(path: KeyPath, error: dict[str, Any]) -> str:
 
 
 def _tier_values(path: KeyPath, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        found = values["tiers"][path[1]]
-    except (KeyError, IndexError, TypeError):
-        return {}
-    return found if isinstance(found, Mapping) else dict(found)
+    with contextlib.suppress(KeyError, IndexError, TypeError):
+        return dict(values["tiers"][path[1]])
+    return {}
 
 
 def tier_called(number: str | int, values: Mapping[str, Any]) -> str:
@@ -280,11 +273,9 @@ def tier_called(number: str | int, values: Mapping[str, Any]) -> str:
 
 def _tiers_header(given: Any) -> str:
     if isinstance(given, Mapping):
-        inner = next(
-            (key for key, value in given.items() if isinstance(value, Mapping) and key not in Tier.model_fields), None
-        )
-        if inner is not None:
-            return f'tiers is a list: write [[tiers]] and under it name = "{inner}", in place of [tiers.{inner}]'
+        inner = [key for key, value in given.items() if isinstance(value, Mapping) and key not in Tier.model_fields]
+        if inner:
+            return f'tiers is a list: write [[tiers]] and under it name = "{inner[0]}", in place of [tiers.{inner[0]}]'
         return "tiers is a list, and each tier has a header with two brackets: write [[tiers]] in place of [tiers]"
     return f"tiers cannot have {shown(given)}: write [[tiers]] on a line of its own, and the tier's keys under it"
 
@@ -299,10 +290,9 @@ def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: st
             return f"a site has no key {key!r}: each family has its own, {', '.join(FAMILIES)}"
         hint = suggestion(key, [*Site.model_fields, *MOVED], _all_keys("a site", Site))
         return f"a site has no key {key!r}: {hint}"
-    begin = f"a tier has no key {key!r}"
+    begin = f"a tier has no key {key!r} ({whose.removeprefix(' of ')})"
     if key in _MEANT:
-        return f"{begin}{whose and ' (' + whose[4:] + ')'}: did you mean {_MEANT[key]!r}?"
-    begin += f" ({whose[4:]})"
+        return f"{begin}: did you mean {_MEANT[key]!r}?"
     if key in Site.model_fields:
         return f"{begin}; it is the site's: put it above the first [[tiers]]"
     if key in MOVED:

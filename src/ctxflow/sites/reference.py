@@ -142,10 +142,8 @@ def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
     for key, field in model.model_fields.items():
         if key in FAMILIES:
             kind = "policy"
-        elif model is Site and key in ("tiers", "regions"):
-            kind = f"`[[{key}]]`"
-        elif model is Site and key in OWN:
-            kind = f"`[{key}]`"
+        elif model is Site and key in (*_HEADERS, *OWN):
+            kind = f"`[[{key}]]`" if key in _HEADERS else f"`[{key}]`"
         else:
             kind = _kind(field.annotation) + _bounds(field)
         cells = (f"`{key}`", kind, _default(field), (field.description or "").replace("|", "\\|"))
@@ -173,13 +171,12 @@ def _kind(annotation: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    low, high = (next((getattr(m, name) for m in field.metadata if hasattr(m, name)), None) for name in ("ge", "le"))
-    above = next((m.gt for m in field.metadata if hasattr(m, "gt")), None)
-    if high is not None:
-        return f", {low:g} to {high:g}"
-    if low is not None:
-        return f", from {low:g}"
-    return "" if above is None else f", more than {above:g}"
+    bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "le", "gt") if hasattr(m, name)}
+    if "le" in bounds:
+        return f", {bounds['ge']:g} to {bounds['le']:g}"
+    if "ge" in bounds:
+        return f", from {bounds['ge']:g}"
+    return f", more than {bounds['gt']:g}" if "gt" in bounds else ""
 
 
 def _default(field: FieldInfo) -> str:
@@ -193,11 +190,7 @@ _Of = tuple[()] | tuple[str] | tuple[str, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of a site, of its engine's table, of a tier or of a region.
-
-    :param of: what it is of, such as ("taskvine",) or ("tiers", 0); () for the site's own.
-    :param given: whether somebody gave it; otherwise it is the default.
-    """
+    """One key of a site, or of its part `of`, such as ("taskvine",) or ("tiers", 0); its default if not `given`."""
 
     of: _Of
     key: str

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
-from pydantic import Field
 
 from ctxflow.policies.registry import DEFAULTS
 from ctxflow.renamed import tell
@@ -23,6 +22,7 @@ from ctxflow.sites.engine_kinds import (
     EngineKind,
     TaskVineOptions,
     engine_kind,
+    key,
     relocated,
     told_renamed,
 )
@@ -39,59 +39,55 @@ class Tier(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field("gpu", pattern=r"^[A-Za-z0-9-]+$", description="The name of the tier.")
-    provider: str = Field(
+    name: str = key("gpu", "The name of the tier.", pattern=r"^[A-Za-z0-9-]+$")
+    provider: str = key(
         "condor",
-        description='The source of workers: "condor", "slurm", "pbs", "grid-engine", "kubernetes", "local" (this '
+        'The source of workers: "condor", "slurm", "pbs", "grid-engine", "kubernetes", "local" (this '
         'machine), or "MODULE:NAME", a Parsl provider of your own or a function that returns one.',
     )
-    workers: int = Field(1, ge=0, description="The maximum number of workers.")
-    minimum: int = Field(0, ge=0, description="The minimum number of workers, whatever the load.")
-    waiting: int = Field(20, ge=1, description="Number of jobs that may be pending at first; more if they start soon.")
-    cores: int = Field(2, ge=1, description="Cores of a worker.")
-    memory_gb: float = Field(10, gt=0, description="Memory of a worker in GB.")
-    disk_gb: float | None = Field(
+    workers: int = key(1, "The maximum number of workers.", ge=0)
+    minimum: int = key(0, "The minimum number of workers, whatever the load.", ge=0)
+    waiting: int = key(20, "Number of jobs that may be pending at first; more if they start soon.", ge=1)
+    cores: int = key(2, "Cores of a worker.", ge=1)
+    memory_gb: float = key(10, "Memory of a worker in GB.", gt=0)
+    disk_gb: float | None = key(
         None,
-        gt=0,
-        description="Disk of a worker in GB: the default is 70 on HTCondor; elsewhere workers use their machine's free "
+        "Disk of a worker in GB: the default is 70 on HTCondor; elsewhere workers use their machine's free "
         "space. A worker with less than the given size does not start.",
+        gt=0,
     )
-    gpus: int = Field(1, ge=0, description="GPUs of a worker.")
-    machine_gpus: int = Field(
+    gpus: int = key(1, "GPUs of a worker.", ge=0)
+    machine_gpus: int = key(
         0,
-        ge=0,
-        description="HTCondor: the largest number of GPUs of one machine, if a run may request specific GPUs: "
+        "HTCondor: the largest number of GPUs of one machine, if a run may request specific GPUs: "
         "contexts with up to that many get a separate worker, for which the `preemption` policy makes room.",
+        ge=0,
     )
-    gpu_memory_gb: float | None = Field(
-        None, gt=0, description="Memory of each GPU in GB, for plans made before a worker has joined."
+    gpu_memory_gb: float | None = key(
+        None, "Memory of each GPU in GB, for plans made before a worker has joined.", gt=0
     )
-    machines: str | None = Field(
+    machines: str | None = key(
         None,
-        description="A name shared by tiers that are the same machines, partitioned into workers with more or fewer "
+        "A name shared by tiers that are the same machines, partitioned into workers with more or fewer "
         "GPUs: a plan holds no more GPUs of all of them than of the largest one alone.",
     )
-    price: float | None = Field(
-        None, ge=0, description="The price of an hour of a worker, in dollars or GPU-hours: cheap tiers are used first."
+    price: float | None = key(
+        None, "The price of an hour of a worker, in dollars or GPU-hours: cheap tiers are used first.", ge=0
     )
-    boot_seconds: float | None = Field(
-        None, ge=0, description="Seconds from the request for a worker to its joining, for simulations and plans."
+    boot_seconds: float | None = key(
+        None, "Seconds from the request for a worker to its joining, for simulations and plans.", ge=0
     )
-    requirements: str | None = Field(None, description="HTCondor: the acceptable machines, as a ClassAd expression.")
-    require_gpus: str | None = Field(
-        None, description="HTCondor: the acceptable GPUs of a machine, as a ClassAd expression."
+    requirements: str | None = key(None, "HTCondor: the acceptable machines, as a ClassAd expression.")
+    require_gpus: str | None = key(None, "HTCondor: the acceptable GPUs of a machine, as a ClassAd expression.")
+    priority: int | None = key(None, "HTCondor: the order of your own jobs; higher first.")
+    schedd: str | None = key(None, "HTCondor: the schedd's name; by default this machine's.")
+    pool: str | None = key(None, "HTCondor: the central manager's host, if the schedd is in another pool.")
+    image: str | None = key(None, "HTCondor, Kubernetes: the container image of the worker.")
+    submit: dict[str, Any] = key({}, "HTCondor: additional lines for the submit description.")
+    options: dict[str, Any] = key(
+        {}, "Slurm, PBS, Grid Engine, Kubernetes: arguments of Parsl's provider, such as partition."
     )
-    priority: int | None = Field(None, description="HTCondor: the order of your own jobs; higher first.")
-    schedd: str | None = Field(None, description="HTCondor: the schedd's name; by default this machine's.")
-    pool: str | None = Field(
-        None, description="HTCondor: the central manager's host, if the schedd is in another pool."
-    )
-    image: str | None = Field(None, description="HTCondor, Kubernetes: the container image of the worker.")
-    submit: dict[str, Any] = Field({}, description="HTCondor: additional lines for the submit description.")
-    options: dict[str, Any] = Field(
-        {}, description="Slurm, PBS, Grid Engine, Kubernetes: arguments of Parsl's provider, such as partition."
-    )
-    env: dict[str, str] = Field({}, description="Environment variables for the worker; secrets belong here.")
+    env: dict[str, str] = key({}, "Environment variables for the worker; secrets belong here.")
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -119,7 +115,7 @@ class Tier(pydantic.BaseModel):
     def wishes(self) -> dict[str, Any]:
         """What only the provider understands: HTCondor's keys."""
         keys = ("requirements", "require_gpus", "priority", "image", "submit")
-        return {key: value for key in keys if (value := getattr(self, key)) not in (None, {})}
+        return {name: value for name in keys if (value := getattr(self, name)) not in (None, {})}
 
 
 class Region(pydantic.BaseModel):
@@ -131,20 +127,20 @@ class Region(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field("region", pattern=r"^[A-Za-z0-9-]+$", description="The name of the region.")
-    tiers: tuple[str, ...] = Field(
-        (), description="The tiers whose workers are in it: one for each schedd, pool, or set of machines."
+    name: str = key("region", "The name of the region.", pattern=r"^[A-Za-z0-9-]+$")
+    tiers: tuple[str, ...] = key(
+        (), "The tiers whose workers are in it: one for each schedd, pool, or set of machines."
     )
-    hosts: tuple[str, ...] = Field(
-        (), description="Patterns of the names of its machines, such as `gpu*.example.org`; they precede tiers."
+    hosts: tuple[str, ...] = key(
+        (), "Patterns of the names of its machines, such as `gpu*.example.org`; they precede tiers."
     )
-    latency_ms: dict[str, float] = Field(
-        {}, description="Milliseconds to other regions, by name; both ways, unless the other region sets another value."
+    latency_ms: dict[str, float] = key(
+        {}, "Milliseconds to other regions, by name; both ways, unless the other region sets another value."
     )
-    bandwidth_mbit: dict[str, float] = Field(
-        {}, description="Mbit/s to other regions, by name; both ways, unless the other region sets another value."
+    bandwidth_mbit: dict[str, float] = key(
+        {}, "Mbit/s to other regions, by name; both ways, unless the other region sets another value."
     )
-    power_price: float | None = Field(None, ge=0, description="The price of power there, in dollars per kWh.")
+    power_price: float | None = key(None, "The price of power there, in dollars per kWh.", ge=0)
 
     def has_host(self, host: str) -> bool:
         """Return whether one of its patterns is a machine's name."""
@@ -211,81 +207,74 @@ class Site(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    name: str = Field("local", description="The name of the site.")
-    engine: str = Field(
+    name: str = key("local", "The name of the site.")
+    engine: str = key(
         "embedded",
-        description='The engine that runs the workers: "embedded" (this machine), "taskvine" (a cluster), '
+        'The engine that runs the workers: "embedded" (this machine), "taskvine" (a cluster), '
         "or an engine of another package (see docs/extending.md).",
     )
-    workers: int | None = Field(
+    workers: int | None = key(
         None,
-        ge=1,
-        description="Number of workers. Embedded: by default one per GPU, else one for every two cores. Cluster: the "
+        "Number of workers. Embedded: by default one per GPU, else one for every two cores. Cluster: the "
         "maximum of the first tier, in place of the tier's key.",
+        ge=1,
     )
-    slots: int = Field(1, ge=1, description="Calls that a worker runs at a time; calls on one context take turns.")
-    scratch: str | None = Field(
-        None, description="The directory for workers' files while they live; by default the temporary directory."
+    slots: int = key(1, "Calls that a worker runs at a time; calls on one context take turns.", ge=1)
+    scratch: str | None = key(
+        None, "The directory for workers' files while they live; by default the temporary directory."
     )
-    level: Literal["none", "partial", "pervasive"] = Field(
-        "pervasive", description="How much of a context workers keep between calls; less than all is for measurements."
+    level: Literal["none", "partial", "pervasive"] = key(
+        "pervasive", "How much of a context workers keep between calls; less than all is for measurements."
     )
-    tiers: tuple[Tier, ...] = Field((), description="Cluster: the kinds of workers.")
-    regions: tuple[Region, ...] = Field(
-        (), description="Cluster: groups of workers close to each other, if there are several."
-    )
-    region: str | None = Field(
+    tiers: tuple[Tier, ...] = key((), "Cluster: the kinds of workers.")
+    regions: tuple[Region, ...] = key((), "Cluster: groups of workers close to each other, if there are several.")
+    region: str | None = key(
         None,
-        description="Cluster: the region of this machine, the source of items and files, and of workers in no other "
+        "Cluster: the region of this machine, the source of items and files, and of workers in no other "
         "region; by default the first.",
     )
-    python_environment: str | None = Field(
+    python_environment: str | None = key(
         None,
-        description="Cluster: the Python environment of the workers: a folder that they all see (a venv or a conda "
+        "Cluster: the Python environment of the workers: a folder that they all see (a venv or a conda "
         "prefix), or an archive made by `ctxflow env pack`; by default the python3 on their PATH (or in their image).",
     )
-    acquire: Literal["run", "factory"] = Field(
-        "run", description="Cluster: what acquires workers: each run, or a `ctxflow factory` for all runs of its user."
+    acquire: Literal["run", "factory"] = key(
+        "run", "Cluster: what acquires workers: each run, or a `ctxflow factory` for all runs of its user."
     )
-    start_when: float = Field(
-        0.0, ge=0, le=1, description="The share of the requested workers that must have joined before the first call."
+    start_when: float = key(
+        0.0, "The share of the requested workers that must have joined before the first call.", ge=0, le=1
     )
-    join_timeout: float = Field(
-        300.0, gt=0, description="Cluster: seconds that a worker's job may run before the worker has joined."
-    )
-    gpu_hours_per_run: float | None = Field(
+    join_timeout: float = key(300.0, "Cluster: seconds that a worker's job may run before the worker has joined.", gt=0)
+    gpu_hours_per_run: float | None = key(
         None,
-        gt=0,
-        description="Cluster: the maximum of GPU-hours of the workers of a run, from their jobs' start to their "
+        "Cluster: the maximum of GPU-hours of the workers of a run, from their jobs' start to their "
         "end; a worker without GPUs counts as one with one. When it is reached, no more workers are requested, and "
         "running ones are drained.",
-    )
-    cost_per_run: float | None = Field(
-        None, gt=0, description="Cluster: the same for the workers' cost, by their tiers' `price`."
-    )
-    gpu_hours_per_factory: float | None = Field(
-        None, gt=0, description="Cluster: the same over all runs that a `ctxflow factory` serves, since it started."
-    )
-    cost_per_factory: float | None = Field(None, gt=0, description="Cluster: likewise, for cost.")
-    gpu_hours_per_user: float | None = Field(
-        None,
         gt=0,
-        description="Cluster: the same over all runs of this user that any factory of the site served, by the "
-        "factories' record.",
     )
-    cost_per_user: float | None = Field(None, gt=0, description="Cluster: likewise, for cost.")
-    embedded: EmbeddedOptions = Field(EmbeddedOptions.model_validate({}), description="Keys of the embedded engine.")
-    taskvine: TaskVineOptions = Field(TaskVineOptions.model_validate({}), description="Keys of the TaskVine engine.")
-    routing: Any = Field(DEFAULTS["routing"], description="The choice of a worker for each call.")
-    batching: Any = Field(DEFAULTS["batching"], description="The size of a batch.")
-    placement: Any = Field(DEFAULTS["placement"], description="The choice of tiers for each context.")
-    preemption: Any = Field(
+    cost_per_run: float | None = key(None, "Cluster: the same for the workers' cost, by their tiers' `price`.", gt=0)
+    gpu_hours_per_factory: float | None = key(
+        None, "Cluster: the same over all runs that a `ctxflow factory` serves, since it started.", gt=0
+    )
+    cost_per_factory: float | None = key(None, "Cluster: likewise, for cost.", gt=0)
+    gpu_hours_per_user: float | None = key(
+        None,
+        "Cluster: the same over all runs of this user that any factory of the site served, by the factories' record.",
+        gt=0,
+    )
+    cost_per_user: float | None = key(None, "Cluster: likewise, for cost.", gt=0)
+    embedded: EmbeddedOptions = key(EmbeddedOptions.model_validate({}), "Keys of the embedded engine.")
+    taskvine: TaskVineOptions = key(TaskVineOptions.model_validate({}), "Keys of the TaskVine engine.")
+    routing: Any = key(DEFAULTS["routing"], "The choice of a worker for each call.")
+    batching: Any = key(DEFAULTS["batching"], "The size of a batch.")
+    placement: Any = key(DEFAULTS["placement"], "The choice of tiers for each context.")
+    preemption: Any = key(
         DEFAULTS["preemption"],
-        description="The choice of victims when a context needs a separate worker with several GPUs close together.",
+        "The choice of victims when a context needs a separate worker with several GPUs close together.",
     )
-    scaling: Any = Field(DEFAULTS["scaling"], description="The number of workers of each tier.")
-    health: Any = Field(DEFAULTS["health"], description="The quarantine of bad hosts, workers and GPUs.")
-    sessions: Any = Field(DEFAULTS["sessions"], description="The choice of a worker for each session.")
+    scaling: Any = key(DEFAULTS["scaling"], "The number of workers of each tier.")
+    health: Any = key(DEFAULTS["health"], "The quarantine of bad hosts, workers and GPUs.")
+    sessions: Any = key(DEFAULTS["sessions"], "The choice of a worker for each session.")
 
     @property
     def environment(self) -> str | None:
@@ -357,6 +346,6 @@ def site_class(engine: Any) -> type[Site]:
 
 @functools.cache
 def _with_table(kind: EngineKind) -> type[Site]:
-    field = (kind.options, Field({}, validate_default=True, description=f"Keys of the {kind.name} engine."))
+    field = (kind.options, pydantic.Field({}, validate_default=True, description=f"Keys of the {kind.name} engine."))
     made: type[Site] = pydantic.create_model("Site", __base__=Site, __doc__=Site.__doc__, **{kind.name: field})  # type: ignore[call-overload]
     return made

@@ -20,11 +20,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class FileProblem:
-    """Something that a file's author should change.
-
-    :param path: where: keys, and numbers of tiers from 0; () for the site as a whole.
-    :param text: a sentence that names the key and says what to write.
-    """
+    """What a file's author should change, and where: keys, and numbers of tiers from 0; () for the file as a whole."""
 
     path: KeyPath
     text: str
@@ -101,10 +97,7 @@ _WORD = re.compile(r"(?P<key>[^=]*?)\s*=\s*(?P<value>.*?)\s*$")
 
 
 class NotToml(ValueError):
-    """Text that is no TOML; the message says what to write.
-
-    :ivar line: the line of the mistake, from 1.
-    """
+    """Text that is no TOML: the message says what to write, and `line` where, from 1."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -124,8 +117,7 @@ def parse(text: str) -> dict[str, Any]:
     ctxflow.sites.site_problems.NotToml: name is text, which goes in quotes: write name = "lab"
     """
     try:
-        values: dict[str, Any] = tomllib.loads(text)
-        return values
+        return tomllib.loads(text)
     except ValueError as error:
         message = str(error)
     found = _POSITION.search(message)

@@ -28,8 +28,8 @@ def problems(site: Site) -> Iterator[FileProblem]:
     yield from _engine(site)
     yield from _network(site.taskvine)
     if not math.isfinite(site.join_timeout):
-        text = "join_timeout cannot be infinite: write seconds, such as join_timeout = 300"
-        yield FileProblem(("join_timeout",), text)
+        instead = "write seconds, such as join_timeout = 300"
+        yield FileProblem(("join_timeout",), f"join_timeout cannot be infinite: {instead}")
     if site.python_environment is not None and (wrong := environment_mistake(site.python_environment)):
         yield FileProblem(("python_environment",), wrong)
     for family in FAMILIES:
@@ -50,17 +50,14 @@ def problems(site: Site) -> Iterator[FileProblem]:
 
 def _engine(site: Site) -> Iterator[FileProblem]:
     if site.tiers and not site.capabilities.acquires:
-        yield FileProblem(
-            ("engine",) if "engine" in site.model_fields_set else ("tiers",),
-            f'the {site.engine} engine has no tiers: write engine = "taskvine" (above the first [[tiers]]) for a '
-            "cluster, or leave the tiers out for this machine",
-        )
+        path = ("engine",) if "engine" in site.model_fields_set else ("tiers",)
+        instead = 'write engine = "taskvine" (above the first [[tiers]]) for a cluster'
+        text = f"the {site.engine} engine has no tiers: {instead}, or leave the tiers out for this machine"
+        yield FileProblem(path, text)
     if site.capabilities.acquires and not site.tiers:
-        yield FileProblem(
-            ("engine",),
-            f'engine = "{site.engine}" needs at least one tier: write [[tiers]] and under it provider = "condor" (or '
-            'another), as in site-configs/; for this machine alone write engine = "embedded"',
-        )
+        instead = 'write [[tiers]] and under it provider = "condor" (or another), as in site-configs/'
+        alone = 'for this machine alone write engine = "embedded"'
+        yield FileProblem(("engine",), f'engine = "{site.engine}" needs at least one tier: {instead}; {alone}')
 
 
 def _machines(site: Site) -> Iterator[FileProblem]:
@@ -68,11 +65,9 @@ def _machines(site: Site) -> Iterator[FileProblem]:
     count = Counter(tier.machines for tier in site.tiers)
     for number, tier in enumerate(site.tiers):
         if tier.machines is not None and count[tier.machines] < 2:
-            yield FileProblem(
-                ("tiers", number, "machines"),
-                f"machines of tier {tier.name} are {shown(tier.machines)}, and no other tier's are: write the same for "
-                "the tiers that are the same machines, or leave it out",
-            )
+            instead = "write the same for the tiers that are the same machines, or leave it out"
+            text = f"machines of tier {tier.name} are {shown(tier.machines)}, and no other tier's are: {instead}"
+            yield FileProblem(("tiers", number, "machines"), text)
 
 
 def _limits(site: Site) -> Iterator[FileProblem]:
@@ -100,11 +95,8 @@ def _network(options: TaskVineOptions) -> Iterator[FileProblem]:
 
     interval, timeout = options.keepalive_interval, options.keepalive_timeout
     if timeout <= interval:
-        yield problem(
-            "keepalive_timeout",
-            f"keepalive_timeout = {timeout} must be more than keepalive_interval = {interval}: write "
-            f"keepalive_timeout = {3 * interval}",
-        )
+        rule = f"keepalive_timeout = {timeout} must be more than keepalive_interval = {interval}"
+        yield problem("keepalive_timeout", f"{rule}: write keepalive_timeout = {3 * interval}")
     port = options.port
     ports = [port] if isinstance(port, int) else list(port)
     if any(not 0 <= each <= 65535 for each in ports):
@@ -172,11 +164,8 @@ def region_problems(site: Site) -> Iterator[FileProblem]:
     ["region north has the tier 'a10', and no tier is called so: add one with that name, or leave it out"]
     """
     if site.regions and not site.capabilities.remote:
-        yield FileProblem(
-            ("regions",),
-            f"the {site.engine} engine's workers are all on this machine, so it has no regions: leave them out, or "
-            'write engine = "taskvine" for a cluster',
-        )
+        why = f"the {site.engine} engine's workers are all on this machine, so it has no regions"
+        yield FileProblem(("regions",), f'{why}: leave them out, or write engine = "taskvine" for a cluster')
         return
     names = [region.name for region in site.regions]
     if site.region is not None and site.region not in names:
@@ -189,11 +178,9 @@ def region_problems(site: Site) -> Iterator[FileProblem]:
             yield FileProblem(("regions", number, "name"), text)
         for tier in region.tiers:
             if tier in owners:
-                yield FileProblem(
-                    ("regions", number, "tiers"),
-                    f"tier {tier} is in two regions, {owners[tier]} and {region.name}: leave it out of one, or tell "
-                    "its machines apart with hosts",
-                )
+                instead = "leave it out of one, or tell its machines apart with hosts"
+                text = f"tier {tier} is in two regions, {owners[tier]} and {region.name}: {instead}"
+                yield FileProblem(("regions", number, "tiers"), text)
             owners.setdefault(tier, region.name)
         for problem in _of_region(site, region, names):
             yield FileProblem(("regions", number, *problem.path), problem.text)
@@ -226,8 +213,7 @@ _LARGE_GB = 2000
 def hints(site: Site, environment: bool = True, others_read: bool = False) -> Iterator[str]:
     """Yield what a site's author may want to change, a sentence each.
 
-    :param environment: whether to say that the environment is not on this machine.
-    :param others_read: whether other users may read the file.
+    :param environment: whether to look for it on this machine; `others_read`: whether others may read the file.
 
     >>> list(hints(Site(taskvine={"fan_out": 3})))
     ['fan_out does nothing with the embedded engine: leave it out, or write engine = "taskvine" for a cluster']
@@ -237,10 +223,8 @@ def hints(site: Site, environment: bool = True, others_read: bool = False) -> It
         return
     elsewhere = site.python_environment and not site.python_environment.endswith(ARCHIVES)
     if environment and site.python_environment and elsewhere and not os.path.exists(site.python_environment):
-        yield (
-            f"python_environment {site.python_environment} is not on this machine: see that it is on those of the "
-            "workers, or have it sent there: `ctxflow env pack`"
-        )
+        instead = "see that it is on those of the workers, or have it sent there: `ctxflow env pack`"
+        yield f"python_environment {site.python_environment} is not on this machine: {instead}"
     if site.preemption != DEFAULTS["preemption"] and not any(tier.machine_gpus for tier in site.tiers):
         yield "preemption makes room on machines for workers with several GPUs: write machine_gpus in a tier"
     for tier in site.tiers:
@@ -275,16 +259,12 @@ def _does_nothing(key: str, engine: str, other: str) -> str:
 def _secrets(tier: Tier, others_read: bool) -> Iterator[str]:
     for key in ("options", "submit"):
         for name in dict.fromkeys(secrets_in(getattr(tier, key))):
-            yield (
-                f"{name} in {key} of tier {tier.name} looks like a secret, and batch systems show {key} to who asks: "
-                f"write it under env, which workers get in a file that is yours alone"
-            )
-    names = [name for name in tier.env if is_secret(name)]
+            seen = f"{name} in {key} of tier {tier.name} looks like a secret, and batch systems show {key} to who asks"
+            yield f"{seen}: write it under env, which workers get in a file that is yours alone"
+    names = ", ".join(name for name in tier.env if is_secret(name))
     if names and others_read:
-        yield (
-            f"{', '.join(names)} in env of tier {tier.name} looks like a secret, and other users may read this "
-            "file: call chmod go-r on it"
-        )
+        seen = f"{names} in env of tier {tier.name} looks like a secret, and other users may read this file"
+        yield f"{seen}: call chmod go-r on it"
 
 
 def _of_tier(tier: Tier) -> Iterator[str]:
@@ -298,10 +278,8 @@ def _of_tier(tier: Tier) -> Iterator[str]:
     if tier.pool and not tier.schedd:
         yield f"pool of tier {tier.name} has no schedd beside it, so any of that pool is taken: write schedd too"
     if tier.requirements and any(word in tier.requirements for word in ("GPUs_", "CUDA")):
-        yield (
-            f"requirements of tier {tier.name} looks at GPUs, and fails where a machine has several models: write it "
-            "as require_gpus, without the prefix"
-        )
+        fails = f"requirements of tier {tier.name} looks at GPUs, and fails where a machine has several models"
+        yield f"{fails}: write it as require_gpus, without the prefix"
 
 
 _WORDS = r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY)"
