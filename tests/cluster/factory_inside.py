@@ -66,7 +66,7 @@ def watch(executor: ContextExecutor, ended: threading.Event) -> None:
         jobs = {worker: job for worker, (_, job) in executor.engine.worker_jobs().items()}
         tell(
             time=status.time, there=status.workers, lost=status.workers_lost, evicted=status.evictions,
-            done=status.items_done, jobs=sorted(jobs.values()), counts=executor.engine.counts(),
+            done=status.items_done, jobs=sorted(jobs.values()), counts=executor.engine._acquirer.counts(),
         )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def main() -> int:
         answers = list(app.map(items_until(options.until, options.items), window=AHEAD))
         ended.set()
         watcher.join()
-        counts, status, directory = executor.engine.counts(), executor.status(), executor.calls.run.directory
+        counts, status, directory = executor.engine._acquirer.counts(), executor.status(), executor.calls.run.directory
     done = collections.Counter(Path(executions).read_text().split())
     tell(
         items=len(answers),

@@ -521,7 +521,7 @@ def test_files_go_from_worker_to_worker_and_again_after_all_are_lost(tmp_path: P
         made = set(run.map(range(20)))
         assert len({inode for inode, _, _ in made}) == 1 and len({path for _, _, path in made}) == 2, "one file, linked"
         for tier, job in executor.engine.worker_jobs().values():
-            executor.engine.provider(tier).evict(job)
+            executor.engine._acquirer.provider(tier).evict(job)
         eventually(lambda: read_report(directory).history and read_report(directory).history.workers.lost == 2)
         eventually(lambda: executor.connected_workers == 2)
         list(run.map(range(20, 40)))

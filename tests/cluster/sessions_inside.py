@@ -42,7 +42,7 @@ class TestTaskVineSessions(SessionContract):
 
     def notify(self, engine: Any, worker: str) -> None:
         tier, job = engine.worker_jobs()[worker]
-        engine.provider(tier).notify(job)
+        engine._acquirer.provider(tier).notify(job)
 
 
 def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) -> None:

@@ -32,11 +32,11 @@ class TestTaskVineContract(EngineContract):
 
     def evict(self, engine: Any, worker: str) -> None:
         tier, job = engine.worker_jobs()[worker]
-        engine.provider(tier).evict(job)
+        engine._acquirer.provider(tier).evict(job)
 
     def notify(self, engine: Any, worker: str) -> None:
         tier, job = engine.worker_jobs()[worker]
-        engine.provider(tier).notify(job)
+        engine._acquirer.provider(tier).notify(job)
 
     def processes(self, engine: Any) -> list[int]:
         return [child.pid for child in psutil.Process().children(recursive=True)]

@@ -27,7 +27,6 @@ from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import Losses, Reports, VineCalls, VineWorker, Watch, refusal
 from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.factory.limits import limits_of, standing
-from ctxflow.factory.provider import Provider
 from ctxflow.host.library_messages import CallFinished
 from ctxflow.host.linux import advice
 from ctxflow.host.messages import (
@@ -112,9 +111,8 @@ class TaskVineEngine:
             self._watch = Watch(self._patience, self._calls, self._heard)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._states = StateTransfers(run, self._calls, self._report)
-            self._messages = VineHosts(
-                run, self._calls, self._stagings, self._states, self._workers, self._heard, self._report
-            )
+            parts = (self._calls, self._stagings, self._states, self._workers)
+            self._messages = VineHosts(run, *parts, self._heard, self._report)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
             self._acquirer.start()
@@ -442,14 +440,6 @@ class TaskVineEngine:
         with self._lock:
             return {w.name: (w.tier, w.job) for w in self._workers.values() if w.joined and w.job is not None}
 
-    def provider(self, tier: str) -> Provider:
-        """Return who lends a tier's workers."""
-        return self._acquirer.provider(tier)
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Return each tier's jobs by state, and what was done to have them (see `Acquirer.counts`)."""
-        return self._acquirer.counts()
-
     def job_of(self, worker: str) -> tuple[str | None, str]:
         """Return the job of a worker, and where what it writes is kept."""
         known = self._workers.get(worker) or self._lost_last.get(worker)
@@ -458,11 +448,11 @@ class TaskVineEngine:
         return known.job, self._acquirer.output(known.tier, known.job)
 
     def reasons(self) -> dict[str, str]:
-        """Tier -> why it has fewer workers than were asked for (see `Acquirer.reasons`)."""
+        """Return why tiers have fewer workers than requested (see `Acquirer.reasons`)."""
         return {} if self._stopped else self._acquirer.reasons()
 
     def maxima(self) -> dict[str, int]:
-        """Tier -> how many workers a factory would lend now."""
+        """Return how many workers of each tier a factory would lend now."""
         return {} if self._stopped else self._acquirer.maxima()
 
     def limits(self) -> list[dict[str, Any]]:

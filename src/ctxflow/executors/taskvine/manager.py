@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import dataclasses
 import mmap
 import os
 import secrets
@@ -280,30 +281,30 @@ class Manager:
         if not self._roster.due((stats.workers_joined, stats.workers_removed), now):
             return
         for news in self._roster.look(self._manager.status("workers"), now):
-            if isinstance(news, msg.Joined):
+            if isinstance(news, msg.WorkerConnected):
                 self._joined(news)
-            elif isinstance(news, msg.Lost):
-                self._lost(news.worker)
+            elif isinstance(news, msg.WorkerGone):
+                self._lost(news)
             else:
-                self._say(msg.StrangerConnected(news.host, news.reason))
+                self._say(news)
 
-    def _joined(self, news: msg.Joined) -> None:
+    def _joined(self, news: msg.WorkerConnected) -> None:
         self._of_worker[news.worker] = set()
         if news.worker.startswith(self._bell_name + "."):
             self._bell_worker = news.worker
         else:
             ip = news.address.rpartition(":")[0] if self._entrance is None else self._entrance.origin(news.address)
-            self._say(msg.WorkerConnected(news.worker, news.address, news.host, ip))
+            self._say(dataclasses.replace(news, ip=ip))
 
-    def _lost(self, worker: str) -> None:
+    def _lost(self, news: msg.WorkerGone) -> None:
         """Cancel a worker's calls, which TaskVine would keep for a worker of that name: none ever comes."""
-        for number in self._of_worker.pop(worker):
+        for number in self._of_worker.pop(news.worker):
             self._manager.cancel_by_task_id(number)
-        if worker == self._bell_worker:
+        if news.worker == self._bell_worker:
             self._bell_worker, self._bell_stands = "", False
             kill_tree(self._bell.pid)  # It may only be stopped; another takes its place.
             return
-        self._say(msg.WorkerGone(worker))
+        self._say(news)
 
 
 # --- what ndcctools has no function for

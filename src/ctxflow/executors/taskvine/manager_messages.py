@@ -135,7 +135,7 @@ class WorkerConnected(Message):
     worker: str
     address: str
     host: str
-    ip: str
+    ip: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -212,30 +212,6 @@ _NAMELESS_SECONDS = 15.0  # A worker tells its name a moment after it has connec
 _LOOK_SECONDS = 0.1  # How often it is looked for meanwhile: TaskVine lists all workers each time.
 
 
-@dataclasses.dataclass(frozen=True)
-class Joined:
-    """A worker is connected."""
-
-    worker: str
-    address: str
-    host: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Lost:
-    """A worker's connection is gone."""
-
-    worker: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Stranger:
-    """Somebody is connected who gets nothing."""
-
-    host: str
-    reason: str
-
-
 class Roster:
     """The connections, from TaskVine's list of them.
 
@@ -243,9 +219,9 @@ class Roster:
 
     >>> roster = Roster()
     >>> roster.look([{"addrport": "10.0.0.1:4", "factory_name": "n1.ab", "hostname": "n1"}], 0.0)
-    [Joined(worker='n1.ab', address='10.0.0.1:4', host='n1')]
+    [WorkerConnected(worker='n1.ab', address='10.0.0.1:4', host='n1', ip='')]
     >>> roster.look([], 1.0)
-    [Lost(worker='n1.ab')]
+    [WorkerGone(worker='n1.ab')]
     """
 
     def __init__(self) -> None:
@@ -256,23 +232,17 @@ class Roster:
         self._next_look = 0.0
 
     def due(self, moved: object, now: float) -> bool:
-        """Return whether to look.
-
-        :param moved: TaskVine's counts of connections made and ended, or what else differs when they do.
-        """
+        """Return whether to look; `moved`: TaskVine's counts of connections made and ended."""
         changed, self._seen = moved != self._seen, moved
         return changed or (bool(self._nameless) and now >= self._next_look)
 
-    def look(self, rows: Sequence[Mapping[str, Any]], now: float) -> list[Joined | Lost | Stranger]:
-        """Return what has happened since the last look.
-
-        :param rows: TaskVine's list of workers.
-        """
+    def look(self, rows: Sequence[Mapping[str, Any]], now: float) -> list[FromManager]:
+        """Return what has changed since the last look in TaskVine's list of workers."""
         self._next_look = now + _LOOK_SECONDS
         there = {each["addrport"]: each for each in rows}
-        news: list[Joined | Lost | Stranger] = []
+        news: list[FromManager] = []
         for address in [address for address in self._names if address not in there]:
-            news.append(Lost(self._names.pop(address)))
+            news.append(WorkerGone(self._names.pop(address)))
         self._strangers &= there.keys()
         self._nameless = {address: since for address, since in self._nameless.items() if address in there}
         for address, each in there.items():
@@ -281,7 +251,7 @@ class Roster:
                 news += [] if found is None else [found]
         return news
 
-    def _appeared(self, address: str, each: Mapping[str, Any], now: float) -> Joined | Stranger | None:
+    def _appeared(self, address: str, each: Mapping[str, Any], now: float) -> FromManager | None:
         name, host = each.get("factory_name"), str(each.get("hostname", address))
         if name is None:
             if now < self._nameless.setdefault(address, now) + _NAMELESS_SECONDS:
@@ -292,7 +262,7 @@ class Roster:
         else:
             self._nameless.pop(address, None)
             self._names[address] = str(name)
-            return Joined(str(name), address, host)
+            return WorkerConnected(str(name), address, host)
         self._nameless.pop(address, None)
         self._strangers.add(address)
-        return Stranger(host, reason)
+        return StrangerConnected(host, reason)
