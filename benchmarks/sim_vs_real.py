@@ -122,9 +122,8 @@ def executor_for(configuration: Configuration, folder: Path, testbed: bool) -> C
     if testbed:
         executor = ContextExecutor(load_site(SITE, workers=configuration.workers), batching=configuration.batching)
     else:
-        executor = ContextExecutor(
-            workers=configuration.workers, batching=configuration.batching, slowdowns=configuration.slowdowns
-        )
+        site = load_site("local", workers=configuration.workers, slowdowns=configuration.slowdowns)
+        executor = ContextExecutor(site, batching=configuration.batching)
     executor.run_dir = str(folder)
     return executor
 

@@ -80,7 +80,6 @@ EXECUTOR = {
     "health": [3, "robust", {"policy": "sequential", "slow": "twice"}],
     "sessions": [3, "none of them"],
     "level": [*NO_TEXT, "", "total"],
-    "slowdowns": [*NO_ITEMS, ["x"], [0], [NAN], [True]],
     "limits": [{}, 3, {"losses": 1}],
     "log_events": NO_FLAG,
     "working_dir": [3, True, ["."]],

@@ -455,3 +455,21 @@ def test_results_may_lie_behind_a_link_of_ones_own(executor, double, tmp_path):
     list(double.map(range(3), resume=tmp_path / "results.jsonl"))
     assert (tmp_path / "disk.jsonl").is_file()
     assert list(double.map(range(3), resume=tmp_path / "results.jsonl")) == [0, 2, 4]
+
+
+def test_a_map_that_a_program_leaves_half_read_at_its_end_is_kept_without_a_word(tmp_path):
+    """The executor is never left: all that is there of the run is taken down with the program."""
+    (tmp_path / "program.py").write_text(
+        "from ctxflow import ContextExecutor, batch_app\n"
+        "@batch_app(batch_size=2)\n"
+        "def double(numbers):\n"
+        "    return [2 * n for n in numbers]\n"
+        "executor = ContextExecutor(workers=1)\n"
+        "executor.start()\n"
+        "doubled = double.map(range(100), resume='results')\n"
+        "next(doubled)\n"
+    )
+    words = [sys.executable, "program.py"]
+    run = forked.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100)
+    assert "Exception" not in run.stderr and "Traceback" not in run.stderr
+    assert (tmp_path / "results").stat().st_size

@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Protocol
+from typing import Any
 
 from ctxflow.app_options import ItemApp, Options
 from ctxflow.errors import DependencyFailed, article, closest, short
-from ctxflow.executors.run.futures import Failed
+from ctxflow.executors.run.pending import Failed
 from ctxflow.option_values import refuse
 from ctxflow.rows.readers import open_table
 from ctxflow.rows.source import IN_MAP, RowError, Table, columns_for, item_maker
@@ -174,42 +174,14 @@ _OF_MAPS = ("columns", "resume", "resume_by", "on_error", "order", "window", "pr
 _OF_APPS = tuple(field.name for field in dataclasses.fields(Options))
 
 
-class Inputs(Protocol):
-    """The items that a map has yet to get.
+class Here:
+    """Items that are there, or are read from a file: they are pulled by whoever reads the map.
 
     :ivar here: whether `take` waits for them itself.
+    :ivar eager: whether the map should take some whenever it can, not only when it has room for many.
+    :ivar over: whether all has been taken that there is.
     :ivar error: what they ended with, if it was no end.
     """
-
-    here: bool
-    error: BaseException | None
-
-    @property
-    def eager(self) -> bool:
-        """Return whether the map should ask whenever it can, not only when it has room for many."""
-
-    def ask(self, count: int) -> None:
-        """Note that the map has room for so many."""
-
-    def take(self, count: int, deadline: float) -> list[Any]:
-        """Return up to so many of them, fewer if time is up; none if nothing more comes for now."""
-
-    def wait(self) -> bool:
-        """Say whether the map is to look for more at once; else it is woken when something has come."""
-
-    def settle(self, deadline: float) -> None:
-        """Wait until what was asked for can be taken, as long as there is time."""
-
-    @property
-    def over(self) -> bool:
-        """Return whether all has been taken that there is."""
-
-    def close(self) -> None:
-        """Take no more; waits for nothing."""
-
-
-class Here:
-    """Items that are there, or are read from a file: they are pulled by whoever reads the map."""
 
     here = True
 
@@ -219,31 +191,26 @@ class Here:
         self.over = False
         self.eager = False  # They come so slowly that time was up.
 
-    def ask(self, count: int) -> None:
-        """Begin anew to see whether they come slowly."""
-        self.eager = False
-
-    def take(self, count: int, deadline: float) -> list[Any]:
-        """Return up to so many, looking at the clock ever more seldom while they come fast."""
+    def take(self, room: int, count: int, deadline: float) -> list[Any]:
+        """Return up to so many, fewer if time is up; the clock is looked at ever more seldom while they come fast."""
         taken: list[Any] = []
-        step = 1
-        while len(taken) < count and not self.over and not self.eager:
+        step, count = 1, min(room, count)
+        while len(taken) < count and not self.over:
+            self.eager = time.monotonic() > deadline
+            if self.eager:
+                break
             wanted, before = min(step, count - len(taken)), len(taken)
             try:
                 taken.extend(itertools.islice(self._items, wanted))  # What came before an error stays.
             except Exception as error:
                 self.error = error
             self.over = len(taken) < before + wanted
-            self.eager = time.monotonic() > deadline
             step *= 2
         return taken
 
     def wait(self) -> bool:
-        """Say whether time was up: nobody wakes the map."""
+        """Return whether time was up: nothing wakes the map."""
         return self.eager
-
-    def settle(self, deadline: float) -> None:
-        """Do nothing: they are there."""
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -251,6 +218,8 @@ class Here:
 
 class Ahead:
     """Items that a thread takes from an iterator, as far ahead as the map asks, whose thread calls all but `close`.
+
+    Its attributes are those of `Here`.
 
     :param items: runs in the context variables of who makes this.
     :param wake: called when items have come that were waited for.
@@ -260,55 +229,48 @@ class Ahead:
 
     def __init__(self, items: Iterator[Any], wake: Callable[[], None]) -> None:
         self.error: BaseException | None = None
+        self.over = False
+        self.eager = False  # Not all has been taken that was asked for.
         self._items = items
         self._wake = wake
         self._come: collections.deque[Any] = collections.deque()
         self._given = 0  # To the map.
         self._asked = 0  # May have been taken, in all.
-        self._over = False
-        self._told = False  # That it is over.
+        self._ended = False
+        self._told = False  # That it has ended.
         self._awaited = False
         self._paused = True
         self._resume: queue.SimpleQueue[None] = queue.SimpleQueue()  # Finalizers may put something there.
-        self._settled = threading.Event()
+        self._settled = threading.Event()  # All that was asked for at first has come.
         work = contextvars.copy_context().run
         self._thread = threading.Thread(target=work, args=(self._take_all,), name="ctxflow-inputs", daemon=True)
 
-    def ask(self, count: int) -> None:
-        """Have up to so many taken beyond what the map has got."""
-        self._asked = self._given + count
-        if not self._thread.ident:
-            self._thread.start()
-        if self._paused and self._asked > self._given + len(self._come):
-            self._resume.put(None)
+    def take(self, room: int, count: int, deadline: float) -> list[Any]:
+        """Return up to so many that have come, and have as many taken as there is room for beyond these.
 
-    @property
-    def eager(self) -> bool:
-        """Return whether not all has come, or been taken, that was asked for."""
-        return not self._paused or bool(self._come) or self._over
-
-    def settle(self, deadline: float) -> None:
-        """Wait until all that was asked for has come, or no more will."""
-        self._settled.wait(max(0.0, deadline - time.monotonic()))
-
-    def take(self, count: int, deadline: float) -> list[Any]:
-        """Return what has come, up to so many."""
+        The first time, wait until those have come, no longer than there is time.
+        """
         come = self._come
-        taken = [come.popleft() for _ in range(min(count, len(come)))]
+        self._asked = self._given + room
+        if self._paused and room > len(come):
+            if not self._thread.ident:
+                self._thread.start()
+            self._resume.put(None)
+        if not self._given:
+            self._settled.wait(max(0.0, deadline - time.monotonic()))
+        ended = self._ended  # Before it is seen what has come.
+        taken = [come.popleft() for _ in range(min(room, count, len(come)))]
         self._given += len(taken)
+        self.eager = self._asked > self._given
+        self.over = ended and not come
         return taken
 
     def wait(self) -> bool:
-        """Say whether something has come, or, once, that no more will; else have the map woken when it does."""
+        """Return whether something has come, or, once, that no more will; else have the map woken when it does."""
         self._awaited = True
-        over, told = self._over, self._told
-        self._told = over
-        return bool(self._come) or (over and not told)
-
-    @property
-    def over(self) -> bool:
-        """Return whether all has been taken that there is."""
-        return self._over and not self._come
+        ended, told = self._ended, self._told
+        self._told = ended
+        return bool(self._come) or (ended and not told)
 
     def close(self) -> None:
         """Take no more. Waits for nothing: an iterator that blocks keeps its thread until it goes on."""
@@ -332,19 +294,18 @@ class Ahead:
             self.error = error
         finally:
             self._items = iter(())  # Which closes a generator, on the thread that it ran on.
-            self._over = True
+            self._ended = True
             self._settled.set()
             self._wake()
 
     def _may_go_on(self, pulled: int) -> bool:
         """Wait until more is asked for; False if nothing ever will be."""
         while 0 <= self._asked <= pulled:
-            if not self._settled.is_set():
-                self._settled.set()
+            self._settled.set()
             self._paused = True
             if 0 <= self._asked <= pulled:
                 self._resume.get()
-            self._paused = False
+        self._paused = False
         return self._asked >= 0
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from ctxflow.app_options import ItemApp, Result
 from ctxflow.errors import CtxflowError, RunEnded, add_note, counted, short
-from ctxflow.executors.run.futures import Failed, Stream, arrival
-from ctxflow.executors.run.pending import Spans
+from ctxflow.executors.run.pending import Failed, Spans, Stream
 from ctxflow.identity import identity_of, reading
-from ctxflow.map_inputs import Ahead, Aside, Here, Inputs, MapInputs, may_hold_futures
+from ctxflow.map_inputs import Ahead, Aside, Here, MapInputs, may_hold_futures
 from ctxflow.map_progress import board, is_wanted
 from ctxflow.option_values import choice, flag, refuse, whole
 from ctxflow.ownership import foreign_text
@@ -28,20 +29,17 @@ if TYPE_CHECKING:
     from ctxflow.executors.run.declarations import Declaration
     from ctxflow.executors.run.live_run import LiveRun
 
-_FEED = 1000
+_FEED = 1000  # Items that are submitted together.
 _FEED_SECONDS = 0.05
-LEAST_WINDOW = 20_000
+_WINDOW = 20_000
 _OPEN_WITHIN = (
     "iterators are taken on a thread of their own: open what belongs to one thread inside of the generator, as in "
     "def rows(): yield from sqlite3.connect(path).execute(query)"
 )
 _READER_SECONDS = 60.0  # So long after it took results, a thread is taken to read a map on.
+_TURNS = 64  # An `async for` over results that are there lets other tasks go on after so many.
 _NONE = object()
 NOTHING_YET = object()
-
-
-def _shown(item: tuple[Any, ...]) -> str:
-    return short(item[0]) if len(item) == 1 else ", ".join(map(short, item))
 
 
 class MapWork:
@@ -51,8 +49,7 @@ class MapWork:
         self,
         run: LiveRun,
         app: Declaration,
-        items: Iterator[Any],
-        may_wait: bool,
+        through: MapInputs,
         raises: bool,
         window: int,
         file: ResultsFile | None,
@@ -64,22 +61,22 @@ class MapWork:
         self._app = app
         self._raises = raises
         self._stream = Stream()
-        self._inputs: Inputs = Ahead(items, self._stream.wake) if may_wait else Here(items)
+        wake = functools.partial(self._stream.deliver, (), ())
+        self._inputs = Ahead(through.items, wake) if through.may_wait else Here(through.items)
         self._window = window
         self._chunk = max(1, min(_FEED, window // 4))
         self._pulled = 0  # Inputs taken from the iterables.
         self._waiting = 0  # Items submitted and not answered.
         self._buffered = 0  # Answered (or in the file), but not yet yielded.
         self._unusable: dict[int, Failed] = {}  # Rows that failed before they were items, not yet yielded.
-        self._aside = Aside(self._stream.wake)  # Items that wait for futures among their values.
+        self._aside = Aside(wake)  # Items that wait for futures among their values.
         self._ended = False
         self._spans = Spans()
         self.answered: Counter[str] = Counter()  # Items by context, of an app with alternatives.
         self._file = file
         self._held: list[tuple[int, Any]] = []  # Arrived while the executor ended, and not yet taken.
         self._reader: threading.Thread | None = None
-        self._reading = False  # Whether that waits for results.
-        self._read_at = 0.0
+        self._read_at = 0.0  # When that read last; without end while it waits for results.
         self.finished: Future[int] = Future()
         self.forget: Callable[[], None] = lambda: None  # Has the executor forget this map.
 
@@ -104,32 +101,20 @@ class MapWork:
     def _feed(self) -> None:
         """Submit inputs until the window is full; where they come slowly, those that have come."""
         deadline = time.monotonic() + _FEED_SECONDS
-        self._inputs.ask(self._window - self._on_hand())
-        if not self._pulled:
-            self._inputs.settle(deadline)
-        while (room := self._window - self._on_hand()) > 0:
-            inputs = self._inputs.take(min(self._chunk, room), deadline)
+        while (room := self._window - self._waiting - self._buffered - len(self._aside.waiting)) > 0:
+            inputs = self._inputs.take(room, self._chunk, deadline)
             if not inputs:
                 return
             first = self._pulled
             self._pulled += len(inputs)
-            self._submit_missing(inputs, first)
+            waits = may_hold_futures(inputs)
+            plain = self._file is None and waits is False
+            for items, index in [(inputs, first)] if plain else self._missing(inputs, first, waits):
+                self._waiting += len(items)
+                self._run.submit(self._app, items, self._stream, functools.partial(self._spans.add, first=index))
 
-    def _on_hand(self) -> int:
-        """Return how many items are pulled and not yielded."""
-        return self._waiting + self._buffered + len(self._aside.waiting)
-
-    def _submit(self, inputs: Sequence[Any], first: int) -> None:
-        if inputs:
-            self._waiting += len(inputs)
-            self._run.submit(self._app, inputs, self._stream, functools.partial(self._spans.add, first=first))
-
-    def _submit_missing(self, inputs: Sequence[Any], first: int) -> None:
-        """Submit what can be and is not in the file; runs of such items go together."""
-        waits = may_hold_futures(inputs)
-        if self._file is None and waits is False:
-            self._submit(inputs, first)
-            return
+    def _missing(self, inputs: Sequence[Any], first: int, waits: bool | None) -> Iterator[tuple[Sequence[Any], int]]:
+        """Yield runs of items that can be submitted and are not in the file, each with its first index."""
         missing: list[Any] = []
         for index, given in enumerate(inputs, first):
             item = self._aside.put(index, given) if waits and type(given) is not Failed else given
@@ -137,9 +122,11 @@ class MapWork:
                 missing.append(item)
                 continue
             self._buffered += item is not None
-            self._submit(missing, index - len(missing))
-            missing = []
-        self._submit(missing, first + len(inputs) - len(missing))
+            if missing:
+                yield missing, index - len(missing)
+                missing = []
+        if missing:
+            yield missing, first + len(inputs) - len(missing)
 
     def _is_answered(self, index: int, item: Any) -> bool:
         """Return whether nothing is to be run for an item: it failed as a row, or the file has its result."""
@@ -150,50 +137,50 @@ class MapWork:
 
     # --- answers
 
-    def _arrived(self, timeout: float | None = None) -> list[tuple[int, Any]]:
-        """Take answers that are there, after waiting for some: (index, result or Failed). The file has them first."""
+    def _arrived(self) -> list[tuple[int, Any]]:
+        """Take answers that are there: (index, result or Failed). The file has them first."""
         arrived, self._held = self._held, []
         if arrived:
             return arrived
-        for items, results in self._stream.take(timeout):
+        stream = self._stream
+        while stream.arrived:
+            items, results = stream.arrived.popleft()
             if not items:  # Somebody has woken this thread.
                 continue
             self._waiting -= len(items)
-            if self._stream.contexts:
-                self.answered.update(filter(None, (self._stream.contexts.pop(item, None) for item in items)))
+            if stream.contexts:
+                self.answered.update(filter(None, (stream.contexts.pop(item, None) for item in items)))
             arrived += zip(self._spans.indices(items), results, strict=True)
         if self._file is not None:
             self._file.add(arrived)
         return arrived
 
     def wait(self) -> None:
-        """Wait for an answer, if there is nothing else to do."""
-        self._begin_reading()
-        try:
-            if not self._inputs.wait():
-                self._stream.wait()
-        finally:
-            self._reading, self._read_at = False, time.monotonic()
-
-    async def arrival(self) -> None:
-        """Wait for an answer in a coroutine, if there is nothing else to do."""
-        self._begin_reading()
-        try:
-            if self._inputs.wait():
-                await asyncio.sleep(0)
-            else:
-                await arrival(self._stream)
-        finally:
-            self._reading, self._read_at = False, time.monotonic()
-
-    def _begin_reading(self) -> None:
-        """Note that this thread waits for answers.
+        """Wait for an answer, if there is nothing else to do.
 
         :raises CtxflowError: in a forked child, which gets none.
         """
         if self._run.is_copy:
             raise CtxflowError(foreign_text("this map's executor"))
-        self._reader, self._reading = threading.current_thread(), True
+        self._reader, self._read_at = threading.current_thread(), math.inf
+        try:
+            if not self._inputs.wait():
+                self._stream.wait()
+        finally:
+            self._read_at = time.monotonic()
+
+    async def arrival(self) -> None:
+        """Wait for an answer in a coroutine, as `wait` does."""
+        if self._run.is_copy:
+            raise CtxflowError(foreign_text("this map's executor"))
+        self._reader, self._read_at = threading.current_thread(), math.inf
+        try:
+            if self._inputs.wait():
+                await asyncio.sleep(0)
+            else:
+                await self._stream.arrival()
+        finally:
+            self._read_at = time.monotonic()
 
     def _ready(self) -> list[tuple[int, Any]]:
         """Submit the items whose futures are done; gives those that need not be."""
@@ -204,7 +191,8 @@ class MapWork:
             elif self._file is not None and self._file.holds(index, item):
                 answered.append((index, self._file.read(index)))
             else:
-                self._submit([item], index)
+                self._waiting += 1
+                self._run.submit(self._app, [item], self._stream, functools.partial(self._spans.add, first=index))
         return answered
 
     def _known(self, index: int) -> Any:
@@ -223,7 +211,7 @@ class MapWork:
         :raises BaseException: that error, if the map raises errors or its run has ended.
         """
         if failed.item:
-            add_note(failed.error, f"item {index} of {self.called}.map: {_shown(failed.item)}")
+            add_note(failed.error, f"item {index} of {self.called}.map: {', '.join(map(short, failed.item))}")
         if self._raises or isinstance(failed.error, RunEnded):
             raise failed.error
         return failed.error
@@ -234,7 +222,8 @@ class MapWork:
             ready: dict[int, Any] = {}
             index = 0
             while True:
-                if self._inputs.eager or self._on_hand() <= self._window - self._chunk:
+                on_hand = self._waiting + self._buffered + len(self._aside.waiting)
+                if self._inputs.eager or on_hand <= self._window - self._chunk:
                     self._feed()
                 while index < self._pulled:
                     if index in ready:
@@ -252,7 +241,7 @@ class MapWork:
                     if self._inputs.here or self._inputs.over or index < self._pulled:
                         continue
                 before = len(ready)
-                ready.update(self._arrived(0))
+                ready.update(self._arrived())
                 if self._aside.waiting:
                     ready.update(self._ready())
                 self._buffered += len(ready) - before
@@ -275,7 +264,7 @@ class MapWork:
                     self._raise_input_error()
                     return
                 if self._waiting or self._aside.waiting or not self._inputs.here:
-                    come = self._arrived(0)
+                    come = self._arrived()
                     if self._aside.waiting:
                         come += self._ready()
                     if not come:
@@ -317,7 +306,7 @@ class MapWork:
         self._inputs.close()
         if self._file is not None and not self._run.is_copy:
             try:
-                self._arrived(timeout=0)
+                self._arrived()
             finally:
                 self._file.close()
 
@@ -338,25 +327,21 @@ class MapWork:
         reader = self._reader
         if reader is None or reader.ident == here or not reader.is_alive():
             return False
-        return self._reading or time.monotonic() - self._read_at < _READER_SECONDS
+        return time.monotonic() - self._read_at < _READER_SECONDS
 
     def cut(self) -> None:
         """Cancel what is left. What has arrived can be read (and is in the file); then `RunEnded` is raised."""
         if self._file is not None and not self._ended:
-            self._held += self._arrived(timeout=0)
+            self._held += self._arrived()
         gone = self._run.cancel(self._spans.numbers(), stop=True)
         if gone:
-            self._stream.fail(
-                gone, RunEnded("the map was not read to its end before its executor ended: read it there")
-            )
+            unread = RunEnded("the map was not read to its end before its executor ended: read it there")
+            self._stream.fail(gone, unread)
 
     def release(self) -> None:
         """Tell whoever waits for the map that it is over: done, closed, or its executor was shut down."""
         if not self.finished.done():
             self.finished.set_result(self._pulled)
-
-
-_TURNS = 64  # An `async for` over results that are there lets other tasks go on after so many.
 
 
 class MapResult(Generic[Result]):
@@ -380,10 +365,6 @@ class MapResult(Generic[Result]):
         progress: bool | None = None,
         resume_by: str = "index",
     ) -> None:
-        self._mapping: MapWork | None = None
-        self._taken = 0
-        self._count = through.count
-        self._results: Iterator[Any] = iter(())
         choice("on_error", on_error, ("raise", "return"))
         choice("order", order, ("input", "completed"))
         if window is not None:
@@ -402,10 +383,10 @@ class MapResult(Generic[Result]):
         if resume is not None:
             kind = ResultsFile if resume_by == "index" else ResultsByContent
             file = kind(resume, app, constants, identity_of(app, constants, reading))
-        raises, window = on_error == "raise", window or LEAST_WINDOW
-        mapping = MapWork(run, declared, through.items, through.may_wait, raises, window, file, app.__name__)
-        self._mapping = mapping
-        self.finished = mapping.finished
+        raises, window = on_error == "raise", window or _WINDOW
+        self._mapping = mapping = MapWork(run, declared, through, raises, window, file, app.__name__)
+        weakref.finalize(self, mapping.drop)  # When nobody holds it any more, and at the end of the program.
+        self.finished, self._count, self._taken = mapping.finished, through.count, 0
         mapping.forget = executor.add_map(mapping)
         if is_wanted(progress):
             board.add(mapping, through.count)
@@ -419,7 +400,7 @@ class MapResult(Generic[Result]):
     def __next__(self) -> Result:
         try:
             while (result := next(self._results)) is NOTHING_YET:
-                self._mapping.wait()  # type: ignore[union-attr]
+                self._mapping.wait()
         except KeyboardInterrupt:  # Whether or not a name holds the map on, as in a notebook.
             self.close()
             raise
@@ -430,13 +411,12 @@ class MapResult(Generic[Result]):
 
     async def __anext__(self) -> Result:
         """Return the next result, pulling inputs on the event loop's thread; cancelling the caller closes the map."""
-        mapping = self._mapping
         try:
             self._taken += 1
             if self._taken % _TURNS == 0:
                 await asyncio.sleep(0)
-            while (result := next(self._results)) is NOTHING_YET and mapping is not None:
-                await mapping.arrival()
+            while (result := next(self._results)) is NOTHING_YET:
+                await self._mapping.arrival()
         except StopIteration:
             raise StopAsyncIteration from None
         except asyncio.CancelledError:
@@ -460,14 +440,9 @@ class MapResult(Generic[Result]):
     @property
     def answered(self) -> dict[str, int]:
         """Return how many items each context answered so far, by its name, for an app with alternatives."""
-        return dict(self._mapping.answered) if self._mapping is not None else {}
+        return dict(self._mapping.answered)
 
     def close(self) -> None:
         """Stop: cancel what is queued, keep what is done."""
         self._results = iter(())
-        if self._mapping is not None:
-            self._mapping.end()
-
-    def __del__(self) -> None:
-        if self._mapping is not None:
-            self._mapping.drop()
+        self._mapping.end()

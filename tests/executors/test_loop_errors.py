@@ -9,6 +9,7 @@ from executor_helpers import eventually, started
 
 from ctxflow import batch_app, session_app
 from ctxflow.executors.contract import EngineFailed
+from ctxflow.executors.embedded import local_hosts
 from ctxflow.executors.embedded.local_hosts import LocalHosts
 from ctxflow.executors.run.pending import Waiting
 
@@ -54,7 +55,7 @@ def test_a_worker_that_cannot_be_told_is_given_up_and_its_items_run_elsewhere(ex
 
 
 def test_an_answer_that_cannot_be_taken_costs_its_worker_alone(executor, monkeypatch):
-    raising_once(monkeypatch, executor.engine._lines, "_answered", 2, KeyError("seconds"))
+    raising_once(monkeypatch, local_hosts, "events_of", 2, KeyError("seconds"))
     assert list(same.map(range(12))) == [*range(12)]
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.executors.embedded.local_worker import share
+from ctxflow.executors.embedded.local_workers import share
 from ctxflow.executors.run import kept_files
 
 

@@ -11,6 +11,7 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line, read, read_setup, replay
+from ctxflow.sites import load_site
 from ctxflow.testing import Evictions
 
 FAILURE = ev.Failure("exception", "ValueError", 'quotes " and \n and ü', traceback="t", output="o", worker="w")
@@ -164,7 +165,7 @@ def test_other_policies_are_noticed(recorded):
 
 @pytest.mark.parametrize("batching", ["opportunistic", {"policy": "fixed", "size": 7, "share": False, "linger": 0.02}])
 def test_a_run_with_evictions_several_apps_and_contexts_is_replayed_from_its_log_alone(batching, tmp_path):
-    executor = ContextExecutor(workers=3, batching=batching, slowdowns=[1, 2])
+    executor = ContextExecutor(load_site("local", slowdowns=(1, 2)), workers=3, batching=batching)
     executor.run_dir = str(tmp_path)
 
     @context

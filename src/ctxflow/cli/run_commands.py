@@ -279,8 +279,8 @@ def drain(
       0    the run is asked to, and hears of it within seconds      2    there is no such run, host or tier
     """
     from ctxflow.batch.job_status import LIVE
+    from ctxflow.executors.run.figures import ask, drained
     from ctxflow.executors.run.kept_files import read_workers
-    from ctxflow.executors.run.worker_bounds import ask, drained
     from ctxflow.observe.progress import condition
 
     _, status = chosen(which)

@@ -12,34 +12,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ctxflow.errors import CtxflowError, counted
-from ctxflow.executors.call_files import current_directory
-from ctxflow.executors.contract import SiteEngine
+from ctxflow.executors.contract import SiteEngine, current_directory
 from ctxflow.executors.run.figures import Status
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import Calls, Pool
-from ctxflow.option_values import flag, number, refuse, text, whole
+from ctxflow.option_values import flag, refuse, text, whole
 from ctxflow.ownership import belongs_here, foreign_text
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.site_model import region_specs
 from ctxflow.terminal import timed, visible
-
-if TYPE_CHECKING:
-    from ctxflow.policies.protocols import (
-        BatchingPolicy,
-        HealthPolicy,
-        PlacementPolicy,
-        PreemptionPolicy,
-        RoutingPolicy,
-        ScalingPolicy,
-        SessionPolicy,
-    )
 
 Self = TypeVar("Self", bound="BareExecutor")
 
@@ -49,6 +37,7 @@ _active: list[BareExecutor] = []
 class BareExecutor:
     """Runs apps on workers, without Parsl: its parameters are those of `ContextExecutor` that have no part in Parsl.
 
+    :param policies: by family.
     :ivar run_dir: where the run's folder is made; in a folder `runs` where this is the current one.
 
     >>> with BareExecutor(workers=1) as executor:
@@ -61,38 +50,17 @@ class BareExecutor:
         site: str | Site = "local",
         label: str = "ctxflow",
         workers: int | None = None,
-        routing: str | dict[str, Any] | RoutingPolicy | None = None,
-        batching: str | dict[str, Any] | BatchingPolicy | None = None,
-        placement: str | dict[str, Any] | PlacementPolicy | None = None,
-        preemption: str | dict[str, Any] | PreemptionPolicy | None = None,
-        scaling: str | dict[str, Any] | ScalingPolicy | None = None,
-        health: str | dict[str, Any] | HealthPolicy | None = None,
-        sessions: str | dict[str, Any] | SessionPolicy | None = None,
-        level: Literal["pervasive", "partial", "none"] | None = None,
-        slowdowns: Sequence[float] = (),
+        level: str | None = None,
         limits: Limits | None = None,
         log_events: bool = True,
+        **policies: Any,
     ) -> None:
         self.run_dir = current_directory()
-        check_arguments(site, label, workers, slowdowns, limits, log_events)
+        check_arguments(site, label, workers, limits, log_events)
         self.site, self.label, self.workers = site, label, workers
-        self.routing, self.batching, self.placement = routing, batching, placement
-        self.preemption, self.scaling, self.health, self.sessions = preemption, scaling, health, sessions
-        self.slowdowns = slowdowns
         self.level, self.limits, self.log_events = level, limits, log_events
-        self.resolved_site = load_site(
-            site,
-            workers=workers,
-            routing=routing,
-            batching=batching,
-            placement=placement,
-            preemption=preemption,
-            scaling=scaling,
-            health=health,
-            sessions=sessions,
-            level=level,
-            slowdowns=tuple(slowdowns) or None,
-        )
+        vars(self).update(policies)
+        self.resolved_site = load_site(site, workers=workers, level=level, **policies)
         self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
         self.engine = self._make_engine()
         self.run: LiveRun | None = None
@@ -289,7 +257,6 @@ def check_arguments(
     site: Any,
     label: Any,
     workers: Any,
-    slowdowns: Any,
     limits: Any,
     log_events: Any,
 ) -> None:
@@ -302,19 +269,9 @@ def check_arguments(
     text("label", label, 'text: a name for the executor, such as "ctxflow"')
     if workers is not None:
         whole("workers", workers, "how many workers, 1 or more")
-    factors = "a list of factors, more than 0, such as [1, 2.5]"
-    for factor in items_of("slowdowns", slowdowns, factors):
-        number("slowdowns", factor, factors, above=True)
     if limits is not None and not isinstance(limits, Limits):
         raise refuse("limits", limits, "a ctxflow.scheduler.Limits(...)", TypeError)
     flag("log_events", log_events)
-
-
-def items_of(name: str, value: Any, wanted: str) -> Iterable[Any]:
-    """Return what an argument has in it; text is refused."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise refuse(name, value, wanted, TypeError)
-    return value
 
 
 _FIRST_SECONDS = 2.0  # A wait that is over by then needs no explanation.

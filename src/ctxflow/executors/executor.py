@@ -1,7 +1,6 @@
 """ContextExecutor: the Parsl executor, which is also a context manager of its own for use without Parsl.
 
 With it, how Parsl's staging leaves `File` inputs and outputs to ctxflow, and when Parsl waits for all of its tasks.
-What does not live here: all that it does without Parsl (bare.py), and the files of calls that travel (call_files.py).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,8 +27,8 @@ from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
 from ctxflow.errors import closest
-from ctxflow.executors.bare import BareExecutor, Teller, items_of, parsl_kernel, waiting_text
-from ctxflow.executors.call_files import TAKEN, current_directory, locate
+from ctxflow.executors.bare import BareExecutor, Teller, parsl_kernel, waiting_text
+from ctxflow.executors.contract import TAKEN, current_directory, locate
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import Memoized
 from ctxflow.option_values import refuse
@@ -60,7 +59,6 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
     :param routing: a policy by name, as a table, or as an object; likewise the next five.
     :param level: how much of a context workers keep from call to call, if not as the site says: "pervasive", or for
         measuring "partial" or "none" (see `ctxflow.app_options.Options`).
-    :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
     :param limits: the failure thresholds of items and contexts.
     :param log_events: whether to keep the event log in the run's directory.
     :param storage_access: Parsl's staging providers, if not ctxflow's own; `[SharedDiskStaging()]` of
@@ -87,7 +85,6 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
         health: str | dict[str, Any] | HealthPolicy | None = None,
         sessions: str | dict[str, Any] | SessionPolicy | None = None,
         level: Literal["pervasive", "partial", "none"] | None = None,
-        slowdowns: Sequence[float] = (),
         limits: Limits | None = None,
         log_events: bool = True,
         working_dir: str | None = None,
@@ -101,17 +98,16 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
             site,
             label,
             workers,
-            routing,
-            batching,
-            placement,
-            preemption,
-            scaling,
-            health,
-            sessions,
             level,
-            slowdowns,
             limits,
             log_events,
+            routing=routing,
+            batching=batching,
+            placement=placement,
+            preemption=preemption,
+            scaling=scaling,
+            health=health,
+            sessions=sessions,
         )
         _check(working_dir, storage_access, remote_monitoring_radio)
         self.working_dir = working_dir
@@ -182,7 +178,10 @@ def _check(working_dir: Any, storage_access: Any, remote_monitoring_radio: Any) 
     if working_dir is not None and not isinstance(working_dir, (str, os.PathLike)):
         raise refuse("working_dir", working_dir, "the path of a folder", TypeError)
     ways = "a list of Parsl's ways of staging, such as [HTTPInTaskStaging()]"
-    for way in items_of("storage_access", () if storage_access is None else storage_access, ways):
+    given = () if storage_access is None else storage_access
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise refuse("storage_access", given, ways, TypeError)
+    for way in given:
         if not isinstance(way, Staging):
             raise refuse("storage_access", storage_access, ways, TypeError)
     if remote_monitoring_radio is not None and not isinstance(remote_monitoring_radio, RadioConfig):
@@ -241,11 +240,11 @@ class SharedDiskStaging(Staging):  # type: ignore[misc]
         file.local_path = os.path.abspath(file.path)
 
     def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
-        """Make the path absolute."""
-        file.local_path = os.path.abspath(file.path)
+        """Do the same as with inputs."""
+        self.stage_in(dm, executor, file, app_fu)
 
 
-class WorkerStaging(Staging):  # type: ignore[misc]
+class WorkerStaging(SharedDiskStaging):
     """Has `file:` inputs and outputs travel with the calls, and inputs of the web fetched by the workers.
 
     It only says where each will be in the call's folder, and where it is here, which is meant relative to the driver's
@@ -256,16 +255,8 @@ class WorkerStaging(Staging):  # type: ignore[misc]
         """Return whether it is a local path or a web address."""
         return file.scheme in TAKEN
 
-    def can_stage_out(self, file: File) -> bool:
-        """Return whether it is a local path."""
-        return bool(file.scheme == "file")
-
     def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
-        """Say where it is, here and there."""
-        locate(file)
-
-    def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
-        """Say where it is, here and there."""
+        """Note in the file where it is, here and there."""
         locate(file)
 
 

@@ -7,6 +7,7 @@ and lost if it does not answer; its context host answers, which runs none of the
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable, Sequence
 
 from ctxflow.executors.contract import CallPayload
@@ -137,6 +138,48 @@ def _items(now: float, worker: str, report: PartFinished | CallFinished, first: 
     if not report.count:
         return []
     return [ev.ItemsFinished(now, worker, report.call, first, report.count, results=report.body)]
+
+
+def opened(event: ev.Event) -> ev.Event:
+    """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure.
+
+    >>> import pickle
+    >>> opened(ev.BatchFinished(2.0, "w", 7, 1.5, pickle.dumps([4, 9]))).results
+    [4, 9]
+    """
+    if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
+        return dataclasses.replace(event, exception=_unpickled_error(event.exception))
+    if not isinstance(event, (ev.BatchFinished, ev.ItemsFinished)):
+        return event
+    try:
+        results = pickle.loads(event.results)
+        if isinstance(event, ev.ItemsFinished):
+            return ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, results)
+        return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
+    except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
+        failure = ev.Failure(
+            "exception",
+            type(error).__name__,
+            f"the app's result cannot be opened here ({error}): return plain data, or install its package here too",
+            worker=event.worker,
+        )
+        return ev.BatchFailed(event.time, event.worker, event.attempt, failure)
+
+
+ENDS = (StopIteration, StopAsyncIteration)
+"""What would silently end a loop of the driver's, if it were raised there."""
+
+
+def _unpickled_error(pickled: bytes) -> BaseException | None:
+    """Return the exception that a library process sent, None if it cannot be had here."""
+    if not pickled:
+        return None
+    try:
+        error = pickle.loads(pickled)
+    except BaseException:  # It runs code of the user's.
+        return None
+    # SystemExit and KeyboardInterrupt of the worker must not end the driver, and StopIteration no loop in it.
+    return error if isinstance(error, Exception) and not isinstance(error, ENDS) else None
 
 
 _LONGEST_LOOK = 2.0

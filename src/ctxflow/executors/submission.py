@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,8 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from ctxflow.errors import RunEnded, closest, name_of
-from ctxflow.executors.call_files import absolute_redirects, call_files
-from ctxflow.executors.contract import Pickled
+from ctxflow.executors.contract import Pickled, call_files
 from ctxflow.executors.run.declarations import ApplyCall, Declaration, DeclaredApp
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.option_values import choice, number, refuse, refuse_async, whole
@@ -263,6 +263,16 @@ _CONTEXT = "a recipe made by a @context function, or [function, [arguments], {na
 
 
 Result = TypeVar("Result")
+
+
+def absolute_redirects(kwargs: dict[str, Any]) -> None:
+    """Make the paths of Parsl's `stdout` and `stderr` keywords absolute: they are meant to be relative to here."""
+    for name in ("stdout", "stderr"):
+        given = kwargs.get(name)
+        if isinstance(given, (str, os.PathLike)):
+            kwargs[name] = os.path.abspath(given)
+        elif isinstance(given, tuple) and given and isinstance(given[0], (str, os.PathLike)):
+            kwargs[name] = (os.path.abspath(given[0]), *given[1:])
 
 
 class Pool(Executor):

@@ -34,13 +34,11 @@ class Capabilities:
         see this machine's disk (see `CallPayload.files`).
     :ivar acquires: workers are jobs of the batch systems that the site's `[[tiers]]` name, so that there must be tiers,
         and limits, `acquire = "factory"` and `ctxflow batch --detach` have a meaning.
-    :ivar virtual_time: `poll` never waits, and events carry the engine's own clock; nothing is executed.
     """
 
     remote: bool = False
     stages: bool = False
     acquires: bool = False
-    virtual_time: bool = False
 
 
 class EngineOptions(pydantic.BaseModel):

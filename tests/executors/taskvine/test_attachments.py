@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ctxflow.executors.call_files import CallFiles, Input, OutputFile
+from ctxflow.executors.contract import CallFiles, Input, OutputFile
 from ctxflow.executors.taskvine import vine_hosts
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, Undeclare
 from ctxflow.executors.taskvine.vine_hosts import Attachments

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import selectors
 import signal
@@ -21,13 +22,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, counted
-from ctxflow.executors.call_files import current_directory
-from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
-from ctxflow.executors.embedded.local_hosts import LocalHosts, LocalWatch
-from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
-from ctxflow.executors.embedded.local_workers import LocalWorkers
+from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices, current_directory
+from ctxflow.executors.embedded.local_hosts import LibraryLines, LocalHosts, LocalWatch
+from ctxflow.executors.embedded.local_workers import LibraryLine, LocalWorker, LocalWorkers
 from ctxflow.executors.protocol import Patience, events_of
-from ctxflow.host.library_messages import Answer, BuildFailed, CallRaised, ContextBuilt
+from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
 from ctxflow.host.linux import kill_tree, machine_memory
 from ctxflow.host.local_files import Scratch, sweep
 from ctxflow.host.messages import FROM_HOST, FromHost, HostStarted, LibraryDied, NoticeGiven, WorkerStuck
@@ -121,7 +120,7 @@ class EmbeddedEngine:
             self._scratch = self._folder.path
             # The folder is this user's alone (0700), so only this user's processes can connect.
             address = os.path.join(self._scratch, "driver.sock")
-            self._lines = LibraryLines(self._selector, address, self._line_connected, self._call_answered)
+            self._lines = LibraryLines(run, self._selector, address, self._line_connected, self._events)
         except OSError as error:
             self._selector.close()
             raise CtxflowError(
@@ -159,15 +158,7 @@ class EmbeddedEngine:
                     try:
                         self._hosts.tell(worker, command, payloads)
                     except Exception as error:
-                        self._do_without(worker, error)
-
-    @staticmethod
-    def _do_without(worker: LocalWorker, error: Exception) -> None:
-        """Something with a worker failed, and who knows what it was told: go on without it."""
-        what = f"{type(error).__name__}: {error}"
-        logger.warning("the worker %s cannot be spoken with (%s), and is given up", worker.name, what)
-        worker.evicted = True  # Nobody in it is to blame.
-        kill_tree(worker.process.pid)
+                        worker.give_up(error)
 
     def forget(self, functions: Collection[str]) -> None:
         """Have workers keep functions no more that no call will need."""
@@ -197,15 +188,9 @@ class EmbeddedEngine:
             return []
         if self._local.failure is not None:
             raise self._local.failure
-        if self._events:
-            timeout = 0.0
-        timeout = min(timeout, self._watch.look_at - time.monotonic())
-        if self._lines.acceptor.paused:
-            timeout = min(timeout, self._lines.acceptor.resume())
-        if self._local.next_at is not None:
-            timeout = min(timeout, self._local.next_at - self._run.clock())
-        if self._kill_at:
-            timeout = min(timeout, min(at for at, _ in self._kill_at) - self._run.clock())
+        timeout = min(timeout, self._watch.look_at - time.monotonic()) if not self._events else 0.0
+        if self._lines.acceptor.paused or self._local.next_at is not None or self._kill_at:
+            timeout = min(timeout, self._seconds_left())
         if self._noticed:
             with self._lock:
                 self._release_noticed()
@@ -214,31 +199,37 @@ class EmbeddedEngine:
             if self._stopped:
                 return []
             for key, mask in ready:
-                self._serve(key.data, mask)
+                if isinstance(key.data, LibraryLine):
+                    self._lines.serve(key.data, mask)
+                else:
+                    self._serve(key.data, mask)
             if (now := time.monotonic()) >= self._watch.look_at:
                 for worker, reason in self._watch.look(now):
                     self._gone(worker, reason)
             if self._kill_at or self._local.next_at is not None:
                 self._kill_overdue()
                 self._local.start_due()
-            happened, self._events = self._events, []
+            happened = self._events[:]
+            self._events.clear()
         return happened
 
+    def _seconds_left(self) -> float:
+        """Return for how long there is nothing to do, but for what workers say and the once-a-second look."""
+        times = [at for at, _ in self._kill_at]
+        if self._local.next_at is not None:
+            times.append(self._local.next_at)
+        left = min(times) - self._run.clock() if times else math.inf
+        return min(left, self._lines.acceptor.resume())
+
     def _serve(self, whose: Any, mask: int) -> None:
-        """Something may be read or written."""
-        if isinstance(whose, LibraryLine):
-            try:
-                self._lines.serve(whose, mask)
-            except Exception as error:
-                self._do_without(whose.worker, error)
-        elif isinstance(whose, LocalWorker):
-            try:
-                if whose.name in self._local.there:
-                    self._heard(whose, mask)
-            except Exception as error:
-                self._do_without(whose, error)
-        elif whose is not None:
+        """Read what a host says, or do what is registered for a descriptor."""
+        if not isinstance(whose, LocalWorker):
             whose()
+        elif whose.name in self._local.there:
+            try:
+                self._heard(whose, mask)
+            except Exception as error:
+                whose.give_up(error)
 
     def _release_noticed(self) -> None:
         """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
@@ -280,7 +271,7 @@ class EmbeddedEngine:
             return self._told_of_library(line, report)
         if isinstance(report, CallRaised) and (line := worker.lines.get(report.context)) is not None:
             self._lines.serve(line)  # What it answered before still counts.
-            line.ended(report.call)
+            line.calls.pop(report.call, None)
         elif isinstance(report, NoticeGiven):
             worker.evicted = True
             if worker not in self._noticed:
@@ -313,9 +304,6 @@ class EmbeddedEngine:
 
     def _line_connected(self, line: LibraryLine) -> None:
         self._events.extend(self._now_ready(line))
-
-    def _call_answered(self, line: LibraryLine, answer: Answer) -> None:
-        self._events += events_of(self._run.clock(), line.worker.name, answer)
 
     def _spec(self, worker: LocalWorker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None

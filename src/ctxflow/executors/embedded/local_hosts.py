@@ -1,27 +1,157 @@
-"""What the embedded engine's workers are told, and whether they answer.
+"""What the embedded engine's workers are told, what their library processes answer, and whether they are alive.
 
-Commands go to their hosts as messages, calls on the lines past these. What does not live here: which workers there are
-(local_workers.py), and what they report (engine.py). Not thread-safe: the engine locks.
+Commands go to their hosts as messages; calls go to the library processes past these, on lines of their own. Not
+thread-safe: the engine locks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import os
 import selectors
+import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
-from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
-from ctxflow.executors.protocol import Heartbeats, Patience, call_message, plain_message
+from ctxflow.executors.embedded.local_workers import LibraryLine, LocalWorker
+from ctxflow.executors.protocol import Heartbeats, Patience, call_message, events_of, plain_message
 from ctxflow.host.call_surroundings import state_path
-from ctxflow.host.library_messages import BuildContext, ForgetParts, GivePart
-from ctxflow.host.linux import activity
+from ctxflow.host.library_messages import (
+    ANSWERS,
+    FROM_LIBRARY,
+    BuildContext,
+    CallFinished,
+    ForgetParts,
+    GivePart,
+    LineOpened,
+)
+from ctxflow.host.linux import Acceptor, activity
 from ctxflow.host.local_files import cached
 from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, Ping, StageFiles, ToHost
-from ctxflow.host.wire import pack
+from ctxflow.host.wire import Channel, Head, listen, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+
+logger = logging.getLogger("ctxflow")
+
+
+class LibraryLines:
+    """All lines of an engine.
+
+    :param run: whose clock dates the answers.
+    :param selector: where channels are registered; the data of a line's key is the line.
+    :param address: the Unix socket that library processes connect to.
+    :param connected: called when a line is there.
+    :param events: answers are added to these.
+    :raises OSError: if the socket cannot be made.
+    :ivar acceptor: of the connections.
+    """
+
+    def __init__(
+        self,
+        run: RunServices,
+        selector: selectors.BaseSelector,
+        address: str,
+        connected: Callable[[LibraryLine], None],
+        events: list[ev.Event],
+    ) -> None:
+        self.address = address
+        self._run = run
+        self._selector = selector
+        self._connected = connected
+        self._events = events
+        self._expected: dict[str, LibraryLine] = {}  # Those that are not there yet, by key.
+        self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
+        self.acceptor = Acceptor(selector, listen(address), self._accepted, logger.warning)
+
+    def expect(self, worker: LocalWorker, context: str) -> LibraryLine:
+        """Make the line to a library process that is about to start, in place of an earlier one."""
+        self.drop(worker, context)
+        line = LibraryLine(worker, context)
+        worker.lines[context] = self._expected[line.key] = line
+        return line
+
+    def _accepted(self, connection: socket.socket, address: Any) -> None:
+        """A library process connects: find out which."""
+        channel = Channel(connection)
+        self._strangers.add(channel)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._introduced(channel))
+
+    def _introduced(self, channel: Channel) -> None:
+        for head, body in channel.receive():
+            line = self._expected.pop(_key_of(head, body), None)
+            if line is not None:
+                self._strangers.discard(channel)
+                line.channel = channel
+                self._selector.modify(channel, selectors.EVENT_READ, line)
+                self._connected(line)
+                return
+            channel.closed = True
+        if channel.closed:
+            self._strangers.discard(channel)
+            self._selector.unregister(channel)
+            channel.close()
+
+    def send(self, line: LibraryLine, message: GivePart | ForgetParts) -> None:
+        """Send a message on a line that is there."""
+        if line.channel is not None and not line.channel.send_frame(pack(message)):
+            self.watch(line, line.channel)
+
+    def watch(self, line: LibraryLine, channel: Channel) -> None:
+        """Go on with a message when there is room for the rest."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
+        self._selector.modify(channel, wanted, line)
+
+    def serve(self, line: LibraryLine, mask: int = selectors.EVENT_READ) -> None:
+        """Read the answers that have come; a line whose process ended is of no more use, and its host says why."""
+        channel = line.channel
+        if channel is None:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                channel.flush()
+                self.watch(line, channel)
+            for head, body in channel.receive():
+                report = ANSWERS.open(head, body)
+                if isinstance(report, CallFinished):
+                    line.calls.pop(report.call, None)
+                self._events += events_of(self._run.clock(), line.worker.name, report)
+            if channel.closed:
+                self._selector.unregister(channel)
+                channel.close()
+                line.channel = None
+        except Exception as error:
+            line.worker.give_up(error)
+
+    def drop(self, worker: LocalWorker, context: str) -> None:
+        """Give up the line to a library process, if there is one."""
+        line = worker.lines.pop(context, None)
+        if line is None:
+            return
+        self._expected.pop(line.key, None)
+        if line.channel is not None:
+            self._selector.unregister(line.channel)
+            line.channel.close()
+            line.channel = None
+
+    def close(self) -> None:
+        """Let nobody connect any more; lines are dropped with their workers."""
+        for stranger in self._strangers:
+            stranger.close()
+        self.acceptor.close()
+
+
+def _key_of(head: Head, body: bytes) -> str:
+    """Whose line a connection says to be, "" if it says something else."""
+    with contextlib.suppress(ValueError):
+        said = FROM_LIBRARY.open(head, body)
+        if isinstance(said, LineOpened):
+            return str(said.key)
+    return ""
 
 
 class LocalHosts:
@@ -58,14 +188,17 @@ class LocalHosts:
         """Have a worker carry out a command that names it."""
         if isinstance(command, cmd.Run):
             line, payload = worker.lines.get(command.context), payloads.calls[command.attempt]
-            if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
+            if line is None or (channel := line.channel) is None:  # It died, and the scheduler will get that event.
                 self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
                 return
-            for part in payload.new_parts(line.functions):
-                line.functions.add(part.name)
-                self._lines.send(line, GivePart(part.name, part.body))
-            line.begin(command.attempt, payload.timeout)
-            self._lines.send(line, call_message(command, payload))
+            function = payload.function
+            if payload.constants is not None or (function is not None and function.name not in line.functions):
+                for part in payload.new_parts(line.functions):
+                    line.functions.add(part.name)
+                    self._lines.send(line, GivePart(part.name, part.body))
+            line.calls[command.attempt] = payload.timeout or math.inf
+            if not channel.send_frame(pack(call_message(command, payload))):
+                self._lines.watch(line, channel)
         elif isinstance(command, cmd.Load):
             self._send_load(worker, payloads.contexts[command.context])
         elif isinstance(command, cmd.Carry):
@@ -207,7 +340,6 @@ class LocalWatch:
         for worker in self._there.values():
             for line in worker.lines.values():
                 if (late := line.overdue(now, self._patience.overdue)) is not None:
-                    line.put_off(now)
                     self._messages.end_overdue(line, *late)
                     self._beats.urge(worker.name)
         return list(self._silent(now))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import math
 import os
+import secrets
+import shutil
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.executors.embedded.local_worker import LocalWorker, share
+from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
 from ctxflow.host.library_process import KeptLogs
-from ctxflow.host.linux import advice, none_left
+from ctxflow.host.linux import advice, ended_within, kill_session, kill_tree, none_left, python_path, session_members
+from ctxflow.host.wire import Channel
+from ctxflow.scheduler import events as ev
 from ctxflow.topology import Topology, of_gpus, ordered, position, to_graph, used_by
 from ctxflow.topology.machine import Device, read_machine
 
@@ -22,6 +30,11 @@ logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
 _STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
+_KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
+_ALL_THREADS = "OMP_NUM_THREADS"
+_THREAD_VARIABLES = (_ALL_THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
+
+Share = list[Device]
 
 
 class LocalWorkers:
@@ -193,7 +206,112 @@ class LocalWorkers:
         self._schedule()
 
 
-Share = list[Device]
+class LocalWorker:
+    """A context host process as the engine sees it.
+
+    :param name: what the scheduler knows it by.
+    :param parent: the directory in which it gets one of its own.
+    :param logs: where its output and its library processes' is kept.
+    :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
+    """
+
+    def __init__(self, name: str, devices: list[Device], parent: str, logs: str, share: dict[str, str]) -> None:
+        self.name = name
+        self.devices = devices
+        self.scratch = os.path.join(parent, name)
+        self.joined = False
+        self.evicted = False  # Known to be taken away, or about to be.
+        self.released = False
+        self.shares = [devices]  # What it holds of the machine's devices, as they are dealt out.
+        self.pin: int | None = None  # The number by which it was asked for, with devices of its own.
+        self.pause: float | None = None  # Seconds for which its place stays empty, if that was said.
+        self.lines: dict[str, LibraryLine] = {}
+        os.makedirs(logs, exist_ok=True)
+        self._log = os.path.join(logs, "host.log")
+        with contextlib.ExitStack() as ours, open(self._log, "wb") as output:
+            near, far = socket.socketpair()
+            ours.callback(near.close)
+            with far:
+                arguments = [str(far.fileno()), self.scratch, logs, str(os.getpid())]
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "ctxflow.host", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[far.fileno()],
+                    env={**os.environ, **share},
+                    cwd=parent,  # Where no module of the user's hides one that the host needs.
+                    start_new_session=True,  # Ctrl-C is the driver's; and the worker can be ended as a whole.
+                )
+            ours.pop_all()
+        self.channel = Channel(near)
+
+    def give_up(self, error: Exception) -> None:
+        """Kill it, since something failed between it and the engine, and what it was told is not certain."""
+        what = f"{type(error).__name__}: {error}"
+        logger.warning("the worker %s cannot be spoken with (%s), and is given up", self.name, what)
+        self.evicted = True  # Nobody in it is to blame.
+        kill_tree(self.process.pid)
+
+    def end(self) -> None:
+        """Kill what is left of it, wait for that, and remove its files."""
+        kill_tree(self.process.pid)  # Also what left the worker's session.
+        kill_session(self.process.pid)  # Also what lost its parents.
+        ended_within(self.process, _KILL_SECONDS)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def remains(self) -> list[int]:
+        """Return its processes that have not ended though they were killed: they may hold its GPUs."""
+        self.process.poll()
+        return session_members(self.process.pid)
+
+    def last_words(self) -> str:
+        """Return how it ended: the last line of its output, or its exit status."""
+        status = f"a worker ended with status {self.process.returncode}"
+        return (tail(self._log).splitlines() or [status])[-1].strip()
+
+
+class LibraryLine:
+    """One line: to the library process of a context on a worker."""
+
+    def __init__(self, worker: LocalWorker, context: str) -> None:
+        self.worker = worker
+        self.context = context
+        self.key = secrets.token_hex(8)  # What its library process will name.
+        self.channel: Channel | None = None
+        self.ready: ev.Event | None = None  # Reported by the host; waits for the line to be there.
+        self.functions: set[str] = set()  # Those that the process was given.
+        self.calls: dict[int, float] = {}  # Those that it has, in the order in which it runs them -> their timeouts.
+        self._first: tuple[int, float] = -1, 0.0  # The first of them, and when it was first seen to run.
+
+    def overdue(self, now: float, grace: float) -> tuple[int, float] | None:
+        """Return the call that runs, and its timeout, if it has taken so many seconds longer; looks once a second.
+
+        After that it is overdue anew as much later.
+        """
+        call, timeout = next(iter(self.calls.items()), (-1, math.inf))
+        if call == self._first[0] and now < self._first[1] + timeout + grace:
+            return None
+        overdue = call == self._first[0]
+        self._first = call, now
+        return (call, timeout) if overdue else None
+
+
+def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
+    """Return the environment that keeps a worker to its share of the machine.
+
+    :param devices: its GPUs.
+    :param dealt: whether the machine has GPUs at all.
+    :param workers: how many share the machine.
+    :param shares: how many of those shares it has.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) * shares // workers))
+    variables = {}
+    if _ALL_THREADS not in os.environ:  # The others follow that one where they are not set.
+        variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
+    if dealt:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
+    return {**variables, **python_path()}
 
 
 class GpuShares:

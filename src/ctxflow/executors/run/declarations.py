@@ -22,8 +22,7 @@ from types import ModuleType
 import cloudpickle
 
 from ctxflow.errors import counted
-from ctxflow.executors.call_files import CallFiles
-from ctxflow.executors.contract import ContextPayload, Pickled
+from ctxflow.executors.contract import CallFiles, ContextPayload, Pickled
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.context_moves import app_is_used, context_is_used, refused

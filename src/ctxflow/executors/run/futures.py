@@ -1,4 +1,4 @@
-"""Where answers go: into futures of single calls and streams of many items, or as the exceptions of failures.
+"""The futures of single calls, the exceptions that stand for failures, and the threads on which callbacks run.
 
 The thread that leads a run's loop runs the callbacks of futures between its turns; where one blocks, another takes the
 lead. A thread of their own would cost each call two more switches between threads, a tenth of its time.
@@ -7,23 +7,20 @@ lead. A thread of their own would cost each call two more switches between threa
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
-import dataclasses
 import functools
 import logging
 import math
-import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from ctxflow import errors
+from ctxflow.executors.protocol import ENDS
 from ctxflow.ownership import Process, belongs_here, foreign_text
-from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.events import Failure
 
 logger = logging.getLogger("ctxflow")
@@ -56,27 +53,12 @@ def error_of(failure: Failure, exception: BaseException | None, context: str | N
         return exception if failure.kind == "input" else _with_cause(exception, failure)
     cls = _KINDS.get(failure.kind, errors.RemoteError)
     message = failure.message if cls is not errors.RemoteError else f"{failure.error}: {failure.message}"
-    if cls is errors.RemoteError and failure.error in [each.__name__ for each in _ENDS]:
+    if cls is errors.RemoteError and failure.error in [each.__name__ for each in ENDS]:
         message = (
             f"the app let {failure.error} out, which would silently end the loop that asks for its result: give next() "
             "a default, or catch it there"
         )
     return _with_cause(cls(message, failure.traceback, failure.output, failure.worker, host), failure)
-
-
-def unpickled_error(pickled: bytes) -> BaseException | None:
-    """Return the exception that a library process sent, None if it cannot be had here."""
-    if not pickled:
-        return None
-    try:
-        error = pickle.loads(pickled)
-    except BaseException:  # It runs code of the user's.
-        return None
-    # SystemExit and KeyboardInterrupt of the worker must not end the driver, and StopIteration no loop in it.
-    return error if isinstance(error, Exception) and not isinstance(error, _ENDS) else None
-
-
-_ENDS = (StopIteration, StopAsyncIteration)
 
 
 def _with_cause(error: BaseException, failure: Failure) -> BaseException:
@@ -93,19 +75,6 @@ def host_of(failure: Failure) -> str:
     return failure.host or (socket.gethostname() if failure.worker else "")
 
 
-class Sink(Protocol):
-    """Something that waits for answers to items."""
-
-    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
-        """Take the answers to these items."""
-
-    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
-        """Take the error of items that are dead; `inputs` are what they were, where that is known."""
-
-    def note(self, items: Sequence[int], context: str) -> None:
-        """Note which context answers these items, before they are delivered; of apps with alternatives."""
-
-
 class Callbacks:
     """Runs callbacks in the order in which their futures were answered, one after the other, between turns of a loop.
 
@@ -115,12 +84,13 @@ class Callbacks:
 
     :param loop: what the leading thread does; it calls `run` now and then, and returns once that says False.
     :param wake: has the loop soon call `run`; called on any thread.
+    :ivar queue: the callbacks that wait; only where there are some need `run` be called.
     """
 
     def __init__(self, loop: Callable[[], None], wake: Callable[[], None]) -> None:
         self._loop = loop
         self._wake = wake
-        self._queue: collections.deque[tuple[Callback, Future[Any]]] = collections.deque()
+        self.queue: collections.deque[tuple[Callback, Future[Any]]] = collections.deque()
         self._lead = threading.Condition()
         self._leader: int | None = None  # The identity of the thread that leads.
         self._followers = 0
@@ -157,7 +127,7 @@ class Callbacks:
         if self._ended.is_set():
             _run(callback, future)
             return
-        self._queue.append((callback, future))
+        self.queue.append((callback, future))
         if not self._armed.is_set():
             self._arm()
         if self._leader != threading.get_ident():
@@ -169,7 +139,7 @@ class Callbacks:
 
         :returns: whether it leads still, and the run goes on.
         """
-        own, queue, lead = threading.get_ident(), self._queue, self._lead
+        own, queue, lead = threading.get_ident(), self.queue, self._lead
         while queue:
             callback, future = queue.popleft()
             self._begun = time.monotonic()
@@ -249,7 +219,7 @@ class Callbacks:
         self._lead = threading.Condition()
         self._ended = threading.Event()
         self._ended.set()
-        self._queue.clear()
+        self.queue.clear()
         self._threads = []
 
 
@@ -343,124 +313,6 @@ class CallFuture(Future[Any]):
         self.context = context
 
 
-class Stream:
-    """The answers to many items, collected as they come for one consumer.
-
-    :ivar contexts: item -> the name of the context that answered it, for apps with alternatives; the consumer takes
-        items out.
-    """
-
-    def __init__(self) -> None:
-        self.contexts: dict[int, str] = {}
-        self._condition = threading.Condition()
-        self._arrived: list[tuple[Sequence[int], Sequence[Any]]] = []
-        self._listener: Callable[[], None] | None = None
-
-    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
-        """Take the answers to some of the items."""
-        with self._condition:
-            self._arrived.append((items, results))
-            self._condition.notify()
-            listener, self._listener = self._listener, None
-        if listener is not None:
-            listener()
-
-    def listen(self, listener: Callable[[], None]) -> bool:
-        """Have something called once when an answer arrives; False if one is there."""
-        with self._condition:
-            if not self._arrived:
-                self._listener = listener
-            return not self._arrived
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait for an answer to arrive."""
-        with self._condition:
-            if not self._arrived:
-                self._condition.wait(timeout)
-
-    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
-        """Answer items that are dead with the failure, each with one of its own."""
-        if inputs:
-            own = [error, *(own_copy(error) for _ in inputs[1:])]
-            self.deliver(items, [Failed(*each) for each in zip(own, inputs, strict=True)])
-        else:
-            self.deliver(items, [Failed(error)] * len(items))
-
-    def wake(self) -> None:
-        """Have who waits for answers look around, though there are none."""
-        self.deliver((), ())
-
-    def note(self, items: Sequence[int], context: str) -> None:
-        """Note which context answers them."""
-        self.contexts.update(dict.fromkeys(items, context))
-
-    def take(self, timeout: float | None = None) -> list[tuple[Sequence[int], Sequence[Any]]]:
-        """Return what has arrived since the last time; wait for something to arrive."""
-        with self._condition:
-            if not self._arrived and timeout != 0:
-                self._condition.wait(timeout)
-            arrived, self._arrived = self._arrived, []
-        return arrived
-
-
-class Failed:
-    """Stands for the answer of a dead item in a stream.
-
-    :ivar item: what the item was, a tuple; empty where that is not known, or the error says it.
-    """
-
-    __slots__ = ("error", "item")
-
-    def __init__(self, error: BaseException, item: tuple[Any, ...] = ()) -> None:
-        self.error = error
-        self.item = item
-
-
-class Delivery:
-    """Answers (or one error) on their way to whoever waits for them.
-
-    :param context: the name of the context that answered, where there were several that could.
-    :param inputs: what the items were, where they are dead.
-    """
-
-    def __init__(
-        self,
-        items: Sequence[int],
-        sinks: list[Sink],
-        results: Sequence[Any] | BaseException,
-        context: str | None = None,
-        inputs: Sequence[Any] = (),
-    ) -> None:
-        self._context = context
-        self._inputs = inputs
-        self._items = items
-        self._sinks = sinks
-        self._results = results
-
-    def make(self) -> None:
-        """Tell them: together where one waits for all, else one by one."""
-        first, results = self._sinks[0], self._results
-        if self._sinks.count(first) == len(self._sinks):
-            if self._context is None and not isinstance(results, BaseException):
-                first.deliver(self._items, results)
-            else:
-                self._tell(first, self._items, results, self._inputs)
-            return
-        for n, sink in enumerate(self._sinks):
-            results = own_copy(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]
-            self._tell(sink, self._items[n : n + 1], results, self._inputs[n : n + 1])
-
-    def _tell(
-        self, sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException, inputs: Sequence[Any]
-    ) -> None:
-        if self._context is not None:
-            sink.note(items, self._context)
-        if isinstance(results, BaseException):
-            sink.fail(items, results, inputs)
-        else:
-            sink.deliver(items, results)
-
-
 def own_copy(error: BaseException) -> BaseException:
     """Return a copy for one of many who wait: raised again and again, one object would grow an endless traceback."""
     try:
@@ -469,48 +321,3 @@ def own_copy(error: BaseException) -> BaseException:
         return error
     copied.__cause__ = error.__cause__
     return copied
-
-
-async def arrival(stream: Stream) -> None:
-    """Wait until an answer has arrived."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
-            loop.call_soon_threadsafe(tell)
-
-    if stream.listen(wake):
-        await arrived
-
-
-def opened(event: ev.Event) -> ev.Event:
-    """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure.
-
-    >>> import pickle
-    >>> opened(ev.BatchFinished(2.0, "w", 7, 1.5, pickle.dumps([4, 9]))).results
-    [4, 9]
-    """
-    if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
-        return dataclasses.replace(event, exception=unpickled_error(event.exception))
-    if not isinstance(event, (ev.BatchFinished, ev.ItemsFinished)):
-        return event
-    try:
-        results = pickle.loads(event.results)
-        if isinstance(event, ev.ItemsFinished):
-            return ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, results)
-        return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
-    except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
-        failure = ev.Failure(
-            "exception",
-            type(error).__name__,
-            f"the app's result cannot be opened here ({error}): return plain data, or install its package here too",
-            worker=event.worker,
-        )
-        return ev.BatchFailed(event.time, event.worker, event.attempt, failure)

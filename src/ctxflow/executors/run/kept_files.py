@@ -69,7 +69,8 @@ class EventLog:
     def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
         """Note an event."""
         if type(event) is ev.BatchFinished:  # Its results must not live on here.
-            tokens = tokens_of(event.results)
+            results = event.results
+            tokens = tokens_of(results) if type(results) is list and results and type(results[0]) is dict else None
             event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, tokens=tokens)
         elif type(event) is ev.ItemsFinished:
             tokens = tokens_of(event.results)

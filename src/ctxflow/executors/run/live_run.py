@@ -1,8 +1,4 @@
-"""A run as a person has it: it begins and ends, is told of apps and contexts, gets items, and says what is going on.
-
-What does not live here: the loop in which things happen (run_loop.py), what apps and contexts are (declarations.py),
-and how a person calls (executor.py, apps.py).
-"""
+"""A run as an executor holds it: it begins and ends, is told of apps and contexts, and says what is going on."""
 
 from __future__ import annotations
 
@@ -14,18 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, RunEnded
-from ctxflow.executors.call_files import placed
 from ctxflow.executors.contract import (
     Bounded,
     Engine,
     EngineFailed,
     Explains,
     Pickled,
+    placed,
 )
 from ctxflow.executors.run.declarations import (
     Declaration,
     DeclaredContext,
-    Retirement,
     carry_user_modules,
     check,
     context_id,
@@ -33,12 +28,11 @@ from ctxflow.executors.run.declarations import (
     spec_of,
 )
 from ctxflow.executors.run.figures import SessionStatus, Status, status_of
-from ctxflow.executors.run.futures import CallFuture, Delivery, Sink
+from ctxflow.executors.run.futures import CallFuture
 from ctxflow.executors.run.kept_files import AwaitingReminder, DiskThread, EventLog, RunStatusFile, WorkerTable
 from ctxflow.executors.run.run_loop import TICK_SECONDS, RunLoop
-from ctxflow.executors.run.session_store import News
 from ctxflow.host.linux import advice, none_left
-from ctxflow.ownership import belongs_here, foreign_text, uninterrupted
+from ctxflow.ownership import belongs_here, foreign_text
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import events as ev
@@ -81,8 +75,6 @@ class LiveRun(RunLoop):
         self.id = uuid.uuid4().hex[:12]
         self._tiers = list(tiers)
         self._regions = list(regions)
-        self.files_travel = False
-        self._retirement = Retirement()
         self._log_events = log_events
         self._level = level
         self._disk = DiskThread()
@@ -211,16 +203,6 @@ class LiveRun(RunLoop):
         self._send()
         return held
 
-    def _use(self, declaration: Declaration) -> float:
-        """Note that an app is used, which may have been forgotten since it was declared; gives the time."""
-        now = self.clock()
-        use = self._retirement.apps.get(declaration.id)
-        if use is None:
-            self._take_up(declaration, now)
-        else:
-            use.at = now
-        return now
-
     def _take_up(self, declaration: Declaration, now: float) -> None:
         """Have an app known that is to be used."""
         for context in declaration.contexts:
@@ -254,89 +236,6 @@ class LiveRun(RunLoop):
     def pickled(self, body: bytes) -> Pickled:
         """Return pickled function or constants as a part that calls may name for as long as somebody holds it."""
         return self._declared.parts.add(body)
-
-    @uninterrupted
-    def submit_call(self, app: Declaration, inputs: Any) -> CallFuture:
-        """Submit one call, or one item of a batch app; return the future of its answer."""
-        future = CallFuture(self._cancel_one, self.callbacks)
-        with self._lock:
-            if self._failed is not None or self._ended.is_set():
-                self._check_running()
-            now = self._use(app)
-            item = future.item = self._waiting.add_one(inputs, future)
-            deliveries = self._handle(ev.ItemsSubmitted(now, app.id, (item,)))
-        self._submitted(deliveries)
-        return future
-
-    @uninterrupted
-    def submit(
-        self, app: Declaration, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
-    ) -> range:
-        """Submit items of an app, each a tuple of the app's parameters; return their numbers.
-
-        :param sink: gets the answers, perhaps before this returns.
-        :param numbered: called with the numbers before anything is answered.
-        :raises RunEnded: if the run was stopped.
-        """
-        if self.files_travel:
-            inputs = self.placed(app, inputs)
-        with self._lock:
-            if self._failed is not None or self._ended.is_set():
-                self._check_running()
-            now = self._use(app)
-            items = self._waiting.add(inputs, sink)
-            if numbered is not None:
-                numbered(items)
-            deliveries = self._handle(ev.ItemsSubmitted(now, app.id, items))
-        self._submitted(deliveries)
-        return items
-
-    @uninterrupted
-    def tell(self, make: Callable[[], ev.Event | None], app: Declaration | None = None) -> None:
-        """Have the scheduler hear of what somebody wants of a session.
-
-        :param app: of a session that is opened.
-        :param make: gives the event, or None if there is nothing to hear; called under the run's lock.
-        :raises RunEnded: if the run was stopped.
-        """
-        with self._lock:
-            self._check_running()
-            if app is not None:
-                self._use(app)
-            event = make()
-            deliveries = [] if event is None else self._handle(event)
-        self._submitted(deliveries)
-
-    def _check_running(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-        if self._ended.is_set():
-            raise RunEnded("the run was stopped: make calls while its executor is running")
-
-    def _submitted(self, deliveries: list[Delivery | News]) -> None:
-        if self._outbox.waiting:
-            self._send(deliveries)
-        if self._scheduler.next_wake is not None:  # Something is held back for a time.
-            self._wake()
-        self._deliver(deliveries)
-
-    @uninterrupted
-    def cancel(self, items: Sequence[int], stop: bool = False) -> list[int]:
-        """Cancel items; `stop` also ends running calls that hold nothing else.
-
-        :returns: those of them that were not answered.
-        """
-        with self._lock:
-            if self._ended.is_set():
-                return []
-            gone = self._waiting.forget(items)
-            deliveries = self._handle(ev.ItemsCancelled(self.clock(), gone, stop))
-        self._send(deliveries)
-        self._deliver(deliveries)
-        return gone
-
-    def _cancel_one(self, item: int) -> None:
-        self.cancel([item], stop=True)
 
     # --- what is going on
 

@@ -1,27 +1,22 @@
-"""What a run has in flight: items that are not answered, with who waits for them, and commands for the engine.
-
-Commands leave in their order and outside the run's lock, with what calls take pickled before: a value's `__reduce__`
-may take long, and a disk stall under a session's kept state. Whoever submits meanwhile leaves commands here, for the
-thread that waits for that.
-"""
+"""What a run has in flight: items that are not answered, who waits for them, and how answers get there."""
 
 from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
-from ctxflow.executors.call_files import CallFiles, inputs_of
-from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Payloads
+from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, inputs_of
 from ctxflow.executors.run.declarations import ApplyCall, DeclaredApp
-from ctxflow.executors.run.futures import CallFuture, Delivery, Sink, error_of, own_copy
-from ctxflow.executors.run.session_store import News, SessionStore
+from ctxflow.executors.run.futures import CallFuture, error_of, own_copy
+from ctxflow.executors.run.session_store import SessionStore
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -29,6 +24,8 @@ from ctxflow.scheduler.worker_state import SessionState
 
 Telling: TypeAlias = cmd.Deliver | cmd.Bury | cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession
 """The commands that are for those who wait, and for nobody else."""
+Answer: TypeAlias = Callable[[], object]
+"""Tells somebody who waits what there is; to be called without the run's lock, since code of the user's may run."""
 
 
 class Waiting:
@@ -36,31 +33,17 @@ class Waiting:
 
     :param sessions: what is held of these.
     :param contexts: what the run knows of contexts, for their names.
+    :ivar next_item: the number of the next item that is submitted.
+    :ivar inputs: what each item is, by its number.
+    :ivar sinks: who waits for each.
     """
 
     def __init__(self, sessions: SessionStore, contexts: Mapping[str, ContextPayload]) -> None:
         self._sessions = sessions
         self._contexts = contexts
-        self._next_item = 0
-        self._inputs: dict[int, Any] = {}
-        self._sinks: dict[int, Sink] = {}
-
-    def add(self, inputs: Sequence[Any], sink: Sink) -> range:
-        """Add items that one sink waits for; return their numbers."""
-        first = self._next_item
-        items = range(first, first + len(inputs))
-        self._next_item = items.stop
-        self._inputs.update(zip(items, inputs, strict=True))
-        self._sinks.update(dict.fromkeys(items, sink))
-        return items
-
-    def add_one(self, inputs: Any, sink: Sink) -> int:
-        """Add one item; return its number."""
-        item = self._next_item
-        self._next_item = item + 1
-        self._inputs[item] = inputs
-        self._sinks[item] = sink
-        return item
+        self.next_item = 0
+        self.inputs: dict[int, Any] = {}
+        self.sinks: dict[int, Sink] = {}
 
     def payload(
         self,
@@ -76,7 +59,7 @@ class Waiting:
         app = apps[call.app]
         if isinstance(call, cmd.Step):
             return self._sessions.payload(call, sessions, app.function, app.timeout)
-        known = self._inputs
+        known = self.inputs
         inputs = [known[item] for item in call.items]
         if app.style == "apply":
             single: ApplyCall = inputs[0]
@@ -86,34 +69,37 @@ class Waiting:
 
     def calls(self) -> list[CallFuture]:
         """Return the single calls that somebody waits for, in the order in which they were made."""
-        return [sink for sink in self._sinks.values() if isinstance(sink, CallFuture)]
+        return [sink for sink in self.sinks.values() if isinstance(sink, CallFuture)]
 
     def forget(self, items: Sequence[int]) -> list[int]:
         """Forget items; return those that somebody waited for."""
-        gone = [item for item in items if self._sinks.pop(item, None) is not None]
+        gone = [item for item in items if self.sinks.pop(item, None) is not None]
         for item in gone:
-            del self._inputs[item]
+            del self.inputs[item]
         return gone
 
-    def told(self, command: Telling, event: ev.Event, context: str | None) -> Delivery | News:
-        """Return what a command has to be told, and to whom; who is told waits no more, but for a session that goes on.
+    def told(self, command: Telling, event: ev.Event, context: str | None) -> Answer:
+        """Return what tells those who wait what a command says; they wait no more, but for a session that goes on.
 
         :param event: from which the command came: it has the results.
         :param context: the name of the one that answered, where there were several that could.
         """
         if isinstance(command, cmd.Deliver):
             results: Any = event.results  # type: ignore[attr-defined]
-            inputs = [self._inputs.pop(item) for item in command.items]
+            inputs = [self.inputs.pop(item) for item in command.items]
             if type(inputs[0]) is ApplyCall:
                 results = [results]
             elif command.positions is not None:
                 results = [results[n] for n in command.positions]
-            return Delivery(command.items, [self._sinks.pop(item) for item in command.items], results, context)
+            sinks = [self.sinks.pop(item) for item in command.items]
+            if context is None and sinks.count(sinks[0]) == len(sinks):  # Nearly always.
+                return functools.partial(sinks[0].deliver, command.items, results)
+            return functools.partial(_tell, command.items, sinks, results, context)
         if isinstance(command, cmd.Bury):
             error = self._error(command.failure, command.context, event)
-            inputs = [self._inputs.pop(item) for item in command.items]
-            sinks = [self._sinks.pop(item) for item in command.items]
-            return Delivery(command.items, sinks, error, inputs=inputs)
+            inputs = [self.inputs.pop(item) for item in command.items]
+            sinks = [self.sinks.pop(item) for item in command.items]
+            return functools.partial(_tell, command.items, sinks, error, inputs=inputs)
         failed = None
         if isinstance(command, cmd.EndSession) and command.failure is not None:
             failed = self._error(command.failure, command.context, event)
@@ -123,18 +109,43 @@ class Waiting:
         name = self._contexts[context].name if context is not None else None
         return error_of(failure, getattr(event, "exception", None), name)
 
-    def end_all(self, error: BaseException) -> list[Delivery | News]:
+    def end_all(self, error: BaseException) -> list[Answer]:
         """Forget everything; return what everybody who waits is to be told, since no answer will come."""
-        sinks = dict(self._sinks)
-        self._sinks.clear()
-        self._inputs.clear()
-        sessions = [News(functools.partial(sink.over, error)) for sink in self._sessions.end_all()]
-        return [*sessions, *(Delivery([item], [sink], own_copy(error)) for item, sink in sinks.items())]
+        sinks = dict(self.sinks)
+        self.sinks.clear()
+        self.inputs.clear()
+        sessions = [functools.partial(sink.over, error) for sink in self._sessions.end_all()]
+        return [*sessions, *(functools.partial(sink.fail, [item], own_copy(error)) for item, sink in sinks.items())]
+
+
+def _tell(
+    items: Sequence[int],
+    sinks: Sequence[Sink],
+    results: Sequence[Any] | BaseException,
+    context: str | None = None,
+    inputs: Sequence[Any] = (),
+) -> None:
+    """Tell who waits for items their results, or one error: together where one waits for all, else one by one.
+
+    :param context: the name of the context that answered, where there were several that could.
+    :param inputs: what the items were, where they are dead.
+    """
+    if sinks.count(sinks[0]) < len(sinks):
+        for n, sink in enumerate(sinks):
+            own = own_copy(results) if isinstance(results, BaseException) else results[n : n + 1]
+            _tell(items[n : n + 1], [sink], own, context, inputs[n : n + 1])
+        return
+    if context is not None:
+        sinks[0].note(items, context)
+    if isinstance(results, BaseException):
+        sinks[0].fail(items, results, inputs)
+    else:
+        sinks[0].deliver(items, results)
 
 
 Making = tuple[cmd.Run, CallPayload | Callable[[], CallPayload]]
 """A call, and its payload, or what makes that."""
-_Batch = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayload]]
+Unsent = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayload]]
 
 
 def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
@@ -149,43 +160,100 @@ def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> C
     return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants)
 
 
-class Outbox:
-    """Commands that the engine has not got yet.
+class Sink(Protocol):
+    """Something that waits for answers to items."""
 
-    :param engine: gets them, from one thread at a time.
-    :param failed: called with each call whose payload cannot be made, which the engine does not get, and the error.
-    :ivar waiting: what the engine is to get, in this order.
+    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
+        """Take the answers to these items."""
+
+    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
+        """Take the error of items that are dead; `inputs` are what they were, where that is known."""
+
+    def note(self, items: Sequence[int], context: str) -> None:
+        """Note which context answers these items, before they are delivered; of apps with alternatives."""
+
+
+class Stream:
+    """The answers to many items, collected as they come for one consumer.
+
+    :ivar arrived: (items, results) that the consumer has not taken out.
+    :ivar contexts: item -> the name of the context that answered it, for apps with alternatives; the consumer takes
+        items out.
     """
 
-    def __init__(self, engine: Engine, failed: Callable[[cmd.Run, Exception], None]) -> None:
-        self._engine = engine
-        self._failed = failed
-        self.waiting: collections.deque[_Batch] = collections.deque()
-        self._sending = threading.Lock()
+    def __init__(self) -> None:
+        self.contexts: dict[int, str] = {}
+        self._condition = threading.Condition()
+        self.arrived: collections.deque[tuple[Sequence[int], Sequence[Any]]] = collections.deque()
+        self._listener: Callable[[], None] | None = None
 
-    def put(
-        self, commands: Sequence[cmd.Command], calls: Sequence[Making], contexts: Mapping[str, ContextPayload]
-    ) -> None:
-        """Have the engine get commands after those that wait; to be called under the run's lock."""
-        self.waiting.append((commands, calls, contexts))
+    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
+        """Take the answers to some of the items."""
+        with self._condition:
+            self.arrived.append((items, results))
+            self._condition.notify()
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener()
 
-    def send(self) -> None:
-        """Have the engine get what waits; what another thread is at, that one goes on with."""
-        while self.waiting and self._sending.acquire(blocking=False):
-            try:
-                while self.waiting:
-                    commands, calls, contexts = self.waiting[0]
-                    made: dict[int, CallPayload] = {}
-                    for command, make in calls:
-                        try:
-                            made[command.attempt] = make if isinstance(make, CallPayload) else make()
-                        except Exception as error:
-                            commands = [each for each in commands if each is not command]
-                            self._failed(command, error)
-                    self.waiting.popleft()
-                    self._engine.execute(commands, Payloads(made, contexts))
-            finally:
-                self._sending.release()
+    async def arrival(self) -> None:
+        """Wait for an answer to arrive, in a coroutine."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        come: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            if not come.done():
+                come.set_result(None)
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                loop.call_soon_threadsafe(tell)
+
+        with self._condition:
+            if self.arrived:
+                return
+            self._listener = wake
+        await come
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for an answer to arrive."""
+        with self._condition:
+            if not self.arrived:
+                self._condition.wait(timeout)
+
+    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
+        """Answer items that are dead with the failure, each with one of its own."""
+        if inputs:
+            own = [error, *(own_copy(error) for _ in inputs[1:])]
+            self.deliver(items, [Failed(*each) for each in zip(own, inputs, strict=True)])
+        else:
+            self.deliver(items, [Failed(error)] * len(items))
+
+    def note(self, items: Sequence[int], context: str) -> None:
+        """Note which context answers them."""
+        self.contexts.update(dict.fromkeys(items, context))
+
+    def take(self, timeout: float) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
+        """Yield what has arrived, after waiting so long for something to arrive."""
+        if timeout:
+            self.wait(timeout)
+        while self.arrived:
+            yield self.arrived.popleft()
+
+
+class Failed:
+    """Stands for the answer of a dead item in a stream.
+
+    :ivar item: what the item was, a tuple; empty where that is not known, or the error says it.
+    """
+
+    __slots__ = ("error", "item")
+
+    def __init__(self, error: BaseException, item: tuple[Any, ...] = ()) -> None:
+        self.error = error
+        self.item = item
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The loop of a run: events of an engine go to the scheduler, its commands to the engine, and answers to who waits.
 
 A thread of its own waits for the engine's events; submissions are handled on the thread that submits, so that a call is
-on its way when `submit` returns. A lock orders the two. What does not live here: what a person asks of a run
-(live_run.py), decisions (scheduler/), and what items hold and who waits for them (pending.py).
+in the engine's hands when `submit` returns. A lock orders the two. Commands leave in their order and outside the lock,
+with what calls take pickled before: a value's `__reduce__` may take long, and a disk stall under a kept state.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from ctxflow.executors.contract import ContextPayload, Engine, EngineFailed
-from ctxflow.executors.run.declarations import Declared
-from ctxflow.executors.run.futures import Callbacks, Delivery, opened
+from ctxflow.errors import RunEnded
+from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, EngineFailed, Payloads
+from ctxflow.executors.protocol import opened
+from ctxflow.executors.run.declarations import Declaration, Declared, Retirement
+from ctxflow.executors.run.figures import WorkerBounds
+from ctxflow.executors.run.futures import Callbacks, CallFuture
 from ctxflow.executors.run.kept_files import NOTED, EventLog, WorkerTable
-from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
-from ctxflow.executors.run.session_store import News, SessionStore
-from ctxflow.executors.run.worker_bounds import WorkerBounds
+from ctxflow.executors.run.pending import Answer, Making, Sink, Telling, Unsent, Waiting
+from ctxflow.executors.run.session_store import SessionStore
 from ctxflow.host.linux import advice
 from ctxflow.ownership import uninterrupted
 from ctxflow.scheduler import Scheduler
@@ -56,23 +59,34 @@ class RunLoop(abc.ABC):
         self._with_files: set[str] = set()  # Batch apps, of whose items some have held files.
         self.sessions = SessionStore(os.path.join(directory, "sessions"))
         self._waiting = Waiting(self.sessions, self._declared.contexts)
-        self._outbox = Outbox(engine, self._not_sent)
+        self._retirement = Retirement()
+        self._unsent: collections.deque[Unsent] = collections.deque()  # What the engine is to get, in this order.
+        self._sending = threading.Lock()
         self._bounds = WorkerBounds(engine, directory)
         self._log: EventLog | None = None
         self._table: WorkerTable | None = None
         self._said: set[str] = set()
         self._ended = threading.Event()
         self._failed: EngineFailed | None = None
-        self._undelivered: list[Delivery | News] = []  # What was to be told when the run failed.
+        self._undelivered: list[Answer] = []  # What was to be told when the run failed.
         self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._tick_due = 0.0
         self._loop_over = threading.Event()
         self.callbacks = Callbacks(self._loop, self._wake)
         self.is_copy = False
+        self.files_travel = False
 
     @abc.abstractmethod
     def _each_second(self, now: float) -> None:
         """Do what is done each second, on the loop's thread."""
+
+    @abc.abstractmethod
+    def _take_up(self, declaration: Declaration, now: float) -> None:
+        """Have an app known that is to be used."""
+
+    @abc.abstractmethod
+    def placed(self, app: Declaration, items: Sequence[Any]) -> Sequence[Any]:
+        """Return a batch app's items, with the places of files among their values where these have to be brought."""
 
     @abc.abstractmethod
     def _write_status(self, state: str = "running", reason: str = "") -> None:
@@ -91,7 +105,7 @@ class RunLoop(abc.ABC):
             except Exception as error:
                 if not self._ended.is_set():
                     self._failed = _broken(error, "in its loop")
-            if not self.callbacks.run():
+            if self.callbacks.queue and not self.callbacks.run():
                 return  # To go on, on another thread.
         if self._failed is not None and not self._loop_over.is_set():
             self._give_up(self._failed)
@@ -132,16 +146,19 @@ class RunLoop(abc.ABC):
 
     @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
-        deliveries: list[Delivery | News] = []
+        answers: list[Answer] = []
         try:
             for event in events:
                 known = self._kept(event) if isinstance(event, ev.StepFinished) else event
                 with self._lock:
-                    deliveries += self._handle(known)
-                if self._outbox.waiting:
+                    answers += self._handle(known)
+                if self._unsent:
                     self._send()
-        finally:
-            self._deliver(deliveries)
+        except EngineFailed:
+            with self._lock:
+                self._undelivered += answers
+            raise
+        self._send(answers)
 
     def _kept(self, event: ev.StepFinished) -> ev.StepFinished:
         """Keep the states that came with an event on the disk, for which nobody else has to wait; return the event."""
@@ -149,13 +166,13 @@ class RunLoop(abc.ABC):
             orders = self._scheduler.state.streams.steps.get(event.attempt)
         return event if orders is None else self.sessions.opened(event, orders)
 
-    def _handle(self, event: ev.Event) -> list[Delivery | News]:
-        """Let the scheduler decide; gives back what is to be told to whoever waits. `_send` follows.
+    def _handle(self, event: ev.Event) -> list[Answer]:
+        """Let the scheduler decide; gives back what tells whoever waits for it. `_send` follows.
 
         :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: everybody is told, since
             who is passed over would wait for ever.
         """
-        deliveries: list[Delivery | News] = []
+        answers: list[Answer] = []
         state = self._scheduler.state
         try:
             attempt = state.attempts.get(getattr(event, "attempt", -1))
@@ -173,7 +190,7 @@ class RunLoop(abc.ABC):
             contexts: dict[str, ContextPayload] = {}
             for command in commands:
                 if isinstance(command, Telling):
-                    deliveries.append(self._waiting.told(command, event, context))
+                    answers.append(self._waiting.told(command, event, context))
                 elif isinstance(command, (cmd.Note, cmd.Place, cmd.Quarantine, cmd.MakePlan)):
                     self._carry_out_here(command)
                 else:
@@ -183,25 +200,43 @@ class RunLoop(abc.ABC):
                     elif isinstance(command, (cmd.Stage, cmd.Load, cmd.Unload)):
                         contexts[command.context] = self._declared.contexts[command.context]
             if commanded:
-                self._outbox.put(commanded, calls, contexts)
+                self._unsent.append((commanded, calls, contexts))
             if self._log is not None:
                 self._log.add(event, commands)
         except Exception as error:
-            raise self._broken_by(error, f"at {type(event).__name__}", deliveries) from error
-        return deliveries
+            raise self._broken_by(error, f"at {type(event).__name__}", answers) from error
+        return answers
 
-    def _send(self, deliveries: Iterable[Delivery | News] = ()) -> None:
-        """Let the engine act, outside the lock.
+    def _send(self, answers: Iterable[Answer] = ()) -> None:
+        """Send the engine its commands, unless another thread is at that, then answers; outside the lock.
 
-        :param deliveries: what is to be told even so.
-        :raises EngineFailed: if anything goes wrong in it.
+        :raises EngineFailed: if anything goes wrong in the engine; answers follow with the end of the run then.
         """
         try:
-            self._outbox.send()
+            while self._unsent and self._sending.acquire(blocking=False):
+                try:
+                    while self._unsent:
+                        commands, calls, contexts = self._unsent[0]
+                        made: dict[int, CallPayload] = {}
+                        for command, make in calls:
+                            try:
+                                made[command.attempt] = make if isinstance(make, CallPayload) else make()
+                            except Exception as error:
+                                commands = [each for each in commands if each is not command]
+                                self._not_sent(command, error)
+                        self._unsent.popleft()
+                        self.engine.execute(commands, Payloads(made, contexts))
+                finally:
+                    self._sending.release()
         except Exception as error:
             with self._lock:
-                failed = self._broken_by(error, "when the engine was told what to do", deliveries)
+                failed = self._broken_by(error, "when the engine was told what to do", answers)
             raise failed from error
+        for answer in answers:
+            try:
+                answer()
+            except Exception:
+                logger.exception("a callback of a future raised")
 
     def _not_sent(self, call: cmd.Run, error: Exception) -> None:
         """Have the scheduler hear that a call's inputs cannot be sent."""
@@ -233,13 +268,110 @@ class RunLoop(abc.ABC):
                 self._said.add(reason)
                 logger.warning("placement: %s", reason)
 
-    @staticmethod
-    def _deliver(deliveries: Iterable[Delivery | News]) -> None:
-        for delivery in deliveries:
-            try:
-                delivery.make()
-            except Exception:
-                logger.exception("a callback of a future raised")
+    # --- submissions
+
+    @uninterrupted
+    def submit_call(self, app: Declaration, inputs: Any) -> CallFuture:
+        """Submit one call, or one item of a batch app; return the future of its answer."""
+        future = CallFuture(self._cancel_one, self.callbacks)
+        waiting = self._waiting
+        with self._lock:
+            now = self._use(app)
+            item = future.item = waiting.next_item
+            waiting.next_item = item + 1
+            waiting.inputs[item] = inputs
+            waiting.sinks[item] = future
+            answers = self._handle(ev.ItemsSubmitted(now, app.id, (item,)))
+        self._send(answers)
+        if self._scheduler.next_wake is not None:  # Something is held back for a time.
+            self._wake()
+        return future
+
+    @uninterrupted
+    def submit(
+        self, app: Declaration, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
+    ) -> range:
+        """Submit items of an app, each a tuple of the app's parameters; return their numbers.
+
+        :param sink: gets the answers, perhaps before this returns.
+        :param numbered: called with the numbers before anything is answered.
+        :raises RunEnded: if the run was stopped.
+        """
+        if self.files_travel:
+            inputs = self.placed(app, inputs)
+        waiting = self._waiting
+        with self._lock:
+            if self._failed is not None or self._ended.is_set():
+                self._check_running()
+            now, use = self.clock(), self._retirement.apps.get(app.id)
+            if use is not None:
+                use.at = now
+            else:
+                self._take_up(app, now)
+            items = range(waiting.next_item, waiting.next_item + len(inputs))
+            waiting.next_item = items.stop
+            waiting.inputs.update(zip(items, inputs, strict=True))
+            waiting.sinks.update(dict.fromkeys(items, sink))
+            if numbered is not None:
+                numbered(items)
+            answers = self._handle(ev.ItemsSubmitted(now, app.id, items))
+        self._send(answers)
+        if self._scheduler.next_wake is not None:
+            self._wake()
+        return items
+
+    @uninterrupted
+    def tell(self, make: Callable[[], ev.Event | None], app: Declaration | None = None) -> None:
+        """Have the scheduler hear of what somebody wants of a session.
+
+        :param app: of a session that is opened.
+        :param make: gives the event, or None if there is nothing to hear; called under the run's lock.
+        :raises RunEnded: if the run was stopped.
+        """
+        with self._lock:
+            self._check_running()
+            if app is not None:
+                self._use(app)
+            event = make()
+            answers = [] if event is None else self._handle(event)
+        self._send(answers)
+        if self._scheduler.next_wake is not None:
+            self._wake()
+
+    def _use(self, declaration: Declaration) -> float:
+        """Note that an app is used, which may have been forgotten since it was declared; gives the time."""
+        if self._failed is not None or self._ended.is_set():
+            self._check_running()
+        now = self.clock()
+        use = self._retirement.apps.get(declaration.id)
+        if use is None:
+            self._take_up(declaration, now)
+        else:
+            use.at = now
+        return now
+
+    def _check_running(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._ended.is_set():
+            raise RunEnded("the run was stopped: make calls while its executor is running")
+
+    @uninterrupted
+    def cancel(self, items: Sequence[int], stop: bool = False) -> list[int]:
+        """Cancel items; `stop` also ends running calls that hold nothing else.
+
+        :returns: those of them that were not answered.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                return []
+            gone = self._waiting.forget(items)
+            answers = self._handle(ev.ItemsCancelled(self.clock(), gone, stop))
+        self._send(answers)
+        return gone
+
+    def _cancel_one(self, item: int) -> None:
+        self.cancel([item], stop=True)
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is queued and no call runs, not even one for which nobody waits any more.
@@ -250,16 +382,16 @@ class RunLoop(abc.ABC):
         while True:
             with self._lock:
                 state = self._scheduler.state
-                if not state.open and not state.attempts and not self._outbox.waiting:
+                if not state.open and not state.attempts and not self._unsent:
                     return True
             if time.monotonic() >= until:
                 return False
             time.sleep(_IDLE_SECONDS)
 
-    def _broken_by(self, error: Exception, where: str, deliveries: Iterable[Delivery | News]) -> EngineFailed:
+    def _broken_by(self, error: Exception, where: str, answers: Iterable[Answer]) -> EngineFailed:
         if self._failed is None:
             self._failed = error if isinstance(error, EngineFailed) else _broken(error, where)
-        self._undelivered += deliveries
+        self._undelivered += answers
         self._wake()
         return self._failed
 
@@ -274,8 +406,9 @@ class RunLoop(abc.ABC):
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits that no answer will come."""
         with self._lock:
-            deliveries, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
-        self._deliver(deliveries)
+            answers, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
+            self._unsent.clear()
+        self._send(answers)
 
 
 def _broken(error: Exception, where: str) -> EngineFailed:

@@ -28,13 +28,6 @@ from ctxflow.scheduler.worker_state import SessionState
 logger = logging.getLogger("ctxflow")
 
 
-class News:
-    """Something that is told to who waits for it, outside the run's lock."""
-
-    def __init__(self, make: Callable[[], None]) -> None:
-        self.make = make
-
-
 class ChunkSink(Protocol):
     """Something that waits for a session's chunks."""
 
@@ -168,21 +161,21 @@ class SessionStore:
 
     def news(
         self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event, error: BaseException | None
-    ) -> News:
-        """Return what the scheduler says of a session, for who waits for it.
+    ) -> Callable[[], None]:
+        """Return what tells who waits for a session what the scheduler says of it; to be called without the lock.
 
         :param error: of a session that failed.
         """
         held = self._held[command.session]
         if isinstance(command, cmd.DeliverChunk):
             value = event.results[command.position]  # type: ignore[attr-defined]
-            return News(functools.partial(held.sink.chunk, command.chunk, value))
+            return functools.partial(held.sink.chunk, command.chunk, value)
         if isinstance(command, cmd.EndTurn):
-            return News(functools.partial(held.sink.turn_over, command.prompts))
+            return functools.partial(held.sink.turn_over, command.prompts)
         del self._held[command.session]
         with contextlib.suppress(OSError):
             os.unlink(self._path(command.session))
-        return News(functools.partial(held.sink.over, error))
+        return functools.partial(held.sink.over, error)
 
     def end_all(self) -> list[ChunkSink]:
         """Forget all sessions, and return who still waits."""

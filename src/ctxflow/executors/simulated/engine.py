@@ -118,7 +118,7 @@ class SimulatedEngine:
     [BatchFinished(time=24.0, worker='m-1', attempt=1, seconds=4.0)]
     """
 
-    capabilities = Capabilities(virtual_time=True)
+    capabilities = Capabilities()
 
     def __init__(
         self,

@@ -21,8 +21,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from ctxflow.executors.call_files import CallFiles, OutputFile
-from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads, Pickled, RunServices
+from ctxflow.executors.contract import (
+    CallFiles,
+    CallPayload,
+    ContextPayload,
+    OutputFile,
+    Payloads,
+    Pickled,
+    RunServices,
+)
 from ctxflow.executors.protocol import call_message, plain_message
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, Undeclare
 from ctxflow.executors.taskvine.stagings import Stagings
