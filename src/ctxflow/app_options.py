@@ -375,18 +375,11 @@ class Variants:
         if known is not None and known.id == name:
             return known
         spec = ev.AppSpec(
-            name,
-            app.__name__,
-            context=names[0],
-            batch_size=options.batch_size,
-            priority=app.priority,
-            deadline=deadline,
-            retries=options.retries,
-            max_delay=options.max_delay,
-            max_error=options.max_error,
+            name, app.__name__, context=names[0], batch_size=options.batch_size, priority=app.priority,
+            deadline=deadline, retries=options.retries, max_delay=options.max_delay, max_error=options.max_error,
             error=options.error,
             constants=", ".join(f"{name}={_in_words(value)}" for name, value in constants.items()),
-        )
+        )  # fmt: skip
         specs = [spec] + [
             dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)
             for n in range(1, len(names))

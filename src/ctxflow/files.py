@@ -251,7 +251,7 @@ def read_own(path: str, offset: int = 0) -> bytes:
 
 
 def own_folder(path: str) -> bool:
-    """Return whether a folder is there and this user's own; who else may write to it is told once."""
+    """Return whether a folder is there and this user's own; warn once if others may write to it."""
     try:
         check_own_folder(path)
     except NotOwnError as error:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 DISTRIBUTION = "parsl-ctxflow"
 PAPERS = "ctxflow-papers"
-_NAMESAKE = "ctxflow"
 COST_OF_TORCH = "PyTorch and what it needs take 2.2 GB, with CUDA's libraries 5.9 GB"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # Not compiled here: workers import this, and seldom need it.
 _EXTRA = r"""extra\s*==\s*["']([\w.-]+)["']"""
@@ -89,7 +88,7 @@ def namesake() -> Distribution | None:
     """
     from importlib.metadata import distributions
 
-    for found in distributions(name=_NAMESAKE):
+    for found in distributions(name="ctxflow"):
         ours = any(point.value.startswith("ctxflow.cli:") for point in found.entry_points)  # As it was called once.
         if not ours and found.metadata["Name"]:
             return found

@@ -279,9 +279,8 @@ def _loading(history: History) -> str:
     if _gone(history) and _gone(history) * 2 >= history.workers.joined:
         return f"a worker lived {seconds(_lived(history))} on average, and a load took {seconds(load)}"
     if loads > history.workers.joined * max(1, len(history.contexts)):
-        return (
-            f"contexts gave way for each other: {counted(loads, 'load')} on {counted(history.workers.joined, 'worker')}"
-        )
+        on = f"{counted(loads, 'load')} on {counted(history.workers.joined, 'worker')}"
+        return f"contexts replaced each other: {on}"
     return f"a load took {seconds(load)}, and the run was over after {seconds(history.duration)}"
 
 
