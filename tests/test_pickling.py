@@ -1,11 +1,15 @@
-"""What goes to another process, and who is blamed where that cannot be done."""
+"""What functions and values refer to: pickled, or to blame where they cannot be; and looked at again at each call."""
 
 import functools
+import subprocess
+import sys
 import threading
+import types
 
 import pytest
 
-from ctxflow.pickling import blame, dumps
+import forked
+from ctxflow.pickling import Referents, blame, dumps
 
 LOCK = threading.Lock()
 
@@ -83,3 +87,157 @@ def test_what_cannot_be_pickled_is_named(case):
     assert where.count(" recursive()") <= 1
     with pytest.raises(TypeError, match=r"the value cannot be sent: the _thread.lock object at .*; create it inside"):
         dumps(value, "the value")
+
+
+PROGRAM = """
+from ctxflow import ContextExecutor, batch_app, context, context_app, session_app
+
+K = 2
+table = [10]
+
+def helper(x):
+    return x * K
+
+@batch_app
+def mapped(xs):
+    return [helper(x) for x in xs]
+
+@context
+def built():
+    return K
+
+@context
+def from_table():
+    return table[0]
+
+@batch_app(built())
+def with_context(made, xs):
+    return [made for _ in xs]
+
+@batch_app(from_table())
+def with_table(made, xs):
+    return [made + table[-1] for _ in xs]
+
+@context_app(built())
+def single(made, x):
+    return made, helper(x)
+
+@session_app(built())
+def steps(made, states, prompts):
+    for state, prompt in zip(states, prompts):
+        yield (made, helper(1)), None
+
+def plain(x):
+    return helper(x)
+
+def answers(executor):
+    pool = executor.pool()
+    with steps.open(0) as session:
+        step = next(iter(session))
+    return [
+        list(mapped.map([1, 2])), mapped(1).result(), list(with_context.map([0])), with_context(0).result(),
+        single(1).result(), step, [pool.submit(plain, 1).result() for _ in range(3)],
+    ]
+
+if __name__ == "__main__":
+    with ContextExecutor(workers=1) as executor:
+        print(answers(executor))
+        K = 3
+        print(answers(executor))
+        def helper(x):
+            return -x
+        print(answers(executor))
+        print(list(with_table.map([0])))
+        table[0] = 20  # Inside an object: maps look there.
+        print(list(with_table.map([0])), with_table(0).result())
+"""
+
+
+def test_calls_maps_and_sessions_use_what_names_mean_now(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run = forked.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "[[2, 4], 2, [2], 2, (2, 2), (2, 2), [2, 2, 2]]",
+        "[[3, 6], 3, [3], 3, (3, 3), (3, 3), [3, 3, 3]]",
+        "[[-1, -2], -1, [3], 3, (3, -1), (3, -1), [-1, -1, -1]]",
+        "[20]",
+        "[40] 40",
+    ]
+
+
+def module(text):
+    made = types.ModuleType("somebodys_module")
+    exec(text, vars(made))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("def f(): return K\nK = 1", "K = 2"),
+        ("def f(): return g()\ndef g(): return 1", "def g(): return 2"),
+        ("def f(): return g()\ndef g(): return h()\ndef h(): return 1", "def h(): return 2"),
+        ("def f(): return later()", "def later(): return 1"),
+        ("def f(): return len([])", "def len(x): return 7"),
+        ("def f(): return C().m()\nclass C:\n    def m(self): return K\nK = 1", "K = 2"),
+        ("def f(): return C.m(1)\nclass C:\n    @staticmethod\n    def m(x): return K\nK = 1", "K = 2"),
+        ("def f(): return C().p\nclass C:\n    @property\n    def p(self): return K\nK = 1", "K = 2"),
+        ("def f(): return [K for _ in 'ab']\nK = 1", "K = 2"),
+        ("def f(x=1): return x", "f.__defaults__ = (2,)"),
+        ("def f(*, x=1): return x", "f.__kwdefaults__ = {'x': 2}"),
+        ("def f(): return 1", "f.__code__ = (lambda: 2).__code__"),  # As IPython's autoreload does.
+        ("def make():\n    k = 1\n    def f(): return k\n    def to(v):\n        nonlocal k\n        k = v\n"
+         "    return f, to\nf, to = make()", "to(2)"),
+        ("import functools\n@functools.lru_cache\ndef g(): return K\ndef f(): return g()\nK = 1", "K = 2"),
+        ("import functools\ndef g(x): return K\nf = functools.partial(g, 1)\nK = 1", "K = 2"),
+    ],
+)  # fmt: skip
+def test_what_a_function_uses_is_noticed(text, change):
+    made = module(text)
+    before = Referents(made.f)
+    assert not before.changed()
+    exec(change, vars(made))
+    assert before.changed()
+    assert not Referents(made.f).changed()
+
+
+def test_a_helper_in_a_module_of_the_users_is_noticed():
+    helpers = module("def g(): return 1")
+    made = module("def f(): return helpers.g()")
+    made.helpers = helpers
+    before = Referents(made.f)
+    exec("unused = 1", vars(helpers))
+    exec("unused = 1", vars(made))
+    assert not before.changed()
+    exec("def g(): return 2", vars(helpers))
+    assert before.changed()
+
+
+def test_what_is_no_function_of_the_users_says_nothing():
+    assert not Referents(print, len, "text", None, subprocess.run, object()).changed()
+
+
+def test_a_function_called_once_is_not_kept(running_executor):
+    import gc
+    import weakref
+
+    def add(x):
+        return x + 1
+
+    gone = weakref.ref(add)
+    assert running_executor.submit(add, {}, 1).result() == 2
+    del add
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.fixture
+def running_executor(tmp_path, monkeypatch):
+    from ctxflow import ContextExecutor
+
+    monkeypatch.chdir(tmp_path)
+    with ContextExecutor(workers=1) as executor:
+        yield executor
