@@ -20,8 +20,7 @@ from ctxflow.policies.torta.micro import NOWHERE
 from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts, prices
 from ctxflow.policies.views import AppView, WorkerView
 
-AT_ONCE = 10
-"""Requests that a replica has at a time, at most."""
+AT_ONCE = 10  # Requests that a replica has at a time, at most.
 
 
 def forward(demand: npt.ArrayLike, room: npt.ArrayLike, latency: npt.ArrayLike) -> Ints:
@@ -163,11 +162,7 @@ def spread(
 
 
 class SkyLB:
-    """Home first, then the nearest region with room; in a region, where the context was last, else the least loaded.
-
-    A context is the prefix that SkyLB looks for. After Xia et al., "SkyLB: A Locality-aware Cross-Region Load Balancer
-    for LLM Inference".
-    """
+    """Home first, then the nearest region with room; in a region, where the context (SkyLB's prefix) was last."""
 
     def __init__(self) -> None:
         self._tree = PrefixTree()
@@ -208,10 +203,7 @@ def _distances(view: View) -> dict[str, float]:
 
 
 class Sdib:
-    """Each call goes where the workers' occupancy is then the evenest, and who idled longest stays no longer idle.
-
-    After Yang et al. (MERL-LB), as TORTA's authors adapt it.
-    """
+    """Each call goes where the workers' occupancy is then the evenest, and who idled longest stays no longer idle."""
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""

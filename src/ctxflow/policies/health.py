@@ -31,6 +31,7 @@ ENOUGH = 3  # Calls that they have answered meanwhile.
 LIFE = 30.0  # Seconds of a worker that are one trial of whether it crashes.
 OVERDUE = 2  # How often one running batch counts as slow: when it is late, and when it is twice as late.
 
+BUILDING = ("staging", "loading")  # States of a context.
 ALL = "*"  # In the place of a GPU model: workers of all models.
 
 Key = tuple[str, str, str, str | None]
@@ -90,7 +91,8 @@ class SequentialTest:
         else:
             field.roll(view.now)
         if self._mixed and worker.tier in self._mixed and key[3] != ALL:
-            self._count(trial, units, self._field((*key[:3], ALL), trial.name, view.now))
+            everybody = self._field((*key[:3], ALL), trial.name, view.now)
+            (everybody.misses if trial.kind == "miss" else everybody.counts).add(units, not trial.passed)
         if trial.kind == "miss":
             self._missed(view, trial, field, units)
             return
@@ -119,11 +121,6 @@ class SequentialTest:
                 del self._climates[next(iter(self._climates))]
         field.misses.add(units, True)
         field.running[units[1]] = field.running.get(units[1], 0) + (LIKELY if trial.machine else 1)
-
-    @staticmethod
-    def _count(trial: Trial, units: tuple[Unit, Unit], field: Field) -> None:
-        """Count what tells of a worker as a peer of others."""
-        (field.misses if trial.kind == "miss" else field.counts).add(units, not trial.passed)
 
     def _model(self, view: View, worker: WorkerView) -> str | None:
         """Return the GPU model of a worker's peers: `ALL` where no other host of its tier has its model."""
@@ -170,9 +167,7 @@ class SequentialTest:
         One failure is enough where it never answered yet.
         """
         field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker)))
-        if field is None:
-            return False
-        if not field.running:
+        if field is None or not field.running:
             return False
         host, unit = self._units_of(worker)
         running = field.running.get(unit, 0)
@@ -244,17 +239,9 @@ class SequentialTest:
         for (kind, subject, tier, model), field in self._suspect.items():
             if kind == "build":
                 ended = field.counts.hosts()
-                field.awaited = len(
-                    {
-                        worker.host
-                        for worker in view.workers.values()
-                        if worker.tier == tier
-                        and model in (ALL, worker.gpu_model)
-                        and worker.host not in ended
-                        and (held := worker.contexts.get(subject)) is not None
-                        and held.state in ("staging", "loading")
-                    }
-                )
+                alike = [w for w in view.workers.values() if w.tier == tier and model in (ALL, w.gpu_model)]
+                building = [w.host for w in alike if (held := w.contexts.get(subject)) and held.state in BUILDING]
+                field.awaited = len({host for host in building if host not in ended})
 
     def _look_at_living(self, view: View) -> None:
         """Count a passed trial for workers that have a context and lived on with it: those that crash fail one."""
@@ -311,13 +298,9 @@ class SequentialTest:
                 part = ""
             elif len(alike) > 1 and others - others_failed < ENOUGH and view.now < due + SIBLINGS:
                 return None  # Are they better? They may not have ended yet what they began before.
-        names = (
-            [worker.id for worker in view.workers.values() if self._units_of(worker)[1] == (host, part)] if part else []
-        )
-        if part and not names:
-            return None
-        named = names[0] if names else ""
-        return Verdict(host, self._cause(view, field, unit, test, bool(named)), named)
+        names = (worker.id for worker in view.workers.values() if self._units_of(worker)[1] == (host, part))
+        named = next(names, None) if part else ""
+        return None if named is None else Verdict(host, self._cause(view, field, unit, test, bool(named)), named)
 
     def _cause(self, view: View, field: Field, unit: Unit, test: Cusum, narrow: bool) -> str:
         trials, failed = field.peers(view.now).of(unit[0])
@@ -332,10 +315,8 @@ class SequentialTest:
         told = f": {message}" if message else ""
         if field.kind == "crash":
             return f"{counted(test.failed, 'worker')} crashed there alone, and {failed} elsewhere{told}"
-        what = (
-            f"builds of {field.name} failed" if field.kind == "build" else f"calls of {field.name} failed there alone"
-        )
-        tried = test.failed + test.passed
+        what = "builds of {} failed" if field.kind == "build" else "calls of {} failed there alone"
+        what, tried = what.format(field.name), test.failed + test.passed
         return f"{test.failed} of {tried} {what}, and {failed} of {trials} of {others}{told}"
 
     def _note(self, verdict: Verdict) -> None:

@@ -1,7 +1,4 @@
-"""What several policies need, and those of others may use: urgency, outstanding work, workers divided among tiers.
-
-Functions on the view of a run (`View`), and small tables that a policy keeps.
-"""
+"""What several policies need, and those of others may use: urgency, outstanding work, workers divided among tiers."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from typing import Any, TypeVar
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
 
+SESSIONS = 4  # Sessions of a worker, as long as nothing was measured.
+
+Key = TypeVar("Key")
+
 
 def urgency(app: AppView) -> tuple[float, float, int]:
     """Return the order in which apps are served: priority, then deadline, then age."""
     return (-app.priority, math.inf if app.deadline is None else app.deadline, app.order)
-
-
-SESSIONS = 4
-"""Sessions of a worker, as long as nothing was measured."""
 
 
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
@@ -137,19 +134,14 @@ def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int
 
 
 class _Tier:
-    """A tier with the workers of it that stay.
-
-    :ivar connected: those that were asked for.
-    :ivar kept: as many of them as the minimum takes: they are there anyway, as are those started by hand.
-    """
+    """A tier with the workers of it that stay."""
 
     def __init__(self, tier: TierView, workers: Iterable[WorkerView]) -> None:
-        self.name = tier.name
-        self._minimum, self._maximum = tier.minimum, tier.maximum
+        self.name, self._minimum, self._maximum = tier.name, tier.minimum, tier.maximum
         staying = serving(workers, (tier.name,))
-        self.connected = sum(worker.acquired for worker in staying)
+        self.connected = sum(worker.acquired for worker in staying)  # Those that were asked for.
         self.by_hand = len(staying) - self.connected
-        self.kept = min(self.connected, tier.minimum)
+        self.kept = min(self.connected, tier.minimum)  # They are there anyway, as are those started by hand.
 
     def bounded(self, workers: float) -> int:
         """Return what to ask for when so many are wanted beyond those that are there anyway."""
@@ -176,11 +168,9 @@ def _serve(
 
 @dataclasses.dataclass
 class Peak:
-    """The most of a number over some time.
+    """The most of a number over some time."""
 
-    :ivar steps: (since when, the most from then on), ever lower.
-    """
-
+    # (Since when, the most from then on), ever lower.
     steps: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)
 
     def over(self, value: float, now: float, seconds: float) -> float:
@@ -199,14 +189,7 @@ class Peak:
         return self.steps[0][1]
 
 
-Key = TypeVar("Key")
-
-
-def _itself(key: Any) -> Any:
-    return key
-
-
-def forget(table: dict[Key, Any], known: Collection[Any], of: Callable[[Key], Any] = _itself) -> None:
+def forget(table: dict[Key, Any], known: Collection[Any], of: Callable[[Key], Any] = lambda key: key) -> None:
     """Take out of a policy's own table what the run does not know any more, once that is most of it.
 
     :param of: what an entry's key is about.

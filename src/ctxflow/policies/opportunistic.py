@@ -22,6 +22,7 @@ A worker that then idles runs once more what will take longest, if it would be d
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -36,21 +37,11 @@ from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 # --- how likely an eviction is
 
 
-PRIOR_EVICTIONS = 0.5
-"""What a tier counts as having lost before anything is known: Jeffreys' half an event, soon outweighed by what is."""
-
-PRIOR_SECONDS = 1800.0
-"""In so many seconds of one worker's time: one worker an hour."""
-
-CLEARLY = 3.0
-"""Rates are taken to differ where that makes what was seen more likely by this logarithm: by chance, one time in a
-hundred."""
-
-MOMENT = 1e-3
-"""Workers that lived no longer than so many seconds together tell nothing."""
-
-SCALES = tuple(4.0**n for n in range(-4, 3))
-"""The b that are tried, in mean lifetimes."""
+PRIOR_EVICTIONS = 0.5  # What a tier counts as having lost before anything is known: Jeffreys' half an event,
+PRIOR_SECONDS = 1800.0  # in so many seconds of one worker's time: one worker an hour.
+CLEARLY = 3.0  # The logarithm of how much likelier differing rates must be: by chance, one time in a hundred.
+MOMENT = 1e-3  # Workers that lived no longer than so many seconds together tell nothing.
+SCALES = tuple(4.0**n for n in range(-4, 3))  # The b that are tried, in mean lifetimes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,30 +94,17 @@ def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
 # --- batches
 
 
-SHARE = 2.0
-"""A batch takes one part in so many of what is left."""
-
-FIRST = 3.0
-"""A worker's first batch is so many times shorter: it may be slower than its kind."""
-
+SHARE = 2.0  # A batch takes one part in so many of what is left.
+FIRST = 3.0  # A worker's first batch is so many times shorter: it may be slower than its kind.
 SWING = 0.25
 """Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
 only be told from batches of different size (the scheduler measures it), and near the best one size is about as good as
 another. Long ones are at least as long as would be best if a call cost its standard error more: a cost that was
 found too small would otherwise lead to batches of one, which can never tell that it is not."""
-
-KIND_ITEMS = 10
-"""A worker's speed is its own as soon as it has answered many more items than this; before, it is mostly that of its
-kind: one item that happens to be short says next to nothing of the next hundred."""
-
-REFRESH_SECONDS = 1.0
-"""How long what was added up over all workers is used again."""
-
-REFIT = 1.1
-"""The lifetimes of a tier's workers are looked at again when there are so many times as many."""
-
-RANK_SECONDS = 0.1
-"""How long the list of the batches that will take longest is used again."""
+KIND_ITEMS = 10  # A worker's speed is mostly that of its kind until it has answered many more items than this.
+REFRESH_SECONDS = 1.0  # How long what was added up over all workers is used again.
+REFIT = 1.1  # The lifetimes of a tier's workers are looked at again when there are so many times as many.
+RANK_SECONDS = 0.1  # How long the list of the batches that will take longest is used again.
 
 
 def best_seconds(call_seconds: float, hazard: float) -> float:
@@ -167,20 +145,13 @@ class _Kind:
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """What was added up over all workers for an app.
-
-    :ivar uses: how often it was used: after as many times as there are workers it is made anew, which costs little
-    each.
-    :ivar speed: items a second of all workers that hold the context.
-    :ivar hazards: tier -> how likely its workers are evicted.
-    :ivar kinds: GPU model -> what its workers have shown.
-    """
+    """What was added up over all workers for an app."""
 
     at: float
-    speed: float
-    hazards: dict[str, Hazard]
-    kinds: dict[str | None, _Kind]
-    uses: int = 0
+    speed: float  # Items a second of all workers that hold the context.
+    hazards: dict[str, Hazard]  # Tier -> how likely its workers are evicted.
+    kinds: dict[str | None, _Kind]  # GPU model -> what its workers have shown.
+    uses: int = 0  # It is made anew after as many as there are workers, so that each costs little.
 
 
 class Opportunistic:
@@ -299,43 +270,35 @@ class Opportunistic:
         for number, (left, attempt) in enumerate(self._stragglers):
             if attempt.id not in view.attempts:
                 continue
-            app = view.apps[attempt.app]
-            held = worker.contexts.get(app.context)
-            item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
-            if held is None or held.state != "ready" or item_seconds is None:
-                continue
-            if (app.call_seconds or 0.0) + len(attempt.items) * item_seconds >= left:
-                continue
-            del self._stragglers[number]
-            return attempt.id
+            held = worker.contexts.get(view.apps[attempt.app].context)
+            seconds = self._seconds(view, attempt, worker)
+            if held is not None and held.state == "ready" and seconds is not None and seconds < left:
+                del self._stragglers[number]
+                return attempt.id
         return None
+
+    def _seconds(self, view: View, attempt: AttemptView, worker: WorkerView) -> float | None:
+        """Return what a batch is expected to take a worker, None if that is not known."""
+        app = view.apps[attempt.app]
+        each = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
+        return None if each is None else (app.call_seconds or 0.0) + len(attempt.items) * each
 
     def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
         """Return the few batches that will take longest and are not run twice yet, with their seconds."""
         batches = [attempt for attempt in view.attempts.values() if attempt.items]  # And no steps of sessions.
-        copies: dict[tuple[str, int], int] = {}
-        for attempt in batches:
-            key = attempt.app, attempt.items[-1]
-            copies[key] = copies.get(key, 0) + 1
+        copies = collections.Counter((attempt.app, attempt.items[-1]) for attempt in batches)
         left: list[tuple[float, AttemptView]] = []
         for attempt in batches:
-            app = view.apps[attempt.app]
-            worker = view.workers[attempt.worker]
-            item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
-            if item_seconds is None or copies[attempt.app, attempt.items[-1]] > 1:
-                continue
-            whole = (app.call_seconds or 0.0) + len(attempt.items) * item_seconds
-            # One that is overdue is given as long again as it is overdue.
-            left.append((abs(whole - (view.now - attempt.started)), attempt))
+            whole = self._seconds(view, attempt, view.workers[attempt.worker])
+            if whole is not None and copies[attempt.app, attempt.items[-1]] == 1:
+                # One that is overdue is given as long again as it is overdue.
+                left.append((abs(whole - (view.now - attempt.started)), attempt))
         left.sort(key=lambda each: (-each[0], each[1].id))
         return left[:8]
 
 
 def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float | None:
-    """Return what an item of the app is expected to take a worker.
-
-    It is its own mean, drawn towards that of its kind while it has
-    answered few. None if neither is known."""
+    """Return seconds of an item on a worker: its own mean, drawn towards its kind's while it has answered few."""
     seconds = worker.seconds_per_item(app.id)
     if kind is None or not kind.items:
         return seconds

@@ -1,7 +1,6 @@
 """The protocols that policies implement, the read-only view of the run that they decide on, and what they decide.
 
-These are types. A policy sees the view and nothing else of the scheduler; how each worker, app, ... is shown is in
-views.py. What a protocol's docstring calls optional may be missing.
+A policy sees the view and nothing else of the scheduler; how each worker, app, ... is shown is in views.py.
 """
 
 from __future__ import annotations
@@ -223,32 +222,23 @@ class PlanningPolicy(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlaceRequest:
-    """A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker.
+    """A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker."""
 
-    :ivar app: the most urgent app that waits for it.
-    :ivar affinity: one of `ctxflow.recipe.AFFINITIES`, or None.
-    """
-
-    app: str
+    app: str  # The most urgent one that waits for it.
     priority: int
     gpus: int
-    affinity: str | None = None
+    affinity: str | None = None  # One of `ctxflow.recipe.AFFINITIES`.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Room:
-    """Where a worker of its own goes, and who gives way for it there.
-
-    :ivar devices: the ids of its GPUs as the machine's topology has them, neighbours beside each other.
-    :ivar victims: the workers that give way; none if there is room.
-    :ivar aligned: whether the GPUs are as close together as the machine allows.
-    """
+    """Where a worker of its own goes, and who gives way for it there."""
 
     machine: str
     tier: str
-    devices: tuple[str, ...]
-    victims: tuple[str, ...] = ()
-    aligned: bool = True
+    devices: tuple[str, ...]  # The ids of its GPUs as the machine's topology has them, neighbours beside each other.
+    victims: tuple[str, ...] = ()  # The workers that give way; none if there is room.
+    aligned: bool = True  # Whether the GPUs are as close together as the machine allows.
 
 
 class PreemptionPolicy(Protocol):
@@ -317,15 +307,11 @@ class Trial(NamedTuple):  # Made for each call, and made sooner than a frozen da
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """A host, or a worker with its GPUs, is to get no work for a while.
-
-    :ivar worker: the one worker of the host that is meant; "" for all of the host.
-    :ivar cause: why, in words that go on after the name: "...".
-    """
+    """A host, or a worker with its GPUs, is to get no work for a while."""
 
     host: str
-    cause: str
-    worker: str = ""
+    cause: str  # In words that go on after the name: "...".
+    worker: str = ""  # The one worker of the host that is meant; "" for all of the host.
 
 
 class HealthPolicy(Protocol):

@@ -79,23 +79,15 @@ DEFAULTS = {
 
 
 def names(family: str) -> list[str]:
-    """Return the policies of a family that can be chosen by name.
-
-    >>> "context-affinity" in names("routing")
-    True
-    """
+    """Return the policies of a family that can be chosen by name."""
     prefix = f"{family}."
     offered = [point.name for point in importlib.metadata.entry_points(group=GROUP)]
     return sorted({*_OWN[family], *(name.removeprefix(prefix) for name in offered if name.startswith(prefix))})
 
 
 def known(family: str, name: str) -> bool:
-    """Return whether a policy can be chosen by a name; other packages are only asked where it is not ours.
-
-    >>> known("routing", "round-robin"), known("routing", "fixed")
-    (True, False)
-    """
-    return name in _OWN[family] or bool(_offered(family, name))
+    """Return whether a policy can be chosen by a name; other packages are only asked where it is not ours."""
+    return name in _OWN[family] or bool(importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}"))
 
 
 def make(family: str, choice: Any) -> Any:
@@ -169,16 +161,11 @@ def _checked(family: str, policy: Any) -> Any:
     return policy
 
 
-def _offered(family: str, name: str) -> importlib.metadata.EntryPoints:
-    """Return what other packages offer by a name."""
-    return importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}")
-
-
 def _find(family: str, name: str) -> Any:
     place = _OWN[family].get(name)
     if place is not None:
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
-    for point in _offered(family, name):
+    for point in importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}"):
         return point.load()
     raise ValueError(f"there is no {family} policy {name!r}: choose one of {', '.join(names(family))}")

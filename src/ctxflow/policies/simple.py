@@ -130,11 +130,9 @@ class Everywhere:
 
 
 class LeastLoadedSessions:
-    """A session goes to the worker with the fewest sessions that have something to do, at equal numbers to one that
-    has its context, and stays there. It moves only where its worker is about to go, or may not carry it any more.
+    """A session goes to the worker with the fewest sessions that have something to do, and stays there.
 
-    >>> LeastLoadedSessions().__class__.__name__
-    'LeastLoadedSessions'
+    At equal numbers to one that has its context. It moves only where its worker is to go, or may not carry it any more.
     """
 
     def place(self, view: View) -> Mapping[int, str | None]:
@@ -264,12 +262,10 @@ def coalesced(app: AppView, worker: WorkerView, most: int = MOST_SESSIONS) -> in
 def measured(seconds: Mapping[int, float], target: float) -> int:
     """Return K by the measured seconds of steps with so many sessions.
 
-    >>> measured({}, 0.2), measured({1: 0.15}, 0.2), measured({1: 0.05, 2: 0.06}, 0.2)
-    (1, 1, 4)
+    >>> measured({}, 0.2), measured({1: 0.15}, 0.2), measured({1: 0.05, 2: 0.06}, 0.2), measured({1: 0.3}, 0.2)
+    (1, 1, 4, 1)
     >>> measured({1: 0.05, 4: 0.16, 5: 0.21}, 0.2)
     4
-    >>> measured({1: 0.3}, 0.2)
-    1
     """
     met = [count for count, each in seconds.items() if each <= target]
     if not met:
@@ -316,10 +312,8 @@ class QueueProportional:
 
     Sessions that have something to do want a worker for every so many that one was measured to serve.
 
-    An opportunistic tier may never give its workers, so every tier that can run the calls is asked for all that is
-    not connected yet, and takes its place as soon as it gives: what comes first counts, and the other tiers are
-    asked for so many fewer. When less is wanted than is connected, the cheapest tiers are kept. Each tier stays
-    between its minimum and its maximum. A worker that holds work is never given back (the scheduler sees to it).
+    Every tier that can run the calls is asked for all that is not connected yet, since an opportunistic one may never
+    give its workers. When less is wanted than is connected, the cheapest tiers are kept.
 
     Guarantees, for given workers: a longer queue never lowers what any tier is asked for, as far as batches do not
     shrink with it; without anything outstanding each tier is asked for its minimum once `linger` seconds are over.

@@ -13,14 +13,11 @@ import itertools
 import math
 from collections import defaultdict
 
-SHARES = (0.3, 0.9)
-"""The shares of failures that a bad unit may have: one that fails now and then, and one that fails nearly always."""
+SHARES = (0.3, 0.9)  # Of failures that a bad unit may have: one fails now and then, the other nearly always.
 
 
 def null_share(failed: float, trials: float) -> float:
-    """Return the share of failures that a good unit may have, where its peers had so many.
-
-    It is three times theirs, and a little.
+    """Return the share of failures that a good unit may have: three times its peers', and a little.
 
     A few trials of theirs prove little, so half a failure in five more is supposed.
 
@@ -39,19 +36,14 @@ def weight(passed: bool, share: float, null: float) -> float:
 
 @dataclasses.dataclass(slots=True)
 class Cusum:
-    """One unit's evidence: for each share, the largest sum of weights that ends now, never below 0 (Page's test).
+    """One unit's evidence: for each share, the largest sum of weights that ends now, never below 0 (Page's test)."""
 
-    :ivar failed: trials failed since all sums were 0, `passed` likewise; `start`: the evidence that there was then.
-    :ivar climate: the null share when the trials failed, on average, by all failures of peers then.
-    :ivar before: what its host had tried and failed before, all its workers together.
-    """
-
-    start: float = 0.0
+    start: float = 0.0  # The evidence that there was when all sums were 0.
     sums: tuple[float, ...] = ()
-    failed: int = 0
+    failed: int = 0  # Trials since then.
     passed: int = 0
-    climate: float = 0.0
-    before: tuple[int, int] = (0, 0)
+    climate: float = 0.0  # The null share when the trials failed, on average, by all failures of peers then.
+    before: tuple[int, int] = (0, 0)  # What its host had tried and failed before, all its workers together.
 
     def __post_init__(self) -> None:
         self.sums = (self.start,) * len(SHARES)
