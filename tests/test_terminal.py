@@ -145,7 +145,7 @@ def test_the_log_of_a_plain_program_has_the_time_of_day_and_is_written_once(tmp_
     program.write_text(
         "import logging, sys\n"
         "if sys.argv[1] == 'own': logging.basicConfig(format='mine %(message)s')\n"
-        "import ctxflow.executors.run.live_run\n"
+        "import ctxflow.executors.live_run\n"
         "logger = logging.getLogger('ctxflow')\n"
         "if sys.argv[1] == 'handler':\n"
         "    logger.addHandler(logging.StreamHandler())\n"

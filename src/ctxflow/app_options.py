@@ -18,8 +18,8 @@ from ctxflow.context import ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import article
 from ctxflow.executors.contract import Pickled
-from ctxflow.executors.run.declarations import Declaration, DeclaredApp
-from ctxflow.executors.run.live_run import LiveRun
+from ctxflow.executors.declarations import Declaration, DeclaredApp
+from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.submission import CallOptions, Calls, Memoized
 from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.pickling import Referents, dumps

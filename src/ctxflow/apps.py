@@ -26,8 +26,8 @@ from ctxflow.app_options import (
 )
 from ctxflow.errors import counted, header
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.run.declarations import Declaration
-from ctxflow.executors.run.live_run import LiveRun
+from ctxflow.executors.declarations import Declaration
+from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.submission import KEY
 from ctxflow.option_values import UNCHANGED, OptionsMethod, Unchanged, check_function, given, refusing
 from ctxflow.recipe import Context, Params

@@ -23,7 +23,7 @@ from typing import Any
 
 from ctxflow.app_options import ItemApp, Options
 from ctxflow.errors import DependencyFailed, article, closest, short
-from ctxflow.executors.run.pending import Failed
+from ctxflow.executors.pending import Failed
 from ctxflow.option_values import refuse
 from ctxflow.rows.readers import open_table
 from ctxflow.rows.source import IN_MAP, RowError, Table, columns_for, item_maker

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from ctxflow.app_options import ItemApp, Result
 from ctxflow.errors import CtxflowError, RunEnded, add_note, counted, short
-from ctxflow.executors.run.pending import Failed, Spans, Stream
+from ctxflow.executors.pending import Failed, Spans, Stream
 from ctxflow.identity import identity_of, reading
 from ctxflow.map_inputs import Ahead, Aside, Here, MapInputs, may_hold_futures
 from ctxflow.map_progress import board, is_wanted
@@ -26,8 +26,8 @@ from ctxflow.resume import ResultsByContent, ResultsFile
 
 if TYPE_CHECKING:
     from ctxflow.executors.bare import BareExecutor
-    from ctxflow.executors.run.declarations import Declaration
-    from ctxflow.executors.run.live_run import LiveRun
+    from ctxflow.executors.declarations import Declaration
+    from ctxflow.executors.live_run import LiveRun
 
 _FEED = 1000  # Items that are submitted together.
 _FEED_SECONDS = 0.05

@@ -28,6 +28,7 @@ RENAMED: dict[str, str] = {
     "ctxflow.alternatives": "ctxflow.app_options",
     "ctxflow.batch.status_file": "ctxflow.batch.job_status",
     "ctxflow.executors.files": "ctxflow.executors.executor",
+    "ctxflow.executors.run": "ctxflow.executors",
     "ctxflow.executors.simulated:Machine": "ctxflow.executors.simulated.market:SimulatedMachine",
     "ctxflow.map_results": "ctxflow.mapping",
     "ctxflow.mapped": "ctxflow.mapping",

@@ -22,7 +22,7 @@ from typing import Any
 
 from ctxflow.app_options import ItemApp
 from ctxflow.digest import digest
-from ctxflow.executors.run.pending import Failed
+from ctxflow.executors.pending import Failed
 from ctxflow.identity import Identity, changes
 from ctxflow.ownership import AppendFile, uninterrupted
 from ctxflow.pickling import dumps

@@ -22,9 +22,9 @@ from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.bare import active_executor
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.executors.run.declarations import Declaration, DeclaredApp
-from ctxflow.executors.run.figures import SessionStatus
-from ctxflow.executors.run.live_run import LiveRun
+from ctxflow.executors.declarations import Declaration, DeclaredApp
+from ctxflow.executors.figures import SessionStatus
+from ctxflow.executors.live_run import LiveRun
 from ctxflow.on_worker import idle, last
 from ctxflow.option_values import (
     UNCHANGED,

@@ -10,7 +10,7 @@ from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import Prepared
 from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
 from ctxflow.errors import CallCrashed, RemoteTraceback
-from ctxflow.executors.run.futures import error_of
+from ctxflow.executors.futures import error_of
 from ctxflow.rows.source import RowError
 from ctxflow.scheduler.events import Failure
 

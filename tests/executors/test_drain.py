@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.cli.app import app
-from ctxflow.executors.run.figures import NAME, DrainRequests, TierBounds, ask, drained
-from ctxflow.executors.run.kept_files import read_workers
+from ctxflow.executors.figures import NAME, DrainRequests, TierBounds, ask, drained
+from ctxflow.executors.kept_files import read_workers
 from ctxflow.files import NotOwnError
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler

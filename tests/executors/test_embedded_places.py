@@ -8,8 +8,7 @@ import time
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context, last, session_app
-from ctxflow.executors.embedded import engine as embedded
-from ctxflow.executors.embedded import local_workers
+from ctxflow.executors import embedded, local_workers
 from ctxflow.scheduler.log import replay
 from ctxflow.topology import Gpu, NumaNode, Topology, used_by
 from ctxflow.topology.machine import Device

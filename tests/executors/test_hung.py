@@ -15,8 +15,8 @@ from executor_helpers import eventually, runs, started
 
 from ctxflow import batch_app
 from ctxflow.errors import CallTimeout
-from ctxflow.executors.embedded import engine as embedded
-from ctxflow.executors.embedded.local_hosts import LocalWatch
+from ctxflow.executors import embedded
+from ctxflow.executors.local_hosts import LocalWatch
 from ctxflow.executors.protocol import Heartbeats, Patience
 from ctxflow.host.linux import descendants
 from ctxflow.topology.machine import Device

@@ -8,10 +8,10 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, session_app
+from ctxflow.executors import local_hosts
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.executors.embedded import local_hosts
-from ctxflow.executors.embedded.local_hosts import LocalHosts
-from ctxflow.executors.run.pending import Waiting
+from ctxflow.executors.local_hosts import LocalHosts
+from ctxflow.executors.pending import Waiting
 
 
 @batch_app(batch_size=1)

@@ -7,7 +7,7 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, context, context_app, idle, session_app
-from ctxflow.executors.run import declarations
+from ctxflow.executors import declarations
 from ctxflow.scheduler.log import replay
 
 
@@ -145,7 +145,7 @@ def test_an_hour_of_use_is_a_use(tmp_path):
 
 
 def test_what_is_noted_each_second_covers_the_whole_run_in_bounded_memory(executor, monkeypatch):
-    monkeypatch.setattr("ctxflow.executors.run.live_run._MOST_SAMPLES", 10)
+    monkeypatch.setattr("ctxflow.executors.live_run._MOST_SAMPLES", 10)
     run = executor.calls.run
     for second in range(1, 101):
         run._sample(float(1000 * second))

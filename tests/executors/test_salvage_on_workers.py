@@ -10,7 +10,7 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import CallCrashed, batch_app
-from ctxflow.executors.run.kept_files import EventLog
+from ctxflow.executors.kept_files import EventLog
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import read_setup, replay
 from ctxflow.testing.evictions import Evictions

@@ -9,8 +9,8 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, idle, session_app
-from ctxflow.executors.run.kept_files import RunStatusFile
-from ctxflow.executors.run.session_store import SessionStore
+from ctxflow.executors.kept_files import RunStatusFile
+from ctxflow.executors.session_store import SessionStore
 from ctxflow.scheduler.log import replay
 
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from ctxflow.executors.run.figures import figures_of, status_of
-from ctxflow.executors.run.kept_files import RunStatusFile
+from ctxflow.executors.figures import figures_of, status_of
+from ctxflow.executors.kept_files import RunStatusFile
 from ctxflow.observe.progress import Progress
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler

@@ -13,7 +13,7 @@ from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.cli import main
 from ctxflow.executors.contract import LimitReached
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.run.figures import TierBounds
+from ctxflow.executors.figures import TierBounds
 from ctxflow.factory.limits import Spent, standing
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler

@@ -9,7 +9,7 @@ import pytest
 from executor_helpers import awaited
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.executors.run.kept_files import read_workers
+from ctxflow.executors.kept_files import read_workers
 
 
 @context()

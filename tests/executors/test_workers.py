@@ -7,8 +7,8 @@ import time
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.executors.embedded.local_workers import share
-from ctxflow.executors.run import kept_files
+from ctxflow.executors import kept_files
+from ctxflow.executors.local_workers import share
 
 
 @context

@@ -20,7 +20,7 @@ from ctxflow.terminal import visible
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from ctxflow.executors.run.live_run import LiveRun
+    from ctxflow.executors.live_run import LiveRun
     from ctxflow.observe.progress import Progress
 
 SUFFIX = ".status.json"
@@ -84,7 +84,7 @@ class StatusFile:
     """
 
     def __init__(self, output: Path) -> None:
-        from ctxflow.executors.run.kept_files import StatusWriter  # Whoever only reads a status needs no run.
+        from ctxflow.executors.kept_files import StatusWriter  # Whoever only reads a status needs no run.
 
         self._paths = [status_path(output)]
         self._facts = {"version": VERSION, "output": str(output.resolve()), "run": "", **owner()}

@@ -18,7 +18,7 @@ from ctxflow.batch.ledger import Keys, Ledger, Pair, as_keys, contained, id_key,
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.executors.run.pending import Failed, Stream
+from ctxflow.executors.pending import Failed, Stream
 from ctxflow.models.results import InputTooLong
 from ctxflow.observe.history import Causes
 from ctxflow.ownership import uninterrupted

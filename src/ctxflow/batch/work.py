@@ -23,8 +23,8 @@ from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.pump import Intake, Pump, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.executors.bare import BareExecutor
-from ctxflow.executors.run.figures import Status, figures_of
-from ctxflow.executors.run.pending import Stream
+from ctxflow.executors.figures import Status, figures_of
+from ctxflow.executors.pending import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress, Rates
 from ctxflow.rows.source import Source

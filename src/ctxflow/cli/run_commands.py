@@ -183,7 +183,7 @@ def workers(
     Exit status
       0    done      2    no run is found, or no such worker
     """
-    from ctxflow.executors.run.kept_files import read_workers
+    from ctxflow.executors.kept_files import read_workers
 
     _, status = chosen(which)
     found = read_workers(str(status["run"])) if status.get("run") else []
@@ -279,8 +279,8 @@ def drain(
       0    the run is asked to, and hears of it within seconds      2    there is no such run, host or tier
     """
     from ctxflow.batch.job_status import LIVE
-    from ctxflow.executors.run.figures import ask, drained
-    from ctxflow.executors.run.kept_files import read_workers
+    from ctxflow.executors.figures import ask, drained
+    from ctxflow.executors.kept_files import read_workers
     from ctxflow.observe.progress import condition
 
     _, status = chosen(which)

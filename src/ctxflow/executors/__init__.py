@@ -1,4 +1,4 @@
-"""The Parsl executor, and the engines that it drives. Extend it with an engine (engine.py is the contract)."""
+"""The Parsl executor; the run behind it (live_run.py, run_loop.py); and the engines that it drives (contract.py)."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from ctxflow.errors import CtxflowError, counted
 from ctxflow.executors.contract import SiteEngine, current_directory
-from ctxflow.executors.run.figures import Status
-from ctxflow.executors.run.live_run import LiveRun
+from ctxflow.executors.figures import Status
+from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.submission import Calls, Pool
 from ctxflow.option_values import flag, refuse, text, whole
 from ctxflow.ownership import belongs_here, foreign_text

@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar
 
 from ctxflow.errors import RunEnded, closest, name_of
 from ctxflow.executors.contract import Pickled, call_files
-from ctxflow.executors.run.declarations import ApplyCall, Declaration, DeclaredApp
-from ctxflow.executors.run.live_run import LiveRun
+from ctxflow.executors.declarations import ApplyCall, Declaration, DeclaredApp
+from ctxflow.executors.live_run import LiveRun
 from ctxflow.option_values import choice, number, refuse, refuse_async, whole
 from ctxflow.pickling import Referents, dumps, without_parsl
 from ctxflow.recipe import Context

@@ -3,7 +3,7 @@
 from played_engine import PlayedExecutor
 
 from ctxflow import batch_app
-from ctxflow.executors.run import declarations
+from ctxflow.executors import declarations
 
 
 @batch_app

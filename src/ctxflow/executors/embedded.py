@@ -23,8 +23,8 @@ from typing import Any
 
 from ctxflow.errors import CtxflowError, counted
 from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices, current_directory
-from ctxflow.executors.embedded.local_hosts import LibraryLines, LocalHosts, LocalWatch
-from ctxflow.executors.embedded.local_workers import LibraryLine, LocalWorker, LocalWorkers
+from ctxflow.executors.local_hosts import LibraryLines, LocalHosts, LocalWatch
+from ctxflow.executors.local_workers import LibraryLine, LocalWorker, LocalWorkers
 from ctxflow.executors.protocol import Patience, events_of
 from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
 from ctxflow.host.linux import kill_tree, machine_memory

@@ -18,7 +18,7 @@ from ctxflow.executors.contract import (
     Pickled,
     placed,
 )
-from ctxflow.executors.run.declarations import (
+from ctxflow.executors.declarations import (
     Declaration,
     DeclaredContext,
     carry_user_modules,
@@ -27,10 +27,10 @@ from ctxflow.executors.run.declarations import (
     payload_of,
     spec_of,
 )
-from ctxflow.executors.run.figures import SessionStatus, Status, status_of
-from ctxflow.executors.run.futures import CallFuture
-from ctxflow.executors.run.kept_files import AwaitingReminder, DiskThread, EventLog, RunStatusFile, WorkerTable
-from ctxflow.executors.run.run_loop import TICK_SECONDS, RunLoop
+from ctxflow.executors.figures import SessionStatus, Status, status_of
+from ctxflow.executors.futures import CallFuture
+from ctxflow.executors.kept_files import AwaitingReminder, DiskThread, EventLog, RunStatusFile, WorkerTable
+from ctxflow.executors.run_loop import TICK_SECONDS, RunLoop
 from ctxflow.host.linux import advice, none_left
 from ctxflow.ownership import belongs_here, foreign_text
 from ctxflow.recipe import Context

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
-from ctxflow.executors.embedded.local_workers import LibraryLine, LocalWorker
+from ctxflow.executors.local_workers import LibraryLine, LocalWorker
 from ctxflow.executors.protocol import Heartbeats, Patience, call_message, events_of, plain_message
 from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import (

@@ -14,9 +14,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, inputs_of
-from ctxflow.executors.run.declarations import ApplyCall, DeclaredApp
-from ctxflow.executors.run.futures import CallFuture, error_of, own_copy
-from ctxflow.executors.run.session_store import SessionStore
+from ctxflow.executors.declarations import ApplyCall, DeclaredApp
+from ctxflow.executors.futures import CallFuture, error_of, own_copy
+from ctxflow.executors.session_store import SessionStore
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -21,13 +21,13 @@ from typing import Any
 
 from ctxflow.errors import RunEnded
 from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, EngineFailed, Payloads
+from ctxflow.executors.declarations import Declaration, Declared, Retirement
+from ctxflow.executors.figures import WorkerBounds
+from ctxflow.executors.futures import Callbacks, CallFuture
+from ctxflow.executors.kept_files import NOTED, EventLog, WorkerTable
+from ctxflow.executors.pending import Answer, Making, Sink, Telling, Unsent, Waiting
 from ctxflow.executors.protocol import opened
-from ctxflow.executors.run.declarations import Declaration, Declared, Retirement
-from ctxflow.executors.run.figures import WorkerBounds
-from ctxflow.executors.run.futures import Callbacks, CallFuture
-from ctxflow.executors.run.kept_files import NOTED, EventLog, WorkerTable
-from ctxflow.executors.run.pending import Answer, Making, Sink, Telling, Unsent, Waiting
-from ctxflow.executors.run.session_store import SessionStore
+from ctxflow.executors.session_store import SessionStore
 from ctxflow.host.linux import advice
 from ctxflow.ownership import uninterrupted
 from ctxflow.scheduler import Scheduler

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.executors.contract import Engine, KnowsJobs
-from ctxflow.executors.run.figures import Status, awaiting_text, figures_of
+from ctxflow.executors.figures import Status, awaiting_text, figures_of
 from ctxflow.files import written_whole
 from ctxflow.host.linux import advice
 from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, write_status
