@@ -23,7 +23,7 @@ from ctxflow.factory.limits import (
     shares,
     spending_file,
     standing,
-    to_give,
+    to_reclaim,
 )
 from ctxflow.factory.provider import JobChange
 from ctxflow.sites import Site, load_site
@@ -43,23 +43,23 @@ def home(tmp_path, monkeypatch):
 
 def test_a_job_counts_from_its_start_to_its_end_each_time():
     meter = SpendingMeter(gpus=2, price=3.0)
-    meter.asked(["1", "2"], 2)
-    meter.asked(["8"], 8)  # On GPUs of one's choice.
+    meter.submitted(["1", "2"], 2)
+    meter.submitted(["8"], 8)  # On GPUs of one's choice.
     for job in ("1", "8"):
-        meter.heard(JobChange(job, "running"), now=0.0)
+        meter.changed(JobChange(job, "running"), now=0.0)
     assert meter.spent(now=HOUR) == Spent(10.0, 6.0)
-    meter.heard(JobChange("1", "evicted"), now=HOUR)
-    meter.heard(JobChange("8", "ended"), now=HOUR)
+    meter.changed(JobChange("1", "evicted"), now=HOUR)
+    meter.changed(JobChange("8", "ended"), now=HOUR)
     assert meter.spent(now=5 * HOUR) == Spent(10.0, 6.0)  # Those that wait cost nothing.
-    meter.heard(JobChange("1", "running"), now=5 * HOUR)
-    meter.heard(JobChange("1", "ended"), now=6 * HOUR)
-    meter.heard(JobChange("1", "ended"), now=9 * HOUR)
+    meter.changed(JobChange("1", "running"), now=5 * HOUR)
+    meter.changed(JobChange("1", "ended"), now=6 * HOUR)
+    meter.changed(JobChange("1", "ended"), now=9 * HOUR)
     assert meter.spent(now=9 * HOUR) == Spent(12.0, 9.0)
 
 
 def test_a_worker_without_gpus_counts_as_one_with_one():
     meter = SpendingMeter(gpus=0)
-    meter.heard(JobChange("1", "running"), now=0.0)
+    meter.changed(JobChange("1", "running"), now=0.0)
     assert meter.spent(now=HOUR) == Spent(1.0, 0.0)
 
 
@@ -164,7 +164,7 @@ def test_what_is_granted_never_adds_up_to_more_than_the_maximum(wants, held, max
 
 @given(RUNS, RUNS, MAXIMUM, st.data())
 def test_shares_are_reached_step_by_step(wants, held, maximum, data):
-    """Jobs that wait are taken back, those that run given up where `to_give` says so: in the end each has its share."""
+    """Pending jobs are taken back, running ones where `to_reclaim` says so: in the end each has its share."""
     held = {run: held.get(run, 0) for run in wants}
     running = {run: data.draw(st.integers(0, count)) for run, count in held.items()}
     for run, want in wants.items():  # What a run does not want, it releases by itself.
@@ -173,7 +173,7 @@ def test_shares_are_reached_step_by_step(wants, held, maximum, data):
     share = shares(wants, maximum)
     for _ in range(20):
         allowed = grants(wants, held, maximum)
-        give = to_give(wants, held, running, maximum)
+        give = to_reclaim(wants, held, running, maximum)
         for run in wants:
             assert 0 <= give[run] <= running[run]
             assert running[run] - give[run] >= min(running[run], share[run])  # Nobody falls below its share.
@@ -188,4 +188,4 @@ def test_shares_are_reached_step_by_step(wants, held, maximum, data):
 
 @pytest.mark.parametrize("maximum", [0, 3, 8])
 def test_a_lowered_maximum_costs_no_worker(maximum):
-    assert to_give({"a": 8}, {"a": 8}, {"a": 8}, maximum) == {"a": 0}
+    assert to_reclaim({"a": 8}, {"a": 8}, {"a": 8}, maximum) == {"a": 0}

@@ -182,7 +182,7 @@ def test_removal_is_no_eviction(local: Watched) -> None:
 
 @pytest.mark.long
 def test_a_job_that_begins_after_its_driver_is_gone_ends_at_once(local: Watched, tmp_path: Path) -> None:
-    local._beat_at, local._lease = float("inf"), 6
+    local._mark_at, local._lease = float("inf"), 6
     Path(JobPaths(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 7}\n")
     [job] = local.submit(sh("echo never"), 1)
     assert local.until(job, "ended").reason == "it ended with status 1"
@@ -204,7 +204,7 @@ def test_missing_files_and_unshared_directories_are_said(local: Watched, tmp_pat
     gone.write_text("")
     text = worker_script(sh("true", files=[str(gone)]), JobPaths(str(tmp_path), "job-1"), None, 120)
     gone.unlink()
-    local._beat()
+    local._mark_alive()
     assert subprocess.run(["bash", "-c", text], check=False).returncode == 1
     assert "start the run in a directory that all machines share" in (tmp_path / "job-1.out").read_text()
     with pytest.raises(ProviderError, match="no spaces"):

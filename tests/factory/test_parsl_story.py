@@ -29,7 +29,7 @@ FOLLOWS = {
 
 
 def states(story: JobStory, *told: str | JobReport) -> list[str]:
-    news = [story.heard(each) if isinstance(each, str) else story.told(each) for each in told]
+    news = [story.on_event(each) if isinstance(each, str) else story.on_report(each) for each in told]
     return [change.state for changes in news for change in changes]
 
 
@@ -45,7 +45,7 @@ def test_of_a_job_that_was_removed_only_the_end_is_told(told: list[str | JobRepo
     story = JobStory("1")
     states(story, *told[:place])
     story.removed = story.state != "ended"
-    news = [story.heard(each) if isinstance(each, str) else story.told(each) for each in told[place:]]
+    news = [story.on_event(each) if isinstance(each, str) else story.on_report(each) for each in told[place:]]
     changes = [change for each in news for change in each]
     assert [(change.state, change.reason) for change in changes] in ([], [("ended", GIVEN_BACK)])
 
@@ -92,5 +92,5 @@ def test_stories(told: list[str | JobReport], wanted: str) -> None:
     [("Slurm does not run it: JobHeldAdmin", True), ("Slurm does not run it: PartitionTimeLimit", False)],
 )
 def test_what_a_person_put_on_hold_is_told_from_what_slurm_did(reason, by_hand):
-    [change] = JobStory("1").told(JobReport("held", reason))
+    [change] = JobStory("1").on_report(JobReport("held", reason))
     assert (change.state, change.by_hand) == ("held", by_hand)

@@ -238,7 +238,7 @@ def test_workers_are_asked_for_where_a_run_wants_them(live):
     served.lend(Tier(name="a10", provider="local", cores=7), 60)  # As the site file says from now on.
     assert (asks_for.job.cores, asks_for.job.excluded) == (7, ("n1", "n2"))
     run.client.exclude("a10", [])
-    eventually(lambda: served.hear() or asks_for.job.excluded == ())
+    eventually(lambda: served.poll() or asks_for.job.excluded == ())
     served.end()
 
 

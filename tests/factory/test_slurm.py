@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from ctxflow.factory import ProviderError, WorkerJob
-from ctxflow.factory.slurm import _JOB_WIDTHS, _NODE_WIDTHS, exclude, found_jobs, squeue, survey, word_of
+from ctxflow.factory.slurm import _JOB_WIDTHS, _NODE_WIDTHS, exclude, found_jobs, report_of, squeue, survey
 
 
 def columns(widths: dict[str, int], rows: Sequence[Sequence[str]]) -> str:
@@ -37,14 +37,14 @@ def columns(widths: dict[str, int], rows: Sequence[Sequence[str]]) -> str:
     ],
 )
 def test_what_states_mean(state: str, reason: str, wanted: tuple[str, bool]) -> None:
-    word = word_of(state, reason)
+    word = report_of(state, reason)
     assert (word.state, word.taken) == wanted
 
 
 def test_ends_say_how() -> None:
-    assert word_of("FAILED", "NonZeroExitCode", "0:9").reason == "it was killed by signal 9"
-    assert "all nodes share" in word_of("FAILED", "RaisedSignal:53", "0:53").reason
-    assert "memory_gb" in word_of("OUT_OF_MEMORY", "None").reason
+    assert report_of("FAILED", "NonZeroExitCode", "0:9").reason == "it was killed by signal 9"
+    assert "all nodes share" in report_of("FAILED", "RaisedSignal:53", "0:53").reason
+    assert "memory_gb" in report_of("OUT_OF_MEMORY", "None").reason
 
 
 def test_workers_are_known_by_their_names() -> None:
@@ -61,7 +61,7 @@ def test_workers_are_known_by_their_names() -> None:
 
     lines = squeue(ask, clusters="north")
     assert "--clusters=north" in commands[0]
-    assert list(lines) == ["7", "8", "9"] and lines["7"].word.restarts == 1
+    assert list(lines) == ["7", "8", "9"] and lines["7"].report.restarts == 1
     assert [(job.job, job.run, job.host) for job in found_jobs(lines)] == [("7", "4f2a", "n1")]
 
 

@@ -100,7 +100,7 @@ class Acquirer:
     def exclude(self, tier: str, hosts: Sequence[str]) -> None:
         """Request no worker of a tier on these hosts from now on, nor for pending jobs; on all others again."""
         with self._condition:
-            # Workers tell their hosts' names: what is none must not get into a batch system's words.
+            # Workers report their hosts' names: text that is none must not get into a batch system's commands.
             excluded = tuple(sorted(host for host in hosts if _HOST.fullmatch(host)))
             held = self._tiers[tier]
             if excluded != held.job.excluded:
@@ -128,7 +128,7 @@ class Acquirer:
             if tier in self._tiers:
                 held = self._tiers[tier]
                 held.jobs.joined(job)
-                held.told.clear()  # Whatever the trouble was, it is over.
+                held.reported.clear()  # Whatever the trouble was, it is over.
                 held.down = held.lost = held.has = ""
                 held.survey_at = 0.0
 

@@ -75,7 +75,7 @@ def describe(
     first = [_WITH_VARIABLES, "sh", os.path.basename(private[0])] if private else ['exec "$@" 2>&1', "sh"]
     description = {
         "universe": "vanilla",
-        # A shell, so that errors stand among the output where they happened, and a missing program is said there too.
+        # A shell, so that errors stand among the output where they happened, and a missing program is reported there.
         "executable": "/bin/sh",
         "transfer_executable": "false",
         "arguments": quoted(["-c", *first, *arguments(job)]),
@@ -302,7 +302,7 @@ def room_left(complaint: str) -> tuple[int, str] | None:
 
 
 def none_left(limit: str) -> str:
-    """Return what to say where the queue takes no more jobs.
+    """Return the message for a queue that takes no more jobs.
 
     >>> print(none_left("MAX_JOBS_PER_OWNER").partition(":")[0])
     HTCondor's queue takes no more jobs of this user now, by its limit MAX_JOBS_PER_OWNER

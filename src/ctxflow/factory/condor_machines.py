@@ -285,7 +285,7 @@ def places_of(ads: Sequence[Any], need: Need) -> list[Topology]:
 
 
 def _uuid(gpu: Any) -> str:
-    """Return the beginning of a GPU's UUID, as topologies have it; "" if its ad does not tell."""
+    """Return the beginning of a GPU's UUID, as topologies have it; "" if its ad has none."""
     told = str(gpu.get("DeviceUuid") or gpu.get("Id") or "")
     return told if not told or told.startswith(("GPU-", "MIG-")) else f"GPU-{told}"
 

@@ -49,11 +49,11 @@ class CondorError(Exception):
 
 
 class ScheddNotFound(CondorError):
-    """Nobody says where the schedd is, so that nothing was asked of it."""
+    """The schedd could not be located, so that it got no request."""
 
 
 class CutOff(CondorError):
-    """The answer was lost: nobody knows whether the request was carried out."""
+    """The answer was lost: it is unknown whether the request was carried out."""
 
 
 class NoAnswer(CutOff):
@@ -65,7 +65,7 @@ class NoSuchSchedd(Exception):
 
 
 @contextlib.contextmanager
-def told(what: str, who: str = "schedd") -> Iterator[None]:
+def explained(what: str, who: str = "schedd") -> Iterator[None]:
     """Turn an error of HTCondor's into a ProviderError of one sentence; `who` was queried."""
     try:
         yield
@@ -127,14 +127,14 @@ class CondorProcess:
                 if self._loading:
                     self._wait_until_loaded(line)
                 line.settimeout(seconds)
-                say(line, (request, arguments, seconds))
-                kind, answer = hear(line, seconds)
+                send(line, (request, arguments, seconds))
+                kind, answer = receive(line, seconds)
             except TimeoutError:
                 self._end()
                 raise NoAnswer(f"no answer within {seconds:.0f} s") from None
             except (EOFError, OSError):
                 raise CutOff(_how_it_ended(self._end())) from None
-            except BaseException:  # The answer to come is nobody's.
+            except BaseException:  # The answer to come must not be taken for another's.
                 self._end()
                 raise
         if kind == "refusal":
@@ -147,7 +147,7 @@ class CondorProcess:
 
     def _wait_until_loaded(self, line: socket.socket) -> None:
         try:
-            loaded = hear(line, _LOAD_SECONDS)
+            loaded = receive(line, _LOAD_SECONDS)
         except TimeoutError:
             raise CondorError(f"its Python bindings were not loaded within {_LOAD_SECONDS:.0f} s") from None
         if not loaded:
@@ -314,13 +314,13 @@ def _plain(ad: Any) -> dict[str, Any]:
 # --- how it is asked
 
 
-def say(line: socket.socket, what: Any) -> None:
+def send(line: socket.socket, what: Any) -> None:
     """Send a message, within the socket's timeout."""
     body = pickle.dumps(what)
     line.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def hear(line: socket.socket, seconds: float | None = None) -> Any:
+def receive(line: socket.socket, seconds: float | None = None) -> Any:
     """Return the next message.
 
     :raises TimeoutError: if it does not come within so many seconds; EOFError, if the other end is closed.
@@ -358,17 +358,17 @@ def main(line: socket.socket) -> None:
     try:
         _htcondor()
     except ImportError:
-        say(line, False)
+        send(line, False)
         return
-    say(line, True)
+    send(line, True)
     while os.getppid() == parent:  # A child of the driver's may still hold its end.
         if not readable(line.fileno(), _LOOK_SECONDS):
             continue
         try:
-            name, arguments, seconds = hear(line)
-            # Whatever it hangs in, nobody waits for it then: neither a driver, nor what that leaves behind.
+            name, arguments, seconds = receive(line)
+            # Whatever it hangs in, it ends some time after its request has timed out.
             signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE_SECONDS)
-            say(line, _answer(name, arguments))
+            send(line, _answer(name, arguments))
             signal.setitimer(signal.ITIMER_REAL, 0)
         except (EOFError, OSError):
             return

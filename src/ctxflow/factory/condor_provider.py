@@ -31,7 +31,7 @@ from ctxflow.factory.condor_jobs import (
     room_left,
     variables_text,
 )
-from ctxflow.factory.condor_process import CondorError, CondorProcess, CutOff, ScheddNotFound, condor_process, told
+from ctxflow.factory.condor_process import CondorError, CondorProcess, CutOff, ScheddNotFound, condor_process, explained
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, PoolSurvey, ProviderError, WorkerJob, tail
 from ctxflow.files import write_private
 from ctxflow.topology import Topology
@@ -91,11 +91,11 @@ class CondorProvider:
         self._directory = ""
         self._read = 0  # How many events of the log.
         self._variables: dict[str, str] = {}  # Their text -> a file that holds it.
-        self._states: dict[str, JobState] = {}  # What was told last; jobs that ended are not kept.
+        self._states: dict[str, JobState] = {}  # As reported last; jobs that ended are not kept.
         self._removed: set[str] = set()  # By us, and still to end.
         self._missing: set[str] = set()  # Those that were not in the queue when last looked.
-        self._lost: list[str] = []  # Not in the queue any more, though the log does not say so; still to be told.
-        self._cut_off: tuple[str, WorkerJob] | None = None  # A submission of which nobody knows whether it was taken.
+        self._lost: list[str] = []  # Not in the queue any more, without an event in the log; still to be reported.
+        self._cut_off: tuple[str, WorkerJob] | None = None  # A submission whose answer was lost.
         self._early: list[JobChange] = []  # Of jobs that may be of that one.
         self._told_late: list[JobChange] = []
         self._renew_at = float("-inf")
@@ -117,7 +117,7 @@ class CondorProvider:
         variables = self._variables_file(job)
         name = secrets.token_hex(8)
         description = describe(job, self._directory, self.run, time.time(), self._lease, batch, variables, name)
-        with told(f"HTCondor did not take {counted(count, 'worker')} of tier {job.tier}"):
+        with explained(f"HTCondor did not take {counted(count, 'worker')} of tier {job.tier}"):
             if ids := self._taken(job, count):
                 return ids
             asked, self._asked = self._asked, True  # Jobs may be queued, even if we never learn of it.
@@ -185,7 +185,7 @@ class CondorProvider:
             self.queries += 1
             try:
                 # Not by their ids: one that has ended would keep all from being changed.
-                with told("HTCondor does not keep workers from machines"):
+                with explained("HTCondor does not keep workers from machines"):
                     self._ask("edit", self._mine, EXCLUDED_ATTRIBUTE, excluded_text(hosts))
             except ProviderError:
                 if self._waiting_for(self._mine):
@@ -195,7 +195,7 @@ class CondorProvider:
     def changes(self) -> list[JobChange]:
         """Return what happened since the last call, in order."""
         self._renew()
-        with told("HTCondor's job log cannot be read"):
+        with explained("HTCondor's job log cannot be read"):
             events = self._bindings().ask("events", log_of(self._directory), self._read)
         self._read += len(events)
         found = self._told_late + [change for change in map(change_of, events) if change is not None]
@@ -214,19 +214,19 @@ class CondorProvider:
     def survey(self, job: WorkerJob) -> PoolSurvey:
         """Return what the pool has for such a job now."""
         self.queries += 1
-        with told("HTCondor's pool cannot be asked", who="collector or schedd"):
+        with explained("HTCondor's pool cannot be asked", who="collector or schedd"):
             return cast(PoolSurvey, self._ask("survey", job))
 
     def machines(self, job: WorkerJob) -> list[Topology]:
         """Return the machines that a worker may be on, with who uses their GPUs."""
         self.queries += 1
-        with told("HTCondor's pool cannot be asked", who="collector"):
+        with explained("HTCondor's pool cannot be asked", who="collector"):
             return cast(list[Topology], self._ask("machines", job))
 
     def find(self) -> list[FoundJob]:
         """Return all workers of this user in the schedd's queue, also those of runs that are over."""
         wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{escaped(getpass.getuser())}"'
-        with told("HTCondor does not say which workers there are"):
+        with explained("HTCondor does not say which workers there are"):
             ads = self._query(wanted, [*_ID, "JobStatus", "RemoteHost", RUN_ATTRIBUTE])
         return [
             FoundJob(
@@ -281,7 +281,7 @@ class CondorProvider:
         return f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{escaped(log_of(self._directory))}"'
 
     def _is_new(self, change: JobChange) -> bool:
-        """Record a change; return whether it is to be told."""
+        """Record a change; return whether it is to be reported."""
         before = self._states.get(change.job)
         if before is None:  # It had ended: a straggling event.
             if self._cut_off is not None:
@@ -320,11 +320,11 @@ class CondorProvider:
             self._renew_at = self._clock() + min(10.0, self._lease / 4)
 
     def _act(self, jobs: list[str] | str) -> None:
-        with told("HTCondor did not remove workers"):
+        with explained("HTCondor did not remove workers"):
             self._ask("remove", jobs, _REASON)
 
     def _waiting_for(self, constraint: str) -> bool:
-        with told("HTCondor does not say which workers are left"):
+        with explained("HTCondor does not say which workers are left"):
             return bool(self._query(constraint, ["ClusterId"], 1))
 
     def _query(self, constraint: str, names: Sequence[str], limit: int = -1) -> list[dict[str, Any]]:
@@ -350,14 +350,14 @@ _HERE = (None, None)  # This machine's schedd.
 
 def why_no_driver() -> str | None:
     """Return why no driver can be submitted on this machine, None if it can."""
-    with told("HTCondor does not say whether it takes the driver", who="collector or schedd"):
+    with explained("HTCondor does not say whether it takes the driver", who="collector or schedd"):
         return cast("str | None", _bindings().ask("refusal"))
 
 
 def submit_driver(description: Mapping[str, str]) -> str:
     """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC."""
     try:
-        with told("HTCondor did not take the driver"):
+        with explained("HTCondor did not take the driver"):
             cluster, first = _bindings().ask("submit", _HERE, dict(description), 1, os.getcwd())
     except ProviderError as error:
         if not isinstance(error.__context__, CutOff):
@@ -371,7 +371,7 @@ def driver_events(log: str) -> list[dict[str, Any]]:
     """Return the events of a driver's log, each with "time", in seconds since 1970."""
     if not os.path.exists(log):
         return []
-    with told("HTCondor's job log cannot be read"):
+    with explained("HTCondor's job log cannot be read"):
         events: list[dict[str, Any]] = _bindings().ask("events", os.path.abspath(log), 0)
         _bindings().ask("forget", os.path.abspath(log))
     return events
@@ -382,7 +382,7 @@ def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
     if not tags:
         return {}
     wanted = " || ".join(f'{DRIVER_ATTRIBUTE} == "{tag}" || {BATCH_ATTRIBUTE} == "{tag}"' for tag in tags)
-    with told("HTCondor does not say which jobs there are"):
+    with explained("HTCondor does not say which jobs there are"):
         ads = _bindings().ask("query", _HERE, wanted, [*_ID, "JobStatus", DRIVER_ATTRIBUTE, BATCH_ATTRIBUTE], -1)
     found: dict[str, dict[str, int]] = {tag: {} for tag in tags}
     for ad in ads:
@@ -395,7 +395,7 @@ def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
 def end_jobs(jobs: Mapping[str, int]) -> None:
     """Remove jobs that `jobs_there` found; those that are being removed already are left alone."""
     if these := [job for job, state in jobs.items() if state != _REMOVED]:
-        with told("HTCondor did not remove the job"):
+        with explained("HTCondor did not remove the job"):
             _bindings().ask("remove", _HERE, these, "ctxflow cancel")
 
 

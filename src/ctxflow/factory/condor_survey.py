@@ -106,7 +106,7 @@ def _job_ad(job: WorkerJob) -> Any:
         if str(key).startswith("+"):
             try:
                 ad[str(key)[1:]] = classad.ExprTree(str(value))
-            except Exception:  # condor_submit will say so, of the job.
+            except Exception:  # condor_submit will refuse the job.
                 continue
     return ad
 
@@ -179,7 +179,7 @@ def refusal_of(htcondor: Any, collector: Any, schedd: str | None, pool: str | No
             f"the schedd {ad.get('Name')} takes no jobs of {user or 'yours'}: ask its administrator, or run this on a "
             "machine where you may call condor_submit"
         )
-    if name in ("root", "condor"):  # Root is told to be HTCondor's own user.
+    if name in ("root", "condor"):  # Root is reported as HTCondor's own user.
         return "HTCondor takes no jobs of root, nor of its own user condor: be another user"
     return None
 

@@ -76,12 +76,12 @@ _WISHES = {field.name for field in dataclasses.fields(Wishes)}
 
 
 def wanted_file(run: str) -> str:
-    """Return the file in which a run says what it wants."""
+    """Return the path of what a run wants."""
     return os.path.join(runs_directory(), f"{run}.wanted")
 
 
 def news_file(run: str) -> str:
-    """Return the file in which a factory tells a run what happened."""
+    """Return the path of a factory's news for a run."""
     return os.path.join(runs_directory(), f"{run}.news")
 
 
@@ -91,7 +91,7 @@ class RunFiles:
     def __init__(self, run: str) -> None:
         self._run = run
         self._seen: tuple[int, int] | None = None
-        self._untold = b""
+        self._unwritten = b""
 
     def read(self) -> Wishes | None:
         """Return what the run wants if that has changed since the last call, else None."""
@@ -129,18 +129,18 @@ class RunFiles:
         self._add({"failure": reason})
 
     def _add(self, line: dict[str, Any]) -> None:
-        self._untold += json.dumps(line).encode() + b"\n"
+        self._unwritten += json.dumps(line).encode() + b"\n"
         self.retry()
 
     def retry(self) -> None:
-        """Write what could not be written yet, since the disk was full, say."""
-        if not self._untold:
+        """Write what could not be written yet, for instance since the disk was full."""
+        if not self._unwritten:
             return
         try:
             with open(open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as news:
-                self._untold = self._untold[news.write(self._untold) :]
+                self._unwritten = self._unwritten[news.write(self._unwritten) :]
         except FileNotFoundError:  # The run is over.
-            self._untold = b""
+            self._unwritten = b""
         except NotOwnError as error:
             tell_once(error)
         except OSError:
@@ -177,9 +177,9 @@ class FactoryClient:
         self._maxima: dict[str, int] = {}
         self._limits_beyond: list[dict[str, Any]] = []
         self._meters = {tier.name: SpendingMeter(tier.gpus, tier.price) for tier in tiers}
-        self._heard = 0  # Bytes of news that were read.
+        self._news_bytes = 0  # Bytes of news that were read.
         self._alone_since: float | None = time.monotonic()
-        self._served = True  # Until it is known that nobody does.
+        self._served = True  # Until it is known that no factory does.
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._work, name="ctxflow-factory-client", daemon=True)
 
@@ -201,41 +201,41 @@ class FactoryClient:
 
     def hold(self, tier: str, count: int) -> None:
         """Request this many jobs of a tier from now on."""
-        with self._telling():
+        with self._changing():
             self._wanted[tier] = count
 
     def hold_none(self) -> None:
         """Request nothing more: the run is about to end."""
-        with self._telling():
+        with self._changing():
             self._wanted = dict.fromkeys(self._wanted, 0)
 
     def remove(self, tier: str, job: str) -> None:
         """Have a job ended."""
-        with self._telling():
+        with self._changing():
             self._joined.get(tier, {}).pop(job, None)
             if job not in self._removed.setdefault(tier, []):
                 self._removed[tier].append(job)
 
     def joined(self, tier: str, job: str) -> None:
         """Record that the worker of a job has joined."""
-        with self._telling():
+        with self._changing():
             self._joins += 1
             self._joined.setdefault(tier, {})[job] = self._joins
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """Record that the worker of a job joined and cannot be used."""
-        with self._telling():
+        with self._changing():
             self._joined.get(tier, {}).pop(job, None)
             self._refused.setdefault(tier, {})[job] = reason
 
     def exclude(self, tier: str, hosts: Sequence[str]) -> None:
         """Request no worker of a tier on these hosts from now on."""
-        with self._telling():
+        with self._changing():
             self._excluded[tier] = sorted(hosts)
 
     def look(self) -> None:
         """Ask for news at once."""
-        with self._telling():
+        with self._changing():
             self._looks += 1
 
     def take(self) -> list[tuple[str, JobChange]]:
@@ -293,14 +293,14 @@ class FactoryClient:
 
     def stop(self) -> None:
         """Leave: the factory then ends all jobs of the run."""
-        with self._telling():
+        with self._changing():
             self._stopped = True
         if self._thread.ident:
             self._thread.join(_END_SECONDS)
         RunFiles(self._run).discard()
 
     @contextlib.contextmanager
-    def _telling(self) -> Any:
+    def _changing(self) -> Any:
         with self._condition:
             yield
             self._dirty = True
@@ -327,7 +327,7 @@ class FactoryClient:
             try:
                 if text:
                     self._write(text)
-                self._hear()
+                self._read_news()
                 said = ""
             except OSError as error:  # A full disk must not end the run.
                 with self._condition:
@@ -338,18 +338,18 @@ class FactoryClient:
                 time.sleep(_LOOK_SECONDS)
             self._look_for_factory()
 
-    def _hear(self) -> None:
+    def _read_news(self) -> None:
         path = news_file(self._run)
-        if os.path.getsize(path) <= self._heard:
+        if os.path.getsize(path) <= self._news_bytes:
             return
-        data = read_own(path, self._heard)
+        data = read_own(path, self._news_bytes)
         whole = data[: data.rfind(b"\n") + 1]
-        self._heard += len(whole)
+        self._news_bytes += len(whole)
         with self._condition:
             self._served = True
             for line in whole.splitlines():
                 try:
-                    self._take_in(json.loads(line))
+                    self._apply(json.loads(line))
                 except (ValueError, TypeError, LookupError, AttributeError) as error:  # Of another version, say.
                     logger.warning(
                         "news of the factory cannot be read and is left out (%s: %s): %.200s; is it of this ctxflow?",
@@ -357,7 +357,7 @@ class FactoryClient:
                     )  # fmt: skip
         self._changed()
 
-    def _take_in(self, line: dict[str, Any]) -> None:
+    def _apply(self, line: dict[str, Any]) -> None:
         if "failure" in line:
             self.failure = str(line["failure"])
             return
@@ -376,7 +376,7 @@ class FactoryClient:
             raise TypeError("a tier, a job and a state are words")
         self._news.append((tier, change))
         if tier in self._meters:
-            self._meters[tier].heard(change, time.monotonic())
+            self._meters[tier].changed(change, time.monotonic())
         if change.state != "running":
             self._joined.get(tier, {}).pop(change.job, None)
         if change.state == "ended":

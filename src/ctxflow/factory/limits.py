@@ -48,13 +48,13 @@ class Spent:
 class SpendingMeter:
     """Count what the jobs of a tier use, without I/O and clock.
 
-    :param gpus: of a worker, where `asked` does not say otherwise; `price`: of an hour of a worker.
+    :param gpus: of a worker, unless `submitted` gives another number; `price`: of an hour of a worker.
 
     >>> meter = SpendingMeter(gpus=2, price=1.5)
-    >>> meter.heard(JobChange("7.0", "running"), now=0.0)
+    >>> meter.changed(JobChange("7.0", "running"), now=0.0)
     >>> meter.spent(now=1800.0)
     Spent(gpu_hours=1.0, cost=0.75)
-    >>> meter.heard(JobChange("7.0", "evicted"), now=3600.0)
+    >>> meter.changed(JobChange("7.0", "evicted"), now=3600.0)
     >>> meter.spent(now=7200.0)
     Spent(gpu_hours=2.0, cost=1.5)
     """
@@ -66,12 +66,12 @@ class SpendingMeter:
         self._began: dict[str, float] = {}
         self._past = Spent()
 
-    def asked(self, jobs: Iterable[str], gpus: int) -> None:
+    def submitted(self, jobs: Iterable[str], gpus: int) -> None:
         """Record jobs that were submitted with this many GPUs each."""
         if gpus != self._gpus:
             self._others.update(dict.fromkeys(jobs, gpus))
 
-    def heard(self, change: JobChange, now: float) -> None:
+    def changed(self, change: JobChange, now: float) -> None:
         """Record a change of a job."""
         if change.state == "running":
             self._began.setdefault(change.job, now)
@@ -282,7 +282,7 @@ def bounds(
     return {run: share[run] if too_many and held.get(run, 0) > share[run] else maximum for run in wants}
 
 
-def to_give(
+def to_reclaim(
     wants: Mapping[str, int], held: Mapping[str, int], running: Mapping[str, int], maximum: int
 ) -> dict[str, int]:
     """Return how many running workers each run must give up, so that others get their share.
@@ -292,7 +292,7 @@ def to_give(
 
     :param running: how many of the jobs held run; the others are taken back without this.
 
-    >>> to_give({"old": 8, "new": 8}, {"old": 8, "new": 0}, {"old": 8, "new": 0}, 8)
+    >>> to_reclaim({"old": 8, "new": 8}, {"old": 8, "new": 0}, {"old": 8, "new": 0}, 8)
     {'old': 4, 'new': 0}
     """
     share = shares(wants, maximum)

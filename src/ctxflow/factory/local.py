@@ -123,7 +123,7 @@ class LocalProvider:
         """Return what happened since the last call, in order."""
         with self._lock:
             for job in list(self._jobs.values()):
-                self._look_after(job)
+                self._advance(job)
             news, self._news = self._news, []
             return news
 
@@ -169,7 +169,7 @@ class LocalProvider:
                 its.kill_at = self._clock() + grace
                 its.process.terminate()
 
-    def _look_after(self, job: _Job) -> None:
+    def _advance(self, job: _Job) -> None:
         if job.process is None:
             if self._clock() >= job.again_at:
                 try:

@@ -37,7 +37,7 @@ from ctxflow.factory.parsl_script import (
     worker_script,
     write_script,
 )
-from ctxflow.factory.parsl_systems import EXCLUDES, OnePod, ParslIntercept, kept_from, word_of
+from ctxflow.factory.parsl_systems import EXCLUDES, OnePod, ParslIntercept, kept_from, report_of
 from ctxflow.factory.provider import FoundJob, JobChange, PoolSurvey, ProviderError, WorkerJob, tail
 
 _READ_SECONDS, _TURN_SECONDS = 0.9, (8.0, 16.0)  # How often the events of a job that works are read, at most and else.
@@ -101,7 +101,7 @@ class ParslProvider:
         self._ended: dict[str, SubmittedJob] = {}
         self._news: list[JobChange] = []
         self._tiers: set[str] = set()
-        self._beat_at = self._read_at = float("-inf")
+        self._mark_at = self._read_at = float("-inf")
         self._pace = PollPace()
         parsl.nodes_per_block = 1
         if self._label == "slurm" and "--comment" not in (given := str(parsl.scheduler_options or "")):
@@ -117,7 +117,7 @@ class ParslProvider:
         self._directory = os.path.abspath(directory)
         check_directory(self._directory, self._label, getattr(self._parsl, "persistent_volumes", ()))
         self._parsl.script_dir = self._directory
-        self._beat()
+        self._mark_alive()
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
         """Submit jobs that are all alike, and return the ids of those that the batch system takes.
@@ -125,7 +125,7 @@ class ParslProvider:
         :raises ProviderError: if it takes none.
         """
         ids: list[str] = []
-        self._beat()
+        self._mark_alive()
         self._tiers.add(job.tier)
         for _ in range(count):
             try:
@@ -161,10 +161,10 @@ class ParslProvider:
         places = JobPaths(directory, "job-ID")
         own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
         submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
-        theirs = self._elsewhere(functools.partial(self._intercept.rehearsal, submit))
+        theirs = self._with_temporary_scripts(functools.partial(self._intercept.rehearsal, submit))
         return f"# {counted(count, 'time')}, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
 
-    def _elsewhere(self, call: Callable[[], str]) -> str:
+    def _with_temporary_scripts(self, call: Callable[[], str]) -> str:
         """Call Parsl with a temporary script directory."""
         before = getattr(self._parsl, "script_dir", None)
         with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
@@ -204,10 +204,10 @@ class ParslProvider:
 
     def changes(self) -> list[JobChange]:
         """Return what happened since the last call, in order."""
-        self._beat()
+        self._mark_alive()
         self._read_due()
         if self._jobs and self._clock() >= self._pace.next_at:
-            self._ask()
+            self._query()
         news, self._news = self._news, []
         return news
 
@@ -234,7 +234,7 @@ class ParslProvider:
             return PoolSurvey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
         parsl = self._parsl
         submit = functools.partial(parsl.submit, "true", 1, self._name(job))
-        trial = self._elsewhere(functools.partial(self._intercept.trial, submit))
+        trial = self._with_temporary_scripts(functools.partial(self._intercept.trial, submit))
         self.queries += 1
         gres, constraint = getattr(parsl, "gres", None), getattr(parsl, "constraint", None)
         return slurm.survey(self._intercept.run, trial, job, parsl.partition, gres, constraint)
@@ -254,13 +254,13 @@ class ParslProvider:
         try:
             self._read_events()
             self.remove(list(self._jobs))
-            self._scancel(self._untold())
-            while (self._jobs or self._untold()) and self._clock() < deadline:
+            self._scancel(self._unanswered())
+            while (self._jobs or self._unanswered()) and self._clock() < deadline:
                 time.sleep(pause)
                 pause = min(2.0, pause * 1.5)
                 self._read_events()
                 if self._jobs:
-                    self._ask()
+                    self._query()
         except ProviderError as error:
             left = " ".join(str(job.native) for job in self._jobs.values())
             raise ProviderError(f"{error}; later, cancel the jobs {left}") from None
@@ -289,33 +289,33 @@ class ParslProvider:
         if not whole:
             return
         for line in whole.decode(errors="replace").splitlines():
-            self._tell(job, job.story.heard(line))
+            self._record(job, job.story.on_event(line))
         job.ended_at = self._clock() if job.story.status is not None else None
         if not whole.startswith(b"began"):
             self._pace.hurry(self._clock(), SHORTEST_PAUSE)  # The batch system knows why.
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         """Query the batch system for all jobs, after their own events were read."""
         now = self._clock()
         for job in list(self._jobs.values()):
             if now - job.read_at >= _READ_SECONDS:
                 self._read(job)
         told = len(self._news)
-        self._pace.asked(now)
-        words = self._slurm_words() if self._label == "slurm" else self._parsl_words()
+        self._pace.queried(now)
+        reports = self._slurm_reports() if self._label == "slurm" else self._parsl_reports()
         for job in list(self._jobs.values()):
-            word = words.get(job.story.job)
-            if word is not None and word.state == "ended":
-                self._read(job)  # What it told last.
-            if word is not None:
-                if word.state == "held" or (word.state == "queued" and self._label == "slurm"):
+            report = reports.get(job.story.job)
+            if report is not None and report.state == "ended":
+                self._read(job)  # Its last events.
+            if report is not None:
+                if report.state == "held" or (report.state == "queued" and self._label == "slurm"):
                     job.ended_at = None  # Its script has ended, and it waits to run again.
-                self._tell(job, job.story.told(word))
-        self._bury()
+                self._record(job, job.story.on_report(report))
+        self._end_overdue()
         settling = any(job.ended_at is not None or job.story.removed for job in self._jobs.values())
         self._pace.answered(moved=len(self._news) > told, settling=settling)
 
-    def _bury(self) -> None:
+    def _end_overdue(self) -> None:
         """End jobs whose script has ended long ago, though the batch system does not notice."""
         wait = 0.0 if self._label == "kubernetes" else _SETTLE_SECONDS  # There, pods that ended stay.
         limit = self._clock() - wait
@@ -323,9 +323,9 @@ class ParslProvider:
         if over:
             self._cancel(over)
         for job in over:
-            self._tell(job, job.story.end("its script has ended"))
+            self._record(job, job.story.end("its script has ended"))
 
-    def _tell(self, job: SubmittedJob, news: list[JobChange]) -> None:
+    def _record(self, job: SubmittedJob, news: list[JobChange]) -> None:
         self._news += news
         if job.story.state == "ended" and job.story.job in self._jobs:
             self._ended[job.story.job] = self._jobs.pop(job.story.job)
@@ -334,26 +334,26 @@ class ParslProvider:
             with contextlib.suppress(OSError):
                 os.unlink(job.places.script)  # It may hold secrets, among its variables.
 
-    def _slurm_words(self) -> Mapping[str, JobReport]:
+    def _slurm_reports(self) -> Mapping[str, JobReport]:
         lines = self._squeue()
         unknown = JobReport("ended", "Slurm knows it no more")
-        return {name: lines[job.native].word if job.native in lines else unknown for name, job in self._jobs.items()}
+        return {name: lines[job.native].report if job.native in lines else unknown for name, job in self._jobs.items()}
 
-    def _parsl_words(self) -> Mapping[str, JobReport]:
+    def _parsl_reports(self) -> Mapping[str, JobReport]:
         self.queries += 1
         natives = [job.native for job in self._jobs.values()]
         found = self._intercept.called("does not say how its jobs are", self._parsl.status, natives)
-        words = {name: word_of(status, self._label) for name, status in zip(self._jobs, found, strict=True)}
-        return {name: word for name, word in words.items() if word is not None}
+        reports = {name: report_of(status, self._label) for name, status in zip(self._jobs, found, strict=True)}
+        return {name: report for name, report in reports.items() if report is not None}
 
-    # --- what the batch system is told and asked
+    # --- commands and queries
 
     def _cancel(self, jobs: Sequence[SubmittedJob]) -> None:
         done = self._intercept.called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
         if not all(done or ()) and not _GONE.search(said := self._intercept.complaint()):
             raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
 
-    def _untold(self) -> list[str]:
+    def _unanswered(self) -> list[str]:
         """Return jobs of this provider whose submission was never answered, where they can be found."""
         if self._label != "slurm" or not self._tiers:
             return []
@@ -362,7 +362,7 @@ class ParslProvider:
         return [
             line.id
             for line in self._squeue().values()
-            if line.name.startswith(names) and line.word.state != "ended" and line.id not in known
+            if line.name.startswith(names) and line.report.state != "ended" and line.id not in known
         ]
 
     def _scancel(self, ids: Sequence[str]) -> None:
@@ -376,10 +376,10 @@ class ParslProvider:
         self.queries += 1
         return slurm.squeue(self._intercept.run, getattr(self._parsl, "clusters", None))
 
-    def _beat(self) -> None:
+    def _mark_alive(self) -> None:
         """Mark the directory, so that jobs that begin know that their driver lives."""
         now = self._clock()
-        if now < self._beat_at:
+        if now < self._mark_at:
             return
         mark_seen(self._directory)
-        self._beat_at = now + self._lease / 6
+        self._mark_at = now + self._lease / 6

@@ -171,9 +171,10 @@ class JobStory:
     :ivar removed: whether we ended it: then only its end is news.
 
     >>> story = JobStory("12")
-    >>> [change.state for line in ("began n1", "notice TERM", "ended 143", "began n2") for change in story.heard(line)]
+    >>> lines = ("began n1", "notice TERM", "ended 143", "began n2")
+    >>> [change.state for line in lines for change in story.on_event(line)]
     ['running', 'evicted', 'running']
-    >>> [change.state for change in story.told(JobReport("ended", "Slurm says NODE_FAIL", taken=True))]
+    >>> [change.state for change in story.on_report(JobReport("ended", "Slurm says NODE_FAIL", taken=True))]
     ['evicted', 'ended']
     """
 
@@ -181,53 +182,53 @@ class JobStory:
     state: JobState = "queued"
     removed: bool = False
     status: int | None = None
-    _noticed: str = ""
+    _notice: str = ""
     _begun: int = 0
     _restarts: int = 0
-    _ahead: bool = False  # The batch system said that it runs before the script did.
-    _unheard: bool = False  # It was said to run, and its script has not begun.
+    _ahead: bool = False  # The batch system reported that it runs before the script did.
+    _unconfirmed: bool = False  # It was reported to run, and its script has not begun.
     _doubted: bool = False
 
     @property
     def works(self) -> bool:
-        """Whether it runs, and nothing says that it will end."""
-        return self.state == "running" and not self._noticed and self.status is None and not self.removed
+        """Whether it runs, and nothing announces its end."""
+        return self.state == "running" and not self._notice and self.status is None and not self.removed
 
-    def heard(self, line: str) -> list[JobChange]:
+    def on_event(self, line: str) -> list[JobChange]:
         """Return the changes that an event of the script means."""
         kind, _, rest = line.partition(" ")
         if kind == "began":
             news = [] if self._ahead else self._evicted("it began anew")
             self._begun += 1
-            self.status, self._noticed, self._ahead, self._unheard = None, "", False, False
+            self.status, self._notice, self._ahead, self._unconfirmed = None, "", False, False
             return [*news, *self._become("running", host=rest)]
         if kind == "notice":
-            self._noticed = rest
+            self._notice = rest
             return self._evicted("the batch system ended it") if rest == "TERM" else []
         if kind == "ended" and rest.isdigit():
             self.status = int(rest)
-            return self._evicted(f"the batch system gave notice (SIG{self._noticed})") if self._noticed else []
+            return self._evicted(f"the batch system gave notice (SIG{self._notice})") if self._notice else []
         return []
 
-    def told(self, word: JobReport) -> list[JobChange]:
+    def on_report(self, report: JobReport) -> list[JobChange]:
         """Return the changes that a report of the batch system means, after all events so far were read."""
-        if word.state == "ended":
-            taken = self._evicted(word.reason) if word.taken else []
-            return [*taken, *self.end(word.reason)]
-        if word.state == "evicted":
-            return self._evicted(word.reason)
-        if word.state == "held":
-            by_hand = bool(_BY_HAND.search(word.reason))
-            evicted, held = self._evicted(word.reason), self._become("held", word.reason)
+        if report.state == "ended":
+            taken = self._evicted(report.reason) if report.taken else []
+            return [*taken, *self.end(report.reason)]
+        if report.state == "evicted":
+            return self._evicted(report.reason)
+        if report.state == "held":
+            by_hand = bool(_BY_HAND.search(report.reason))
+            evicted, held = self._evicted(report.reason), self._become("held", report.reason)
             return [*evicted, *(dataclasses.replace(each, by_hand=by_hand) for each in held)]
-        news = self._evicted(word.reason or "it was queued again") if self._has_restarted(word) else []
-        if word.state == "running" and self.state != "running" and self.status is None and not self._noticed:
-            if word.host is not None or self._unheard:  # Else the script will say where.
-                news += self._become("running", host=word.host)
+        news = self._evicted(report.reason or "it was queued again") if self._has_restarted(report) else []
+        if report.state == "running" and self.state != "running" and self.status is None and not self._notice:
+            if report.host is not None or self._unconfirmed:  # Else the script will report where.
+                news += self._become("running", host=report.host)
                 self._ahead = True
-            self._unheard = True
-        if word.state == "queued" and self.state == "held":
-            return self._become("queued", word.reason)
+            self._unconfirmed = True
+        if report.state == "queued" and self.state == "held":
+            return self._become("queued", report.reason)
         return news
 
     def end(self, reason: str) -> list[JobChange]:
@@ -238,13 +239,13 @@ class JobStory:
         how = f"it ended with status {self.status}" if self.status is not None else reason
         return self._become("ended", GIVEN_BACK if removed else reason if self.state == "evicted" else how)
 
-    def _has_restarted(self, word: JobReport) -> bool:
+    def _has_restarted(self, report: JobReport) -> bool:
         """Return whether it was put back into the queue since it began."""
-        if word.restarts is not None:
-            before, self._restarts = self._restarts, word.restarts
-            return word.restarts > before and word.restarts >= self._begun
-        # A batch system may be slow to say that a job runs which has told so itself: only if it insists.
-        again, self._doubted = self._doubted, word.state == "queued"
+        if report.restarts is not None:
+            before, self._restarts = self._restarts, report.restarts
+            return report.restarts > before and report.restarts >= self._begun
+        # A batch system may be slow to see that a job runs: it counts only when it reports that twice.
+        again, self._doubted = self._doubted, report.state == "queued"
         return self._doubted and (again or self.status is not None)
 
     def _evicted(self, reason: str) -> list[JobChange]:
@@ -264,7 +265,7 @@ class SubmittedJob:
     native: Any  # Parsl's id.
     places: JobPaths
     story: JobStory
-    script: str  # Parsl's, if it says which; beside it the batch system writes what it has to say itself.
+    script: str  # Parsl's, if it is known; beside it are the batch system's own messages.
     read: int = 0  # Bytes of its events.
     read_at: float = float("-inf")
     ended_at: float | None = None  # When its script was seen to have ended.
@@ -298,7 +299,7 @@ class PollPace:
     _asked_at: float = float("-inf")
     _pause: float = FIRST_PAUSE
 
-    def asked(self, now: float) -> None:
+    def queried(self, now: float) -> None:
         """Record that it is queried now; if that fails, the next time is in half a minute."""
         self._asked_at, self.next_at = now, now + _LONGEST_PAUSE / 2
 

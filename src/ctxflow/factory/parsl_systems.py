@@ -1,4 +1,4 @@
-"""Parsl's execution providers: made for tiers, intercepted for what they leave out, and told which hosts to avoid."""
+"""Parsl's execution providers: made for tiers, intercepted for what they leave out, and kept from hosts."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ _STATES: dict[ParslState, JobState] = {
 
 
 class ParslIntercept:
-    """Intercept what Parsl tells the batch system, and what that answers: Parsl's own messages leave it out.
+    """Intercept Parsl's commands to the batch system, and the answers, which Parsl's own messages leave out.
 
     :ivar script: the script that was submitted last.
     """
@@ -186,9 +186,9 @@ class ParslIntercept:
         self._trying = self._muted = False
         self._plain = getattr(parsl, "execute_wait", None)
         if self._plain is not None:
-            parsl.execute_wait = self._heard
+            parsl.execute_wait = self._execute
 
-    def _heard(self, command: str, timeout: float | None = None) -> tuple[int, str, str]:
+    def _execute(self, command: str, timeout: float | None = None) -> tuple[int, str, str]:
         if command.startswith(("sbatch ", "qsub ", "bsub ")):
             self.script = command.rsplit(maxsplit=1)[-1]
         if self._muted:
@@ -200,7 +200,7 @@ class ParslIntercept:
         return self._answer
 
     def complaint(self) -> str:
-        """Return what the batch system said last, "" if nothing."""
+        """Return the batch system's last message, "" if there is none."""
         return sentence(self._answer[2] or self._answer[1])
 
     def called(self, what: str, call: Callable[..., Any], *words: Any) -> Any:
@@ -217,7 +217,7 @@ class ParslIntercept:
 
     def run(self, command: str) -> str:
         """Return what a command of the batch system writes."""
-        status, output, _ = self.called("does not answer", self._heard, command)
+        status, output, _ = self.called("does not answer", self._execute, command)
         if status != 0:
             raise ProviderError(f"{self._label} does not answer: {self.complaint() or f'status {status}'}")
         return str(output)
@@ -276,10 +276,10 @@ class OnePod:
         return getattr(self._client, name)
 
 
-def word_of(status: JobStatus, label: str) -> JobReport | None:
+def report_of(status: JobStatus, label: str) -> JobReport | None:
     """Return what Parsl reports of a job, None if it does not know.
 
-    >>> word_of(JobStatus(ParslState.TIMEOUT), "pbspro")
+    >>> report_of(JobStatus(ParslState.TIMEOUT), "pbspro")
     JobReport(state='ended', reason='pbspro says TIMEOUT', taken=True, host=None, restarts=None)
     """
     state = _STATES.get(status.state)
@@ -328,7 +328,7 @@ EXCLUDES: Mapping[str, Callable[[str, Sequence[str]], str] | None] = {
     "grid_engine": grid_engine_options,
     "kubernetes": None,
 }
-"""Who can be told, by the label of Parsl's provider, and with which change of its `scheduler_options`."""
+"""The providers of Parsl, by label, that can exclude hosts, and by which change of their `scheduler_options`."""
 
 
 @contextlib.contextmanager

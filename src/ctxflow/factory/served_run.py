@@ -29,8 +29,8 @@ class _ServedTier:
         self.granted = granted
         self.acquirer = acquirer
         self.running: dict[str, bool] = {}  # Jobs that run, the oldest first -> whether their workers joined.
-        self.reason = ""  # As the run was told last why it lacks workers.
-        self.maximum: int | None = None  # As the run was told last.
+        self.reason = ""  # Why the run lacks workers, as reported to it last.
+        self.maximum: int | None = None  # As reported to the run last.
         self.renewing = False  # Until the jobs that wait as the tier was before are gone.
 
 
@@ -157,7 +157,7 @@ class ServedRun:
         # Until it is known what there is, nothing is asked for.
         lent.acquirer.hold(tier, 0 if lent.renewing or not lent.granted.settled else lent.granted.allowed)
 
-    def give(self, tier: str, count: int) -> None:
+    def reclaim(self, tier: str, count: int) -> None:
         """Take running workers from the run: first those that have not joined, then the youngest."""
         lent = self._tiers[tier]
         youngest = list(lent.running)[::-1]
@@ -167,16 +167,16 @@ class ServedRun:
             lent.running.pop(job)
             lent.acquirer.remove(tier, job)
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Pass on what the run wants, and what its acquirers report."""
         self._files.retry()
         wishes = self._files.read()
         if wishes is not None:
             self.wishes = wishes
-            self._obey()
+            self._apply_wishes()
         for tier, lent in self._tiers.items():
             for _, change in lent.acquirer.take():
-                self._note(tier, lent, change)
+                self._record(tier, lent, change)
                 if not lent.granted.is_old_news(change):
                     self._files.tell(tier, change)
             reason = lent.acquirer.reasons()[tier]
@@ -190,7 +190,7 @@ class ServedRun:
                 self._failure = failure
                 self._files.fail(failure)
 
-    def _obey(self) -> None:
+    def _apply_wishes(self) -> None:
         wishes = self.wishes
         for tier, joins in wishes.joined.items():
             for job, number in joins.items():
@@ -219,11 +219,11 @@ class ServedRun:
         if job in lent.running:
             lent.running[job] = True
 
-    def _note(self, tier: str, lent: _ServedTier, change: JobChange) -> None:
+    def _record(self, tier: str, lent: _ServedTier, change: JobChange) -> None:
         key, number = (tier, change.job), self.wishes.joined.get(tier, {}).get(change.job)
         if change.state == "running":
             lent.running[change.job] = False
-            # It joined before the batch system told that it runs, or before this factory began.
+            # It joined before the batch system reported that it runs, or before this factory started.
             if number is not None and number != self._past.get(key):
                 self._join(tier, change.job)
         else:
@@ -242,7 +242,7 @@ class ServedRun:
             for tier, lent in list(self._tiers.items())
         }
 
-    def take_leave(self) -> None:
+    def report_end(self) -> None:
         """Report to a run that goes on that its workers are evicted."""
         for tier, lent in self._tiers.items():
             for job in lent.running:
@@ -293,13 +293,13 @@ class GrantedProvider:
         self._lock = lock
         self._found = found
         self._clock = clock
-        self._jobs: set[str] = set()  # Those that the batch system has, and was not told to end.
+        self._jobs: set[str] = set()  # Those that the batch system has, and that are not being removed.
         self._asking = 0  # How many more are being asked for.
         # Jobs taken over -> their state, None if the queue has no such job.
         self._taken: dict[str, JobState | None] = {}
         self._offered: list[str] = []  # Those of them that `submit` has still to return.
         self._news: list[JobChange] = []
-        self._old_news: set[str] = set()  # Jobs taken over that are only now said to run.
+        self._old_news: set[str] = set()  # Jobs taken over that are only now reported as running.
         self._find_at = 0.0
         # These are the provider's own.
         self.start, self.survey, self.last_words = provider.start, provider.survey, provider.last_words

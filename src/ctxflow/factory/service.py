@@ -24,7 +24,7 @@ from ctxflow.factory.limits import (
     maximum_of,
     shares,
     standing,
-    to_give,
+    to_reclaim,
     total,
 )
 from ctxflow.factory.provider import ProviderError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.25  # How often what runs want is looked at: a few files' dates.
 _RUNS_SECONDS = 1.0
 _AGAIN_SECONDS = 60.0
-_LIMITS_SECONDS = 30.0  # How often runs hear what is used of limits, while none is reached.
+_LIMITS_SECONDS = 30.0  # How often what is used of limits is reported to runs, while none is reached.
 _STATES = ("queued", "running", "joined", "evicted", "held")
 
 
@@ -55,7 +55,7 @@ class _Reported:
 
 
 class Service:
-    """Serve runs until told to stop.
+    """Serve runs until `stop`.
 
     :param read: reads the site file again.
     :param say: records decisions; called from several threads.
@@ -75,7 +75,7 @@ class Service:
         self._serving: dict[str, ServedRun] = {}
         self._ending: dict[str, tuple[ServedRun, threading.Thread]] = {}
         self._reported: dict[str, _Reported] = {}
-        self._strangers: set[str] = set()
+        self._foreign: set[str] = set()
         self._troubles: dict[tuple[str, str], float] = {}  # Run and tier -> when it is tried again.
         self._runs_at = 0.0
         self._limits = FactoryLimits(self.site.name, lambda sentence: self._say("", "", sentence))
@@ -142,7 +142,7 @@ class Service:
                 self._runs_at = time.monotonic() + _RUNS_SECONDS
                 self._find_runs()
             for run in self._serving.values():
-                run.hear()
+                run.poll()
             self._look_at_limits()
             for tier in {tier for run in self._serving.values() for tier in run.offers()}:
                 self._share(tier)
@@ -154,7 +154,7 @@ class Service:
         self._end()
 
     def _look_at_limits(self) -> None:
-        """Check the limits over all runs, and tell the runs how they stand."""
+        """Check the limits over all runs, and report them to the runs."""
         with self._counting:
             each = [*self._serving.values(), *(run for run, _ in self._ending.values())]
             spent = total([self._spent, *(run.spent() for run in each)])
@@ -192,26 +192,26 @@ class Service:
     def _find_runs(self) -> None:
         alive = {run.id: run for run in live_runs() if run.acquire == "factory"}
         for name in [name for name, its in self._serving.items() if name not in alive and is_over(its.run)]:
-            self._leave(name)
+            self._end_run(name)
         for name, (served, thread) in list(self._ending.items()):
             if not thread.is_alive():
-                self._close(name, served)
+                self._forget(name, served)
         for run in reversed(alive.values()):  # The oldest first.
             if run.id in self._serving:
                 self._lend(self._serving[run.id])
             elif run.id not in self._ending:
-                self._meet(run)
-        self._strangers &= set(alive)
+                self._serve(run)
+        self._foreign &= set(alive)
 
-    def _meet(self, run: PublishedRun) -> None:
-        """Serve a run, if it is one of this site's, as soon as it says what it wants."""
+    def _serve(self, run: PublishedRun) -> None:
+        """Serve a run, if it is one of this site's, as soon as its wishes are there."""
         files = RunFiles(run.id)
         wishes = files.read()
         if wishes is None:
             return
         if wishes.site != self.site.name:
-            if run.id not in self._strangers:
-                self._strangers.add(run.id)
+            if run.id not in self._foreign:
+                self._foreign.add(run.id)
                 self._say("", run.id, f'it wants workers of the site "{wishes.site}": another factory is to serve it')
             return
         served = ServedRun(run, wishes, files, self._lock, self._say, self._wake)
@@ -249,9 +249,9 @@ class Service:
         for run in runs.values():
             run.hold(name)
         running = {each: run.running(name) for each, run in runs.items()}
-        for each, count in to_give(wants, held | leaving, running, maximum).items():
+        for each, count in to_reclaim(wants, held | leaving, running, maximum).items():
             if count:
-                runs[each].give(name, count)
+                runs[each].reclaim(name, count)
                 self._say(name, each, f"gives {count} running workers to runs that have less than their share")
         self._say_shares(name, wants, maximum)
 
@@ -266,7 +266,7 @@ class Service:
                 less = f", and gets {its}: {sharing} {maximum}" if its < want else ""
                 self._say(name, run, f"wants {want}{less}")
 
-    def _leave(self, name: str) -> None:
+    def _end_run(self, name: str) -> None:
         """End a run's jobs, while others are served."""
         served = self._serving[name]
         self._say("", name, "it is over: its jobs are ended")
@@ -276,7 +276,7 @@ class Service:
             del self._serving[name]
             self._ending[name] = served, thread
 
-    def _close(self, name: str, served: ServedRun) -> None:
+    def _forget(self, name: str, served: ServedRun) -> None:
         with self._counting:
             del self._ending[name]
             for tier, counts in served.counts().items():
@@ -291,7 +291,7 @@ class Service:
             jobs = sum(run.held(tier) for run in self._serving.values() for tier in run.offers())
         self._say("", "", f"ends, and gives back {counted(jobs, 'job')} of {counted(len(self._serving), 'run')}")
         for run in self._serving.values():
-            run.take_leave()
+            run.report_end()
         threads = [threading.Thread(target=run.end, daemon=True) for run in self._serving.values()]
         for thread in threads:
             thread.start()

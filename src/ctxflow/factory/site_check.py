@@ -166,7 +166,7 @@ def _is_ours(address: str) -> bool:
             except OSError:
                 continue
             return True
-    return not _resolved(address)  # What cannot be resolved is told already.
+    return not _resolved(address)  # What cannot be resolved is reported already.
 
 
 def _resolved(address: str) -> list[tuple[int, int, int, str, tuple[str, int]]]:
@@ -203,7 +203,7 @@ def own_address() -> str:
 SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 _MOST_BYTES = 4096
-_SAY_SECONDS = 5.0  # How long one that connects may take to say what it found.
+_SAY_SECONDS = 5.0  # How long a connection may take to send what it found.
 _MOST_LINES = 100
 
 
@@ -253,7 +253,7 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         os.makedirs(folder, mode=0o700)
         last.callback(shutil.rmtree, folder, ignore_errors=True)
         listener = last.enter_context(_listening(site))
-        ear = last.enter_context(_Ear(listener, key.encode()))
+        connections = last.enter_context(_Connections(listener, key.encode()))
         secret = os.path.join(folder, "secret")
         write_private(secret, key)
         program = shutil.copy(program_main.__file__, folder)
@@ -267,13 +267,13 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         [name] = lends.submit(job, 1)
         news: list[JobChange] = []
         while time.monotonic() < begun + limit:
-            facts = ear.listen(_LOOK_SECONDS)
+            facts = connections.listen(_LOOK_SECONDS)
             if facts is not None:
                 return _judged(tier, facts, time.monotonic() - begun)
             news += lends.changes()
             if any(change.state == "ended" for change in news):
                 # It may have connected a moment before it ended.
-                facts = ear.listen(_LOOK_SECONDS)
+                facts = connections.listen(_LOOK_SECONDS)
                 return _judged(tier, facts, time.monotonic() - begun) if facts else _ended(tier, name, lends, news)
         return _late(tier, name, lends, news, limit)
     raise AssertionError  # Nothing above lets an exception end silently.
@@ -290,17 +290,17 @@ def _listening(site: Site) -> socket.socket:
     raise failure
 
 
-class _Ear:
+class _Connections:
     """Read from all who connect at the same time, so that one without the key does not block a probe."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener, self._key = listener, key
-        self._lines: dict[socket.socket, tuple[float, bytes]] = {}  # Until when it may speak, and what it has said.
+        self._lines: dict[socket.socket, tuple[float, bytes]] = {}  # Its deadline, and what it has sent.
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> _Ear:
+    def __enter__(self) -> _Connections:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -309,13 +309,13 @@ class _Ear:
         self._selector.close()
 
     def listen(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return what a probe says within so many seconds; None if none has said it."""
+        """Return what a probe reports within so many seconds, None if none does."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif (found := self._hear(key.fileobj)) is not None:  # type: ignore[arg-type]
+                elif (found := self._read(key.fileobj)) is not None:  # type: ignore[arg-type]
                     return found
         for line in [line for line, (by, _) in self._lines.items() if by <= until]:
             self._end(line)
@@ -332,7 +332,7 @@ class _Ear:
         if len(self._lines) > _MOST_LINES:
             self._end(next(iter(self._lines)))
 
-    def _hear(self, line: socket.socket) -> Mapping[str, Any] | None:
+    def _read(self, line: socket.socket) -> Mapping[str, Any] | None:
         if line not in self._lines:  # An earlier one of this round has ended it.
             return None
         by, told = self._lines[line]

@@ -49,7 +49,7 @@ class QueueEntry:
 
     id: str
     name: str
-    word: JobReport
+    report: JobReport
 
     @property
     def run(self) -> str | None:
@@ -63,7 +63,8 @@ def squeue(ask: Ask, clusters: str | None = None) -> dict[str, QueueEntry]:
     command = f"squeue --noheader --states=all --user={shlex.quote(getpass.getuser())}"
     rows = _rows(ask(f"{command} --Format={_format(_JOB_WIDTHS)}{_clusters(clusters)}"), _JOB_WIDTHS)
     return {
-        row["JobID"]: QueueEntry(row["JobID"], row["Name"], word_of(*(row[name] for name in _REPORTED))) for row in rows
+        row["JobID"]: QueueEntry(row["JobID"], row["Name"], report_of(*(row[name] for name in _REPORTED)))
+        for row in rows
     }
 
 
@@ -95,18 +96,18 @@ def exclude(ask: Ask, ids: Sequence[str], nodes: Sequence[str], clusters: str | 
 def found_jobs(lines: Mapping[str, QueueEntry]) -> list[FoundJob]:
     """Return the jobs that are workers of some run and have not ended."""
     return [
-        FoundJob(line.id, line.run, line.word.state, line.word.host)
+        FoundJob(line.id, line.run, line.report.state, line.report.host)
         for line in lines.values()
-        if line.run is not None and line.word.state != "ended"
+        if line.run is not None and line.report.state != "ended"
     ]
 
 
-def word_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0", nodes: str = "") -> JobReport:
+def report_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0", nodes: str = "") -> JobReport:
     """Return what a job's state means for a worker.
 
-    >>> word_of("PENDING", "JobHeldUser").state, word_of("NODE_FAIL", "None").taken
+    >>> report_of("PENDING", "JobHeldUser").state, report_of("NODE_FAIL", "None").taken
     ('held', True)
-    >>> word_of("FAILED", "NonZeroExitCode", "3:0").reason
+    >>> report_of("FAILED", "NonZeroExitCode", "3:0").reason
     'it ended with status 3'
     """
     count, host = int(restarts) if restarts.isdigit() else None, nodes or None

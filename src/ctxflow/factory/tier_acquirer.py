@@ -182,7 +182,7 @@ class TierJobs:
         return self.first if self._waiting() and now - self._moved > _STILL_SECONDS else self._most_waiting
 
     def _waiting(self) -> list[str]:
-        # A worker may have joined before the batch system says that its job runs.
+        # A worker may have joined before the batch system reports that its job runs.
         return [name for name, job in self.jobs.items() if job.state != "running" and not job.joined]
 
     def _absent(self, now: float) -> tuple[str, ...]:
@@ -227,8 +227,10 @@ class TierAcquirer:
     down: str = ""
     lost: str = ""
     has: str = ""
-    held_by: str = ""  # What is said of jobs that somebody put on hold.
-    told: dict[str, float] = dataclasses.field(default_factory=dict)  # Trouble -> when it was told.
+    held_by: str = ""  # Why jobs were put on hold by hand.
+    reported: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # Failure -> until when it is not reported again.
     places: Places = dataclasses.field(default_factory=Places)
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
     excluding: bool = False  # Whether jobs that there are have still to be kept from hosts.
@@ -247,7 +249,7 @@ class TierAcquirer:
                     return
                 self.look = False
             try:
-                self._hear()
+                self._poll()
                 self._exclude()
                 # First, so that GPUs that are given up go to no job of ours that waits.
                 self._balance()
@@ -276,13 +278,13 @@ class TierAcquirer:
             or self.places.due
         )
 
-    def _hear(self) -> None:
+    def _poll(self) -> None:
         news = []
         for change in self.provider.changes():
             now = time.monotonic()
             with self.shared.condition:
                 before = self.jobs.changed(change, now)
-                self.meter.heard(change, now)
+                self.meter.changed(change, now)
             waited = now - before.asked if before is not None and change.state == "running" else None
             news.append((self.name, dataclasses.replace(change, waited=waited)))
             if before is None:  # It was removed, or is pinned.
@@ -296,7 +298,7 @@ class TierAcquirer:
                 hold = f"job {change.job} was put on hold, and"
                 if change.by_hand:  # To ask for another would defeat that.
                     self.held_by = change.reason
-                    self._tell_trouble(f"{hold} stays so until it is released: {change.reason}")
+                    self._report(f"{hold} stays so until it is released: {change.reason}")
                 else:
                     self.give_up([change.job])
                     self._failed(f"{hold} is given up: {change.reason}")
@@ -317,17 +319,17 @@ class TierAcquirer:
         now = time.monotonic()
         with self.shared.condition:
             pause = self.jobs.failed(now)
-        if self._tell_trouble(trouble):
+        if self._report(trouble):
             self._decided(f"nothing more is asked for in the next {pause:.1f} s")
 
-    def _tell_trouble(self, trouble: str) -> bool:
+    def _report(self, trouble: str) -> bool:
         """Report a failure unless it was reported lately; return whether it was reported now."""
         # Jobs' numbers differ where the trouble is the same.
         kind = "".join(" " if letter.isdigit() else letter for letter in trouble)
         now = time.monotonic()
-        if now < self.told.get(kind, now):
+        if now < self.reported.get(kind, now):
             return False
-        self.told[kind] = now + _REMIND_SECONDS
+        self.reported[kind] = now + _REMIND_SECONDS
         self.shared.troubled(self.name, trouble)
         return True
 
@@ -386,7 +388,7 @@ class TierAcquirer:
             jobs = self.provider.submit(self.job, plan.submit)
             with self.shared.condition:
                 self.jobs.submitted(jobs, time.monotonic())
-                self.meter.asked(jobs, self.job.gpus)
+                self.meter.submitted(jobs, self.job.gpus)
                 self.down = ""
                 if len(jobs) < plan.submit:  # A factory's provider grants no more just now, or a queue takes none.
                     self.jobs.pause(time.monotonic() + _LOOK_SECONDS)
@@ -415,7 +417,7 @@ class TierAcquirer:
             jobs = self.provider.submit(job, 1)
             with self.shared.condition:
                 self.removing += self.places.submitted(pin, jobs)
-                self.meter.asked(jobs, job.gpus)
+                self.meter.submitted(jobs, job.gpus)
             self._decided(f"asked for a worker with {counted(job.gpus, 'GPU')} in a place of its own")
 
     def _explain(self) -> None:

@@ -244,7 +244,7 @@ def _away() -> set[str]:
 
 
 def _connections() -> dict[str, str]:
-    """Return the machine of each run's driver, "" where its file does not say."""
+    """Return the machine of each run's driver, "" where its file has none."""
     hosts = {}
     for path in _files():
         name, kind = os.path.splitext(os.path.basename(path))

@@ -154,8 +154,8 @@ TIER_KEYS = {"variables": "env"}
 """Keys of a site and of its tiers by the names that they had in earlier versions."""
 
 
-def told_renamed(values: Any, names: Mapping[str, str], whose: str) -> Any:
-    """Return values with old keys by their new names, each of which is told once; whatever is no mapping as it is."""
+def with_new_keys(values: Any, names: Mapping[str, str], whose: str) -> Any:
+    """Return values with old keys by their new names, and warn of each once; what is no mapping stays as it is."""
     if not isinstance(values, Mapping):
         return values
     for old in names.keys() & values.keys():
@@ -173,7 +173,7 @@ def renamed_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
 
 
 def given_keys(table: Any) -> Any:
-    """Return a model's values as somebody gave them, without defaults; whatever is no model as it is."""
+    """Return a model's values as they were given, without defaults; what is no model stays as it is."""
     if isinstance(table, pydantic.BaseModel):
         return {key: getattr(table, key) for key in type(table).model_fields if key in table.model_fields_set}
     return table

@@ -18,7 +18,7 @@ OWN_SUBMIT_KEYS = frozenset({
     "transfer_output_files", "output", "error", "stream_output", "stream_error", "log", "queue", "leave_in_queue",
     "+ctxflowrun", "+ctxflowseen", "+ctxflowexcluded", "+ctxflowsubmission",
 })  # fmt: skip
-# What a worker is told of its size must be what HTCondor is asked for.
+# The size that a worker assumes must be that of the request to HTCondor.
 _SIZE_KEYS = {
     "request_cpus": "cores", "request_memory": "memory_gb", "request_disk": "disk_gb", "request_gpus": "gpus",
 }  # fmt: skip

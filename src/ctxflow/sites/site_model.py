@@ -24,7 +24,7 @@ from ctxflow.sites.engine_kinds import (
     engine_kind,
     key,
     relocated,
-    told_renamed,
+    with_new_keys,
 )
 
 _CONDOR_DISK_GB = 70.0
@@ -93,7 +93,7 @@ class Tier(pydantic.BaseModel):
     @classmethod
     def _renamed(cls, values: Any) -> Any:
         """Take keys by the names that they had in earlier versions."""
-        return told_renamed(values, TIER_KEYS, "a tier")
+        return with_new_keys(values, TIER_KEYS, "a tier")
 
     @property
     def memory(self) -> int:
@@ -148,7 +148,7 @@ class Region(pydantic.BaseModel):
 
 
 def region_of(regions: Sequence[Region], home: str, tier: str, host: str = "", told: str | None = None) -> str:
-    """Return a worker's region: the one that it tells itself, else by its machine's name, else by its tier, else home.
+    """Return a worker's region: the one that it reports, else by its machine's name, else by its tier, else home.
 
     :param told: what the worker's environment has as `CTXFLOW_REGION`; a name that no region has does not count.
 
@@ -314,7 +314,7 @@ class Site(pydantic.BaseModel):
         """Take an engine's keys also beside the others, as earlier versions did."""
         if not isinstance(values, Mapping):
             return values
-        values, moved = relocated(told_renamed(values, SITE_KEYS, "a site"))
+        values, moved = relocated(with_new_keys(values, SITE_KEYS, "a site"))
         for table, keys in moved.items():
             inner = ", ".join(f"{key!r}: ..." for key in keys)
             text = f"{' and '.join(keys)} of a site: write Site({table}={{{inner}}})"

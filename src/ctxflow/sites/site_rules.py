@@ -71,7 +71,7 @@ def _machines(site: Site) -> Iterator[FileProblem]:
 
 
 def _limits(site: Site) -> Iterator[FileProblem]:
-    """Yield limits that nobody would count."""
+    """Yield limits that nothing would count."""
     priced = any(tier.price is not None for tier in site.tiers)
     for scope in ("run", "factory", "user"):
         for measure in ("gpu_hours", "cost"):
