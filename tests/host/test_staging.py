@@ -71,7 +71,7 @@ def test_nothing_half_made_is_left(tmp_path, model, source, monkeypatch):
         next(copies, None)
         raise OSError(28, "No space left on device", target)
 
-    monkeypatch.setattr(local_files, "_link_or_copy", copy)
+    monkeypatch.setattr(local_files, "link_or_copy", copy)
     cache = tmp_path / "cache"
     with pytest.raises(OSError, match=r"No space left|missing"):
         stage(str(tmp_path / source), "dd", str(cache))

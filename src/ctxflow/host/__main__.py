@@ -18,10 +18,9 @@ from ctxflow.host.wire import Channel, pack
 
 
 def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
-    """Serve until the driver closes the connection or is gone.
+    """Serve until the driver (the parent process) closes the connection or is gone.
 
     :param scratch: the worker's directory, in one that is the run's.
-    :param driver: the driver's process, our parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
@@ -29,7 +28,7 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     selector = selectors.DefaultSelector()
     os.makedirs(scratch, exist_ok=True)
     # A process that the driver forked may hold the connection open for longer than the driver lives; and the
-    # system's notice of a parent's death is one of its thread's.
+    # kernel's notice of a parent's death is one of its thread's.
     driver_ended = os.pidfd_open(driver)
     selector.register(driver_ended, selectors.EVENT_READ, lambda: None)
 
@@ -60,7 +59,7 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
         watch_writes()
 
     def noticed() -> None:
-        host.give_notice()  # First, so that whoever hears of the notice can rely on it.
+        host.give_notice()  # First, so that the driver, which is told next, can rely on it.
         emit(NoticeGiven())
 
     adopt_orphans()

@@ -1,13 +1,13 @@
 """What surrounds a call in a library process: where it runs, its files, being interrupted, and its output.
 
-A call runs in one directory with all others, or in a folder of its own (`BuildContext` says which). Its input files are
-copies, of what came with the message that brought the call or of what is at a web address; outputs are sent to the
-driver from where they are put. A call that nobody waits for is interrupted, so that its library process, and what that
-has built, stays. Running calls is in library.py.
+A call runs in one directory with all others, or in a folder of its own (`BuildContext` says which), with copies of its
+input files; outputs are sent to the driver from where they are put. A call that nobody waits for is interrupted, so
+that its library process, and what that has built, stays.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import importlib
 import mmap
@@ -34,10 +34,7 @@ class InPlace:
         self.folder = directory
 
     def enter(self) -> None:
-        """Begin a call, or a context's build, there, wherever the one before has gone.
-
-        :raises OSError: if the directory cannot be entered, with what to do.
-        """
+        """Begin a call, or a context's build, there, wherever the one before has gone."""
         try:
             if os.getcwd() == self.folder:
                 return
@@ -57,7 +54,7 @@ class InPlace:
         return []
 
     def hint(self, error: BaseException) -> str:
-        """Return what to say beside an error of a call or a build: nothing, paths are those of the user's programs."""
+        """Return what to add to an error of a call or a build: nothing, since paths are as in the user's programs."""
         return ""
 
     def leave(self) -> None:
@@ -76,10 +73,7 @@ class FolderEach:
         self._made = 0
 
     def enter(self) -> None:
-        """Begin a call.
-
-        :raises OSError: if there is no room for its folder, with what to do.
-        """
+        """Begin a call."""
         if self.folder:
             return
         self._made += 1
@@ -96,16 +90,13 @@ class FolderEach:
         self.folder = folder
 
     def rest(self, known: Set[str]) -> list[str]:
-        """Return what a call has left in its folder, which will be removed; a folder's name ends in a slash.
-
-        :param known: names of what may go without a word.
-        """
+        """Return the names, but `known` ones, that a call has left in its folder; a folder's ends in a slash."""
         with contextlib.suppress(OSError), os.scandir(self.folder) as found:
             return sorted(entry.name + "/" * entry.is_dir() for entry in found if entry.name not in known)
         return []
 
     def hint(self, error: BaseException) -> str:
-        """Return what to say beside an error of a call or a build: why a file with a relative path is not here."""
+        """Return what to add to an error of a call or a build: why a file with a relative path is not here."""
         path = getattr(error, "filename", None)
         if not isinstance(error, FileNotFoundError) or not isinstance(path, str) or os.path.isabs(path):
             return ""
@@ -153,10 +144,7 @@ class FolderFiles:
         self._folder = folder
 
     def bring(self) -> None:
-        """Put the inputs, and the folders of the outputs, where the call will look for them.
-
-        :raises OSError: if one cannot be had, with what to do.
-        """
+        """Put the inputs, and the folders of the outputs, where the call will look for them."""
         import shutil  # Here, as below: few library processes need it, and all would start the later.
 
         for name in self._names:
@@ -168,19 +156,16 @@ class FolderFiles:
                 shutil.copy(os.path.join(self._sandbox, source), self._path(name))
 
     def take(self, failed: bool) -> dict[str, int]:
-        """Take the outputs away; gives the size of each that there is, by its name in `sandbox`.
+        """Take the outputs away (of a failed call, only what it printed); return their sizes by name in `sandbox`.
 
-        :param failed: whether the call has failed: then only what it printed is taken.
         :raises OSError: if one is missing that the call had to make.
         """
         import shutil
 
         sizes = {}
         for name, target, required in self._outputs:
-            if failed and required:
-                continue
             path = self._path(name)
-            if failed and not os.path.isfile(path):
+            if failed and (required or not os.path.isfile(path)):
                 continue
             if os.path.isdir(path):
                 raise IsADirectoryError(
@@ -196,7 +181,7 @@ class FolderFiles:
 
     @property
     def known(self) -> set[str]:
-        """What of the call's folder is its files', and no rest of it."""
+        """The names in the call's folder that are its inputs and outputs."""
         return {name.split(os.sep)[0] for name in self._names}
 
     def _path(self, name: str) -> str:
@@ -204,7 +189,7 @@ class FolderFiles:
 
 
 def complete(sandbox: str, outputs: Sequence[str]) -> None:
-    """See that there is a file for each output, be it empty: without one, TaskVine would give the worker up."""
+    """Make a file for each output that has none: without one, TaskVine would give the worker up."""
     for name in outputs:
         with contextlib.suppress(OSError), open(os.path.join(sandbox, name), "ab"):
             pass
@@ -302,24 +287,21 @@ class Interrupts:
         signal.signal(INTERRUPT_SIGNAL, self._heard)
 
     def begin(self, call: int) -> None:
-        """A call begins.
-
-        :raises CallInterrupted: if it is one of those.
-        """
+        """Begin a call; raise `CallInterrupted` if it is to be interrupted."""
         self._call = call
         self._running[:] = call.to_bytes(CALL_NUMBER_BYTES, "little")
         self._may = True
         self._raise_if_asked()
 
     def end(self) -> None:
-        """The call is over; it may be said more than once."""
+        """End the call; again is no error."""
         self._may = False
         self._asked.discard(self._call)
         self._call = 0
         self._running[:] = bytes(CALL_NUMBER_BYTES)
 
     def shielded(self, send: Callable[[], None]) -> None:
-        """Do something during a call that must be done wholly or not at all, such as to send a message."""
+        """Do what an interrupt must not cut in half, such as to send a message."""
         might, self._may = self._may, False
         try:
             send()
@@ -340,6 +322,32 @@ class Interrupts:
         if self._may and self._call in self._asked:
             self._may = False  # Once: what cleans up after it is not interrupted again.
             raise CallInterrupted("nobody waits for the answer of this call any more")
+
+
+def leave_notice_to_host() -> None:
+    """Ignore SIGTERM, a notice of eviction which Slurm sends to all processes of a job: the host handles it.
+
+    In processes that the user's code forks it has its default effect, from their first moment on and in system calls,
+    where a handler written in Python would not run. While Python is forking, SIGTERM is blocked: it would be lost.
+    """
+    masks: dict[int, set[int | signal.Signals]] = {}  # By thread, since each forks by itself.
+
+    def noticed(number: int, frame: FrameType | None) -> None:
+        pass
+
+    def forks() -> None:
+        masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def forked() -> None:
+        if signal.getsignal(signal.SIGTERM) is noticed:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        goes_on()
+
+    def goes_on() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(_thread.get_ident()))
+
+    signal.signal(signal.SIGTERM, noticed)
+    os.register_at_fork(before=forks, after_in_parent=goes_on, after_in_child=forked)
 
 
 class Output:

@@ -1,8 +1,7 @@
 """The context host: supervises the library processes of one worker, one for each context.
 
 It runs none of the user's code, so that nothing of the user's can take the worker down: exceptions, exits,
-crashes, floods of output and unpicklable results end in a library process, and leave here as data. What does
-not live here: deciding what to load or unload (scheduler/).
+crashes, floods of output and unpicklable results end in a library process, and leave here as data.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from ctxflow.host.linux import (
     bury_orphans,
     kill_tree,
     looks_like_the_machine,
-    none_left,
     tree_bytes,
 )
 from ctxflow.host.local_files import clear, stage, staging_message
@@ -67,6 +65,10 @@ _MEMORY_CHECK_SECONDS = 0.5
 _NEXT_SECONDS = 0.2
 _END_SECONDS = 2.0  # For all library processes together, at the host's end.
 _MOST_LOGS = 20
+
+
+def _trouble(text: str, error: Exception) -> Trouble:
+    return Trouble("exception", type(error).__name__, text, machine=looks_like_the_machine(error))
 
 
 class Host:
@@ -119,12 +121,10 @@ class Host:
 
     def _refuse(self, message: ToHost, error: Exception) -> None:
         def trouble(do: str) -> Trouble:
-            text = f"the worker cannot {do} it: {error or type(error).__name__}"
-            if none_left(error):
-                text += advice(error)
-            elif isinstance(error, OSError):
-                text += "; see that the worker's machine has disk space, memory, processes and descriptors left"
-            return Trouble("exception", type(error).__name__, text, machine=looks_like_the_machine(error))
+            text = advice(error)
+            if isinstance(error, OSError) and not text:
+                text = "; see that the worker's machine has disk space, memory, processes and descriptors left"
+            return _trouble(f"the worker cannot {do} it: {error or type(error).__name__}{text}", error)
 
         if isinstance(message, RunCall):
             self._emit(CallRaised(message.call, message.context, 0.0, trouble("call"), message.key))
@@ -148,10 +148,10 @@ class Host:
         if self._next_memory_check <= time:
             self._check_memory(time)
         if self.undead.look_at <= time:
-            self._look_after_undead(time)
+            self._check_undead(time)
 
     def give_notice(self) -> None:
-        """The worker will be taken away: calls that answer their items one by one end after the item in flight."""
+        """Have calls that answer their items one by one end after the item in flight: the worker will be evicted."""
         self._noticed = True
         for library in self._libraries.values():
             library.give_notice()
@@ -166,19 +166,16 @@ class Host:
         self.undead.wait(max(0.0, deadline - now()))
 
     def close(self) -> None:
-        """Free the host's own descriptors; nothing may be asked of it any more."""
+        """Free the host's own descriptors; it cannot be used any more."""
         os.close(self._wake_read)
         os.close(self._wake_write)
 
     def bury_orphans(self) -> None:
-        """For a host that has adopted what calls left behind: some of it has ended."""
+        """Reap what calls left behind, where this process has adopted it."""
         bury_orphans([*(library.process.pid for library in self._libraries.values()), *self.undead.pids()])
 
     def in_background(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do what takes long in a thread; what it gives is handed on by the thread that runs the selector.
-
-        :param work: must not raise.
-        """
+        """Do what takes long, and does not raise, in a thread; pass its result on in the thread of the selector."""
 
         def run() -> None:
             self._done.append(functools.partial(then, work()))
@@ -193,7 +190,7 @@ class Host:
         while self._done:
             self._done.popleft()()
 
-    # --- what it is told
+    # --- instructions
 
     def _stage(self, message: StageFiles) -> None:
         """Copy files to the cache, while the host goes on serving calls."""
@@ -203,8 +200,7 @@ class Host:
                 for source, digest in message.files.values():
                     stage(source, digest, message.cache, message.link)
             except Exception as error:
-                text, machine = staging_message(error, message.cache), looks_like_the_machine(error)
-                return StagingFailed(message.context, Trouble("exception", type(error).__name__, text, machine=machine))
+                return StagingFailed(message.context, _trouble(staging_message(error, message.cache), error))
             return FilesStaged(message.context)
 
         self.in_background(work, self._emit)
@@ -272,12 +268,12 @@ class Host:
             library.interrupt(message.call, now())
 
     def _overdue(self, message: EndOverdue) -> None:
-        """The driver still waits for a call that has timed out: the process that runs it may have stopped first."""
+        """End a process whose call has timed out: it may have stopped before it said that the call began."""
         library = self._libraries.get(message.context)
         if library is not None and library.key == message.key:
             self._fail_call(library, message.timeout)
 
-    # --- what happens
+    # --- events
 
     def _heard(self, library: LibraryProcess) -> None:
         library.channel.flush()
@@ -331,7 +327,7 @@ class Host:
         self._fail(library, "crash", "LibraryDied", cause)
 
     def _fail(self, library: LibraryProcess, kind: str, error: str, message: str) -> None:
-        """End a library process for cause, and report what that costs."""
+        """End a library process, and report its load or its calls as failed."""
         calls, was_ready, output = list(library.calls), library.ready, library.tail()
         self._remove(library.context)
         trouble = Trouble(kind, error, message, output=output)
@@ -345,26 +341,17 @@ class Host:
             library.show_where()
             message = "nobody waited for the call any more, and it went on for a second after it was interrupted"
             self._fail(library, "cancelled", "CallInterrupted", message)
-            return
-        if library.deadline > time:
-            return
-        if library.load_deadline <= time:
-            message = (
-                f"building it took longer than its load_timeout of {library.timeout:g} s: "
-                "raise that, or see in the last lines where it hangs"
-            )
+        elif library.load_deadline <= time:
             library.show_where()
-            self._fail(library, "timeout", "Timeout", message)
-        else:
+            message = f"building it took longer than its load_timeout of {library.timeout:g} s: raise that"
+            self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
+        elif library.deadline <= time:
             self._fail_call(library, library.timeout or 0.0)
 
     def _fail_call(self, library: LibraryProcess, timeout: float) -> None:
-        message = (
-            f"the call took longer than its timeout of {timeout:g} s: "
-            "raise that, make batches smaller, or see in the last lines where it hangs"
-        )
         library.show_where()
-        self._fail(library, "timeout", "Timeout", message)
+        message = f"the call took longer than its timeout of {timeout:g} s: raise that, make batches smaller"
+        self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
 
     def _check_memory(self, time: float) -> None:
         limited = [library for library in self._libraries.values() if library.memory_limit is not None]
@@ -385,7 +372,7 @@ class Host:
         return True
 
     def _remove(self, context: str, seconds: float | None = None) -> bool:
-        """End a context's library process, if there is one; what does not end at once is looked after."""
+        """End a context's library process, if there is one."""
         library = self._libraries.pop(context, None)
         if library is None:
             return False
@@ -401,10 +388,9 @@ class Host:
             self.in_background(functools.partial(clear, library.scratch), lambda cleared: None)
         return True
 
-    def _look_after_undead(self, time: float) -> None:
-        """Go on with what waits for processes that were killed; those that stay cost the worker."""
-        reason = self.undead.look(time)
-        if reason is not None:
+    def _check_undead(self, time: float) -> None:
+        """Start the loads that wait for processes that were killed; report the worker as stuck if one stays."""
+        if (reason := self.undead.look(time)) is not None:
             self._emit(WorkerStuck(reason))
         if not self.undead:
             postponed, self._postponed = self._postponed, {}

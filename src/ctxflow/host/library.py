@@ -1,15 +1,13 @@
 """The library process: builds one context, keeps it, and runs calls against it, one after the other.
 
-It is a program of its own, spawned (never forked from a process that touched CUDA), and speaks to its host over
-the socket whose descriptor it is given. Where the driver is on the same machine, calls and results go over a
-line of their own to the driver, past the host, which still hears of everything else. The user's code runs here
-and nowhere else.
+It is spawned (never forked from a process that touched CUDA), and speaks to its host over the socket whose descriptor
+it is given. Where the driver is on the same machine, calls and results go over a line of their own to the driver, past
+the host, which still gets everything else. The user's code runs here and nowhere else.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal.getsignal` makes enumerations, at each call.
-import _thread
 import contextlib
 import faulthandler
 import gc
@@ -22,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, GeneratorType
+from types import GeneratorType
 from typing import Any
 
 import cloudpickle
@@ -38,6 +36,7 @@ from ctxflow.host.call_surroundings import (
     Interrupts,
     Output,
     around_calls,
+    leave_notice_to_host,
 )
 from ctxflow.host.library_messages import (
     TO_LIBRARY,
@@ -112,11 +111,7 @@ def main(argv: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Look for garbage less often than Python does, unless the user's code says how often.
-
-    What a context imports stays: to look through it again and again is a sixth of the time that PyTorch and
-    transformers take to be imported.
-    """
+    """Collect garbage less often than Python does, which is a sixth of the time of importing PyTorch."""
     before = gc.get_threshold()
     ours = (_OBJECTS_OF_BUILD, *before[1:])
     if before[0]:
@@ -126,33 +121,6 @@ def seldom_collecting() -> Iterator[None]:
     finally:
         if gc.get_threshold() == ours:
             gc.set_threshold(*before)
-
-
-def leave_notice_to_host() -> None:
-    """Take SIGTERM for a notice of eviction, which Slurm sends to all processes of a job: the host sees to it.
-
-    In processes that the user's code forks it means what it does everywhere: also while they are in a system call,
-    before which a handler written in Python would not be run, and from their first moment on. One that is sent while
-    Python is still forking would be lost, and whoever waits for the process would wait for ever: it is kept until then.
-    """
-    masks: dict[int, set[int | signal.Signals]] = {}  # By thread, since each forks by itself.
-
-    def noticed(number: int, frame: FrameType | None) -> None:
-        pass
-
-    def forks() -> None:
-        masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def forked() -> None:
-        if signal.getsignal(signal.SIGTERM) is noticed:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        goes_on()
-
-    def goes_on() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(_thread.get_ident()))
-
-    signal.signal(signal.SIGTERM, noticed)
-    os.register_at_fork(before=forks, after_in_parent=goes_on, after_in_child=forked)
 
 
 class _Library:
@@ -194,7 +162,8 @@ class _Library:
         sys.path[:] = load.path or sys.path
         self._frozen_states = load.states
         if load.line:
-            self.line = _connect(load.line, load.key)
+            self.line = BlockingChannel(connect(load.line))
+            self._send(self.line, LineOpened(load.key))
         started = time.monotonic()
         try:
             if load.directory:
@@ -209,8 +178,8 @@ class _Library:
             self._memory = load.memory
         except BaseException as error:
             self._end_fork()
-            kind = "memory" if _is_out_of_memory(error) else "exception"
-            trouble, body = self._told(kind, error)
+            full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            trouble, body = self._trouble("memory" if full else "exception", error)
             self._send(self.host, BuildFailed(load.context, load.key, trouble, body))
             return
         self._end_fork()
@@ -221,12 +190,9 @@ class _Library:
         self._send(self.host, built)
 
     def _wait_if_too_big(self) -> None:
-        """Leave a step unanswered that took more memory than the context asks for, until the host ends the process.
-
-        States of many sessions are in it: the host would else find it too big during the step of another one.
-        """
+        """Leave a step unanswered that took too much memory, until the host ends the process for it."""
         pid, limit = os.getpid(), self._memory
-        # Its own memory is quick to read; what counts is what the host looks at, with what its children have.
+        # Its own memory is quick to read; what counts for the host includes its children's.
         if limit is not None and resident_bytes(pid) > limit and tree_bytes(pid, limit) > limit:
             time.sleep(_HOST_LOOKS_WITHIN)
 
@@ -236,23 +202,22 @@ class _Library:
 
     def _note_handlers(self) -> None:
         """Note what is done at the signals that the host sends, which a context may have changed."""
-        self._handlers = {
-            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, INTERRUPT_SIGNAL)
-        }
+        numbers = (signal.SIGINT, signal.SIGTERM, INTERRUPT_SIGNAL)
+        self._handlers = {number: signal.getsignal(number) for number in numbers}
 
     def _mend_handlers(self) -> None:
-        """Put back what a call changed of that: a process that the next call starts would ignore SIGTERM for ever."""
+        """Restore the handlers that a call changed: else a process that the next call starts might ignore SIGTERM."""
         for number, handler in self._handlers.items():
             if handler is not None and _signal.getsignal(number) != handler:
                 signal.signal(number, handler)
 
     def _end_fork(self) -> None:
-        """End a process that the user's code forked and that came back here: this is not its place."""
+        """End a process that the user's code forked and that returned here."""
         if os.getpid() != self._pid:
             os._exit(0)
 
     def _call(self, call: RunCall) -> None:
-        # The host, which enforces timeouts, hears of calls that come past it.
+        # The host enforces timeouts, also of calls that come past it.
         watched = self.line is not self.host and call.timeout
         if watched:
             self._send(self.host, CallBegan(call.call, watched))
@@ -274,10 +239,9 @@ class _Library:
                 with contextlib.suppress(OSError):  # The error that there is tells more.
                     made = files.take(failed=True)
             at = None if self._yielding is None else self._yielding.at
-            kind = "contract" if isinstance(error, BatchContractError) else "exception"
-            if isinstance(error, CallInterrupted):
-                kind = "cancelled"
-            trouble, body = self._told(kind, error)
+            contract = "contract" if isinstance(error, BatchContractError) else "exception"
+            kind = "cancelled" if isinstance(error, CallInterrupted) else contract
+            trouble, body = self._trouble(kind, error)
             seconds = time.monotonic() - started
             raised = CallRaised(call.call, call.context, seconds, trouble, at=at, made=made, body=body)
             self._send(self.host, raised)
@@ -287,19 +251,17 @@ class _Library:
             if watched:
                 self._send(self.host, CallEnded(call.call))
             if not extent and made is None and not rest:  # As nearly always.
-                told = CallFinished(call.call, seconds, body=result)
+                answer = CallFinished(call.call, seconds, body=result)
             else:
-                app = self._app if rest else ""
-                told = CallFinished(
-                    call.call, seconds, **extent, made=made, app=app, rest=rest[:_MOST_NAMES], body=result
-                )
-            self.line.send_frame(pack(told))
+                app, left = self._app if rest else "", rest[:_MOST_NAMES]
+                answer = CallFinished(call.call, seconds, **extent, made=made, app=app, rest=left, body=result)
+            self._send(self.line, answer)
         self._mend_handlers()
         self._place.leave()
         self._interrupts.end()
 
     def _run_interruptibly(self, call: RunCall, files: FolderFiles | None) -> tuple[dict[str, Any], bytes]:
-        # An interrupt may come at any point of this, before the first line and in the last one too.
+        # An interrupt may come at any point of this, also before the first line and in the last one.
         try:
             self._interrupts.begin(call.call)
             if files is not None:
@@ -309,10 +271,7 @@ class _Library:
             self._interrupts.end()
 
     def _run(self, call: RunCall) -> tuple[dict[str, Any], bytes]:
-        """Run a call.
-
-        :returns: the fields of `CallFinished` that say what the results are for, and the results.
-        """
+        """Run a call; return the fields of `CallFinished` that say what the results are for, and the results."""
         if call.style == "batch":
             columns = pickle.loads(call.body)
             lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
@@ -353,7 +312,6 @@ class _Library:
         return self._yielding.run(results, expected, function)
 
     def _leaving(self) -> bool:
-        """Return whether the worker has notice of its eviction."""
         return any(event & select.POLLIN for _, event in self._notice.poll(0))
 
     def _function(self, call: RunCall) -> Callable[..., Any]:
@@ -365,17 +323,17 @@ class _Library:
         return function if self._around is None else self._around(function)
 
     def _opened(self, name: str) -> Any:
-        """Return a function, or constants that the calls of an app have in common: made once."""
+        """Return a function, or constants that the calls of an app share; unpickled once."""
         part = self._functions[name]
         if isinstance(part, bytes):
             self._functions[name] = part = pickle.loads(part)
         return part
 
-    def _told(self, kind: str, error: BaseException) -> tuple[Trouble, bytes]:
-        """Return what is told of an error, and it itself pickled, if it can be."""
+    def _trouble(self, kind: str, error: BaseException) -> tuple[Trouble, bytes]:
+        """Return the report of an error, and the error pickled, if it can be."""
         self._output.mend()
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, (StopIteration, StopAsyncIteration)):
-            error = error.__cause__  # Python's name for one that leaves a generator, which says nothing to anybody.
+            error = error.__cause__  # Python raises RuntimeError for one that leaves a generator.
         try:
             body = cloudpickle.dumps(error)
             pickle.loads(body)  # Some exceptions pickle but do not unpickle.
@@ -386,13 +344,6 @@ class _Library:
         shown = _user_traceback(error)[-_LONGEST:] + hint
         machine = kind == "exception" and looks_like_the_machine(error)
         return Trouble(kind, type(error).__name__, text, shown, machine=machine), body
-
-
-def _connect(address: str, key: str) -> BlockingChannel:
-    """Open the line to the driver, and say whose it is."""
-    line = BlockingChannel(connect(address))
-    line.send_frame(pack(LineOpened(key)))
-    return line
 
 
 def _message(error: BaseException) -> str:
@@ -407,15 +358,11 @@ def _message(error: BaseException) -> str:
 
 
 def _user_traceback(error: BaseException) -> str:
-    """Return the traceback without the frames of this module, which tell the user nothing."""
+    """Return the traceback without ctxflow's own frames."""
     summary = traceback.TracebackException.from_exception(error)
     kept = [f for f in summary.stack if not f.filename.startswith(_OWN_FILES)]
     summary.stack = traceback.StackSummary.from_list(kept)
     return "".join(summary.format())
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _gpu_bytes() -> int | None:

@@ -14,7 +14,7 @@ from ctxflow.host.wire import Direction, Message, Trouble
 # --- to library processes
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BuildContext(Message):
     """Start a library process and build a context in it.
 
@@ -47,7 +47,7 @@ class BuildContext(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GivePart(Message):
     """Keep a function, or constants, that calls will name.
 
@@ -60,14 +60,14 @@ class GivePart(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ForgetParts(Message):
     """Forget functions and constants that no call will name. From the engine. Not answered."""
 
     names: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunCall(Message):
     """Run a function on the library process of a context.
 
@@ -108,14 +108,14 @@ ToLibrary: TypeAlias = BuildContext | GivePart | ForgetParts | RunCall
 # --- from library processes
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LineOpened(Message):
     """Say whose line a connection to the driver is: its first message. Not answered."""
 
     key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ContextBuilt(Message):
     """Answer `BuildContext`: calls may come.
 
@@ -129,7 +129,7 @@ class ContextBuilt(Message):
     gpu_memory: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BuildFailed(Message):
     """Answer `BuildContext`: there is no library process now. From the library process or its host.
 
@@ -142,7 +142,7 @@ class BuildFailed(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallBegan(Message):
     """Have the host see to the timeout of a call that came on the line to the driver, past the host. Not answered."""
 
@@ -150,14 +150,14 @@ class CallBegan(Message):
     timeout: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallEnded(Message):
     """Tell the host that such a call is over. Not answered."""
 
     call: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PartFinished(Message):
     """Bring results of a call that goes on: of `count` of its items, from its `first` on. Not answered."""
 
@@ -167,7 +167,7 @@ class PartFinished(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallFinished(Message):
     """Answer `RunCall` with its results.
 
@@ -190,7 +190,7 @@ class CallFinished(Message):
     body: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallRaised(Message):
     """Answer `RunCall` with an error: the app's, or the host's where the call could not be begun.
 

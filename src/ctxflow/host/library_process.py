@@ -1,7 +1,4 @@
-"""One library process as its host sees it: starting it, its output, its calls, its end.
-
-What does not live here: which contexts there are (context_host.py), and what runs inside (library.py).
-"""
+"""One library process as its host sees it: starting it, its output, its calls, its end. Inside: library.py."""
 
 from __future__ import annotations
 
@@ -30,6 +27,8 @@ from ctxflow.host.linux import (
 )
 from ctxflow.host.wire import Channel, pack
 
+now = time.monotonic
+"""The host's clock."""
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
@@ -92,23 +91,15 @@ class LibraryProcess:
             self._running = os.memfd_create("ctxflow-call", os.MFD_CLOEXEC)
             ours.callback(os.close, self._running)
             os.truncate(self._running, CALL_NUMBER_BYTES)
+            own = without_usage_statistics({**os.environ, **environment})
+            given = (far.fileno(), scratch, os.getpid(), self.notice, asked, self._running)
             self.process = subprocess.Popen(
-                [
-                    interpreter(),
-                    *_library(),
-                    *map(str, (far.fileno(), scratch, os.getpid(), self.notice, asked, self._running)),
-                ],
+                [interpreter(), *_library(), *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=[far.fileno(), self.notice, asked, self._running],
-                env={
-                    **without_usage_statistics({**os.environ, **environment}),
-                    **os.environ,
-                    **environment,
-                    **python_path(environment),
-                    "PYTHONUNBUFFERED": "1",
-                },
+                env={**own, **os.environ, **environment, **python_path(environment), "PYTHONUNBUFFERED": "1"},
                 cwd=scratch,
             )
             ours.callback(lambda: ended_within(self.process, _KILL_SECONDS))
@@ -145,7 +136,7 @@ class LibraryProcess:
         self.timeout = timeout
 
     def interrupt(self, call: int, now: float) -> None:
-        """Have a call that nobody waits for end, with an exception; one that has ended is none the worse for it."""
+        """Have a call that nobody waits for end with an exception, unless it has ended."""
         with contextlib.suppress(OSError):  # Of a pipe that is full, or a process that is gone.
             os.write(self._asked, call.to_bytes(CALL_NUMBER_BYTES, "little"))
             self.process.send_signal(INTERRUPT_SIGNAL)
@@ -165,14 +156,11 @@ class LibraryProcess:
 
     def read_output(self) -> None:
         """Keep what it printed: the end in memory, the first 10 MB in the log."""
-        for _ in range(64):
-            try:
-                block = os.read(self.output, 1 << 16)
-            except (BlockingIOError, OSError):
-                return
-            if not block:
-                return
-            self._keep(block)
+        with contextlib.suppress(OSError):  # There is no more.
+            for _ in range(64):
+                if not (block := os.read(self.output, 1 << 16)):
+                    return
+                self._keep(block)
 
     def _keep(self, block: bytes) -> None:
         self._tail.append(block[-_TAIL_BYTES:])
@@ -219,11 +207,8 @@ class LibraryProcess:
         gone = ended_within(self.process, seconds)
         self._close_log()
         self.channel.close()
-        os.close(self.output)
-        os.close(self.notice)
-        os.close(self._asked)
-        os.close(self._running)
-        os.close(self.death)
+        for descriptor in (self.output, self.notice, self._asked, self._running, self.death):
+            os.close(descriptor)
         return gone
 
     def cause_of_death(self) -> str:
@@ -235,10 +220,8 @@ class LibraryProcess:
             return "the library process has ended, but the system does not let go of it: see what traces it"
         status = self.process.returncode
         if status >= 0:
-            return (
-                f"the code ended its library process with exit status {status}: "
-                "raise an exception instead of calling os._exit"
-            )
+            text = f"the code ended its library process with exit status {status}"
+            return f"{text}: raise an exception instead of calling os._exit"
         return f"the library process was killed by {_signal_name(-status)}: {_ADVICE.get(-status, _FROM_OUTSIDE)}"
 
 
@@ -263,17 +246,12 @@ def interpreter() -> str:
 
 
 def _library() -> list[str]:
-    """Return what starts a library process: in the zip file, what imports its bytecode (program_main.py)."""
+    """Return the arguments that start a library process: in the zip file, by what imports its bytecode."""
     root = package_root()
     return [root, "library"] if os.path.isfile(root) else ["-m", "ctxflow.host.library"]
 
 
-def now() -> float:
-    """Return the host's clock."""
-    return time.monotonic()
-
-
-_EVERYBODY = "DO_NOT_TRACK"  # Many heed it; who turned one on would have it off by that.
+_EVERYBODY = "DO_NOT_TRACK"  # Many libraries heed it; it would turn off one that somebody has turned on.
 _OFF = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -302,7 +280,7 @@ def without_usage_statistics(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class KeptLogs:
-    """Files, or folders of them, of which so many are kept, and those of what lives.
+    """Files, or folders of them, of which the last so many are kept, and those of what lives.
 
     >>> kept = KeptLogs(2)
     >>> kept.add("/run/1", ()), kept.add("/run/2", ()), kept.add("/run/3", ["/run/1"]), kept.paths
@@ -314,10 +292,7 @@ class KeptLogs:
         self.paths: list[str] = []
 
     def add(self, path: str, living: Collection[str]) -> None:
-        """Keep another, and remove the oldest of what has ended, if there are too many.
-
-        :param living: the logs of what has not ended.
-        """
+        """Keep another, and remove the oldest that are not of `living`, if there are too many."""
         self.paths.append(path)
         ended = [each for each in self.paths[:-1] if each not in living]
         for each in ended[: max(0, len(self.paths) - self._most)]:

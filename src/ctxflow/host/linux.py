@@ -117,12 +117,8 @@ def descendants(pid: int) -> list[int]:
 def session_members(leader: int) -> list[int]:
     """Return the processes of a session that still run, as far as that can be seen."""
     found = []
-    try:
-        entries = os.listdir("/proc")
-    except OSError:  # For lack of a descriptor.
-        return []
-    for entry in entries:
-        if entry.isdigit():
+    with contextlib.suppress(OSError):  # For lack of a descriptor.
+        for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 state, _, _, session = _stat(int(entry))[:4]
                 if int(session) == leader and state != "Z":
@@ -239,10 +235,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def tree_bytes(pid: int, limit: int = 0) -> int:
-    """Return the memory in bytes of a process and its descendants.
-
-    Forked children share much with their parent: that is told apart, which takes longer, above `limit`.
-    """
+    """Return the memory in bytes of a process and its descendants; above `limit`, what they share counts once."""
     tree = [pid, *descendants(pid)]
     total = sum(map(resident_bytes, tree))
     return total if total <= limit else sum(map(proportional_bytes, tree))
@@ -269,9 +262,9 @@ def count_left() -> int:
     try:
         used = len(os.listdir("/proc/self/fd")) - 1  # Listing takes one.
     except OSError as error:
-        if none_left(error):
-            return 0
-        raise
+        if not none_left(error):
+            raise
+        return 0
     return max(0, (1 << 31 if limit == resource.RLIM_INFINITY else limit) - used)
 
 
@@ -298,9 +291,8 @@ def advice(error: BaseException | None) -> str:
 def scarcity() -> str:
     """Return what to do if a process with this one's limit, which ended without a word, may have had too few."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most == resource.RLIM_INFINITY or most >= _FEW:
-        return ""
-    return f": a process may have {most} descriptors at most, so raise `ulimit -n`"
+    few = most != resource.RLIM_INFINITY and most < _FEW
+    return f": a process may have {most} descriptors at most, so raise `ulimit -n`" if few else ""
 
 
 class Acceptor:

@@ -1,7 +1,7 @@
-"""Folders in a temporary directory that last as long as their owner, and removing those whose owner was killed.
+"""Files on this machine's disk: folders that last as long as their owner, and a worker's cache of files by content.
 
-An owner holds a lock on its folder, which the kernel lets go of with the last process that has it open: no clock and
-no number of a process says who lives. What does not live here: what is kept in them.
+An owner holds a lock on its folder, which the kernel releases with the last process that has it open: no clock and no
+process id says who lives. A file in the cache is hard-linked where the disk allows, complete or not there at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 
 PREFIX = "ctxflow-"
@@ -41,6 +40,8 @@ class Scratch:
     """
 
     def __init__(self, base: str | None = None) -> None:
+        import tempfile  # Here, as below: a context host starts the sooner without it.
+
         self.path = tempfile.mkdtemp(prefix=PREFIX, dir=base)
         self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         with contextlib.suppress(OSError):  # There are disks without locks; then nobody else removes it.
@@ -58,10 +59,7 @@ class Scratch:
 
 
 class Guard:
-    """Removes files and folders when it is closed, or when this process ends in any way, also if it is killed.
-
-    :raises OSError: if it cannot be started.
-    """
+    """Removes files and folders when it is closed, or when this process ends in any way, also if it is killed."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         words = ["/bin/sh", "-c", _GUARD, "ctxflow-guard", *map(os.path.abspath, paths)]
@@ -79,28 +77,28 @@ class Guard:
 
 def abandoned(base: str | None = None) -> list[str]:
     """Return the folders of this user in a temporary directory whose owners were killed."""
+    import tempfile
+
     base = base or tempfile.gettempdir()
     try:
         names = os.listdir(base)
     except OSError:
         return []
-    paths = [os.path.join(base, name) for name in sorted(names) if name.startswith(PREFIX)]
     found = []
-    for path in paths:
-        folder = _taken(path)
-        if folder is not None:
+    for path in [os.path.join(base, name) for name in sorted(names) if name.startswith(PREFIX)]:
+        if (folder := _taken(path)) is not None:
             os.close(folder)
             found.append(path)
     return found
 
 
 def sweep(base: str | None = None) -> list[str]:
-    """Remove those; gives the paths of what was removed."""
+    """Remove the folders whose owners were killed, and return their paths."""
     return [path for path in abandoned(base) if remove_abandoned(path)]
 
 
 def remove_abandoned(path: str) -> bool:
-    """Remove one of them; whether it is gone."""
+    """Remove one of them; return whether it is gone."""
     folder = _taken(path)  # Held meanwhile, so that of two who remove it only one does.
     if folder is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -140,15 +138,12 @@ def cached(digest: str, source: str, cache: str) -> str:
 
 
 def stage(source: str, digest: str, cache: str, link: bool = True) -> str:
-    """Put a file or folder into the cache, unless it is there, and give its place.
-
-    :param link: whether a hard link will do for what is large, where the disk allows one; else it is copied.
+    """Put a file or folder into the cache, unless it is there, and return its place.
 
     What is written into it changes the source where that is linked to, and only there: files of up to 4 MB are copied,
-    and all where a copy costs no room (Btrfs, XFS).
+    and all where a copy costs no room (Btrfs, XFS). Of processes that stage the same at once, the first to finish wins.
 
-    Several processes may stage the same at once: each makes its own copy, and the first to finish wins.
-
+    :param link: whether a hard link will do for what is large, where the disk allows one; else it is copied.
     :raises OSError: if it cannot be read or the cache's disk is full; nothing half-made is left.
     """
     bring = _Apart() if link else shutil.copyfile
@@ -156,30 +151,17 @@ def stage(source: str, digest: str, cache: str, link: bool = True) -> str:
 
 
 def stage_as(path: str, digest: str, source: str, cache: str) -> str:
-    """Return the same for a file or folder that came from elsewhere, whose name there it keeps.
-
-    :param path: where it is now.
-    :param source: where it was at first.
-    """
-    return _put(lambda copy: _copy(path, copy, _link_or_copy), digest, source, cache)
+    """Put what came from elsewhere, and is at `path` now, into the cache; it keeps its name in `source`."""
+    return _put(lambda copy: _copy(path, copy, link_or_copy), digest, source, cache)
 
 
 def link(path: str, digest: str, source: str, cache: str) -> str:
-    """Put a file or folder into the cache by hard links to what another cache on the machine holds.
-
-    :param path: its place there.
-    :param source: where it was at first, whose name it keeps.
-    :raises OSError: if it is gone, or cannot be linked to.
-    """
+    """Put a file or folder into the cache by hard links to `path`, its place in another cache on this machine."""
     return _put(lambda copy: _copy(path, copy, _link), digest, source, cache)
 
 
 def unpack(archive: str, digest: str, source: str, cache: str) -> str:
-    """Put a folder into the cache that comes as a tar archive of its content.
-
-    :raises OSError: if it cannot be read or the cache's disk is full.
-    :raises tarfile.TarError: if it is no archive, or one that reaches out of its folder.
-    """
+    """Put a folder into the cache that comes as a tar archive of its content; raise `TarError` if it is none."""
     import tarfile  # Here, with what opens it: few workers need them, and they are much to import.
 
     from ctxflow.environments.opening import extract_inside
@@ -194,6 +176,8 @@ def unpack(archive: str, digest: str, source: str, cache: str) -> str:
 
 def forget(digest: str, cache: str) -> None:
     """Remove from the cache what has a digest; who uses it already is not disturbed."""
+    import tempfile
+
     with contextlib.suppress(FileNotFoundError):
         gone = tempfile.mkdtemp(prefix=".staging-", dir=cache)
         with contextlib.suppress(FileNotFoundError):
@@ -206,6 +190,8 @@ def _put(make: Callable[[str], None], digest: str, source: str, cache: str) -> s
     place = cached(digest, source, cache)
     if os.path.exists(place):
         return place
+    import tempfile
+
     os.makedirs(cache, exist_ok=True)
     work = tempfile.mkdtemp(prefix=".staging-", dir=cache)
     try:
@@ -247,7 +233,7 @@ class _Apart:
         if size <= min(_COPIED_BYTES, self._left):
             self._left -= size
             return shutil.copy(source, target)
-        return _link_or_copy(source, target)
+        return link_or_copy(source, target)
 
 
 def _clone(source: str, target: str) -> bool:
@@ -269,7 +255,8 @@ def _link(source: str, target: str) -> str:
     return target
 
 
-def _link_or_copy(source: str, target: str) -> str:
+def link_or_copy(source: str, target: str) -> str:
+    """Hard-link a file, or copy it where that is not possible; return its place."""
     try:
         _link(source, target)
     except OSError:  # Another disk, or one that has no hard links.
@@ -283,10 +270,7 @@ def staging_message(error: Exception, cache: str) -> str:
     if first is not None:  # A folder's: (source, target, why) of each file that failed.
         source, _, reason = first
     else:
-        source, reason = (
-            getattr(error, "filename", None) or "a file",
-            getattr(error, "strerror", None) or error,
-        )
+        source, reason = getattr(error, "filename", None) or "a file", getattr(error, "strerror", None) or error
     return (
         f"{reason} while staging {source} to {cache}: see that the file can be read, and that there is "
         "room, or put scratch= of the site on another disk"

@@ -1,8 +1,8 @@
 """The messages between the driver and a worker's context host: one dataclass for each kind.
 
-A direction is a union (`ToHost`, `FromHost`) and a `Direction` that reads it (see wire.py). The messages that a host
-passes on to library processes and back are in library_messages.py, those that only a TaskVine worker hears and says in
-vine_messages.py. A field `body` is a pickle that neither hosts nor engines open.
+A direction is a union (`ToHost`, `FromHost`; for TaskVine workers, which also know files and states of sessions,
+`ToWorker`, `FromWorker`) and a `Direction` that reads it (see wire.py). Messages that a host passes on to library
+processes and back are in library_messages.py. A field `body` is a pickle that neither hosts nor engines open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ctxflow.host.wire import Direction, Message, Trouble
 # --- to context hosts
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StageFiles(Message):
     """Copy a context's files from this machine's disk to the worker's cache.
 
@@ -44,7 +44,7 @@ class StageFiles(Message):
     link: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EndLibrary(Message):
     """End the library process of a context, if there is one.
 
@@ -57,7 +57,7 @@ class EndLibrary(Message):
     files: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class InterruptCall(Message):
     """Interrupt a call that nobody waits for. From the engine, for an `Interrupt`. The call's answer answers it."""
 
@@ -65,7 +65,7 @@ class InterruptCall(Message):
     call: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DrainCalls(Message):
     """Have calls that answer their items one by one end after the item in flight, from now on.
 
@@ -73,7 +73,7 @@ class DrainCalls(Message):
     """
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EndOverdue(Message):
     """End a library process whose call has timed out, while its host said nothing.
 
@@ -86,12 +86,12 @@ class EndOverdue(Message):
     timeout: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ping(Message):
     """Ask a host of which nothing was heard whether it is there. From the engine. Answered by `Pong`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LeaveWorker(Message):
     """Have the worker end by itself. From the engine, for a `Release`. Its end answers it."""
 
@@ -114,7 +114,7 @@ ToHost: TypeAlias = (
 # --- from context hosts
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class HostStarted(Message):
     """Say that an embedded worker is up: its first message."""
 
@@ -122,14 +122,14 @@ class HostStarted(Message):
     python: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FilesStaged(Message):
     """Answer `StageFiles`: the files are in the cache."""
 
     context: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StagingFailed(Message):
     """Answer `StageFiles`: one of the files cannot be had."""
 
@@ -137,14 +137,14 @@ class StagingFailed(Message):
     trouble: Trouble
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LibraryEnded(Message):
     """Answer `EndLibrary`."""
 
     context: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LibraryDied(Message):
     """Say that a library process ended by itself, or was ended for cause. Answers the calls that it cost.
 
@@ -158,19 +158,19 @@ class LibraryDied(Message):
     trouble: Trouble
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerStuck(Message):
     """Say that the worker is of no more use: what was killed does not end, or its wrapper is stopped."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pong(Message):
     """Answer `Ping`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class NoticeGiven(Message):
     """Say that the worker will be taken back soon. From a host whose worker got SIGTERM."""
 
@@ -196,20 +196,20 @@ TO_HOST: Direction[ToHost] = Direction(ToHost)
 FROM_HOST: Direction[FromHost] = Direction(FromHost)
 
 
-# --- to workers
+# --- to TaskVine workers: instructions of a TaskVine call
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AskFacts(Message):
     """Ask a worker that has connected what it is: its first instruction. Answered by `WorkerFacts`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Listen(Message):
     """Wait for the next report that answers nothing. Answered by what there is then; another `Listen` confirms it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SeedFile(Message):
     """Make the call's file `input` its `output` too, which TaskVine sends from peer to peer. Answered by `FileDone`."""
 
@@ -217,7 +217,7 @@ class SeedFile(Message):
     output: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FetchFile(Message):
     """Put the call's file `input` in the cache. Answered by `FileCached` or `FileFailed`.
 
@@ -234,7 +234,7 @@ class FetchFile(Message):
     input: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinkFile(Message):
     """Put in the cache what another worker of the machine has at `path`. Answered by `FileCached` or `FileFailed`."""
 
@@ -243,14 +243,14 @@ class LinkFile(Message):
     path: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ForgetFile(Message):
     """Remove a file from the cache. Answered by `FileDone` or `FileFailed`."""
 
     digest: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OpenEnvironment(Message):
     """Run library processes with the packed Python whose archive is in the cache.
 
@@ -261,7 +261,7 @@ class OpenEnvironment(Message):
     source: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SendState(Message):
     """Make a session's frozen state, with so many chunks made, the call's file `output`.
 
@@ -273,7 +273,7 @@ class SendState(Message):
     output: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TakeState(Message):
     """Put a session's frozen state in the cache. Answered by `FileDone` or `FileFailed`.
 
@@ -292,10 +292,10 @@ FileMessage: TypeAlias = SeedFile | FetchFile | LinkFile | ForgetFile | OpenEnvi
 ToWorker: TypeAlias = ToHost | AskFacts | Listen | FileMessage
 
 
-# --- from workers
+# --- from TaskVine workers: reports in a call's answer
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerFacts(Message):
     """Answer `AskFacts`. What cannot be found is None.
 
@@ -335,7 +335,7 @@ class WorkerFacts(Message):
     pin: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FileCached(Message):
     """Answer `FetchFile` or `LinkFile`: the file is at this path of the worker."""
 
@@ -343,12 +343,12 @@ class FileCached(Message):
     path: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FileDone(Message):
     """Answer a `FileMessage` that has nothing to tell."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FileFailed(Message):
     """Answer a `FileMessage` that could not be carried out."""
 
@@ -356,14 +356,14 @@ class FileFailed(Message):
     trouble: Trouble
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallRefused(Message):
     """Answer a TaskVine call that cannot be read, is not the driver's, or asks for what there is not."""
 
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ModulesLacking(Message):
     """Say that something imports what the worker's program lacks (worker_program.py)."""
 

@@ -2,9 +2,7 @@
 
 A TaskVine call brings instructions, which are carried out one after another: each that ends in a report of its own is
 waited for, and the call is answered after the last, or after the first that fails. TaskVine brings a file to a worker
-as a call's input, which is gone when the call is answered; so it is hard-linked into the cache before. What does not
-live here: carrying out the rest (context_host.py, vine_library.py), reading and writing (vine_protocol.py), and the
-cache's layout (local_files.py).
+as a call's input, which is gone when the call is answered; so it is hard-linked into the cache before.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from ctxflow.host import local_files
 from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import BuildFailed, CallFinished, CallRaised, ContextBuilt, PartFinished
 from ctxflow.host.linux import looks_like_the_machine
+from ctxflow.host.local_files import link_or_copy
 from ctxflow.host.messages import (
     CallRefused,
     FetchFile,
@@ -71,7 +70,7 @@ class OpenCall:
         self.told = 0
 
     def refuse(self, message: str) -> None:
-        """Nothing more of it is carried out."""
+        """Carry out nothing more of it."""
         self.rest.clear()
         self.reports.append(pack(CallRefused(message)))
 
@@ -79,8 +78,8 @@ class OpenCall:
 class OpenCalls:
     """The open TaskVine calls.
 
-    :param carry_out: starts one instruction of a call; says whether that is all there is to it, else `finish`
-        is called later, or `report` with its report.
+    :param carry_out: starts one instruction of a call; returns whether it is done, else `finish` or `report` is called
+        later with its report.
     :param answer: sends a call's answer.
     """
 
@@ -108,8 +107,8 @@ class OpenCalls:
         self._answer(call)
 
     def finish(self, call: OpenCall, report: FromWorker) -> None:
-        """The instruction that a call waits for has ended with this report."""
-        # What was told may arrive later than this answer, so that it comes twice; the driver counts it once.
+        """Note the report with which the instruction has ended that a call waits for."""
+        # What a `Listen` was told may arrive later than this answer, so that it comes twice; the driver counts it once.
         call.reports += [*call.parts, pack(report)]
         call.parts.clear()
         call.told = 0
@@ -124,22 +123,22 @@ class OpenCalls:
     # --- what is waited for
 
     def wait_for_call(self, call: OpenCall, number: int, context: str) -> None:
-        """A call waits for the end of a context's call."""
+        """Have a call wait for the end of a context's call."""
         call.context = context
         self._running[number] = call
 
     def wait_for_load(self, call: OpenCall, context: str, key: str) -> None:
-        """A call waits until a context is built; who waited for what it was before waits in vain."""
+        """Have a call wait until a context is built; end the waits for its earlier process."""
         self._end_waits(context)
         call.context = context
         self._loading[context] = (key, call)
 
     def wait_for_staging(self, call: OpenCall, context: str) -> None:
-        """A call waits until a context's files are there."""
+        """Have a call wait until a context's files are there."""
         self._staging.setdefault(context, []).append(call)
 
     def listen(self, call: OpenCall) -> None:
-        """A call waits for the next report that nobody asked for; it confirms what the one before brought."""
+        """Have a call wait for the next report that answers no other; it confirms what the one before brought."""
         if self._listening is not None:
             self._answer(self._listening)
         else:
@@ -194,7 +193,7 @@ class OpenCalls:
             self._answer(call)
 
     def _died(self, report: LibraryDied) -> None:
-        """Each call that it cost gets a copy; a library process that was idle is news."""
+        """Answer each call that it cost with a copy; report it unasked if it was idle."""
         unknown = []
         for number in report.calls:
             call = self._running.pop(number, None)
@@ -227,7 +226,7 @@ class OpenCalls:
         return call
 
     def _end_waits(self, context: str) -> None:
-        """What waited for a context's library process waits in vain: answered with what there is."""
+        """Answer the calls that wait for a context's library process with what there is."""
         ended = [number for number, call in self._running.items() if call.context == context]
         calls = [self._running.pop(number) for number in ended]
         if context in self._loading:
@@ -238,10 +237,7 @@ class OpenCalls:
 
 
 def carry_out(message: FileMessage, sandbox: str, cache: str) -> FileCached | FileDone | FileFailed:
-    """Do what a message says, and return its report.
-
-    :param sandbox: the folder of the call's files.
-    """
+    """Do what a message says, and return its report; the call's files are in `sandbox`."""
     do, work = _WORK[type(message)]
     try:
         return work(message, sandbox, cache) or FileDone()
@@ -260,24 +256,22 @@ def states_folder(cache: str) -> str:
 
 def _seed(message: SeedFile, sandbox: str, cache: str) -> None:
     """Make a call's input its output too, which TaskVine keeps as a temp file and sends from peer to peer."""
-    _link_or_copy(os.path.join(sandbox, message.input), os.path.join(sandbox, message.output))
+    link_or_copy(os.path.join(sandbox, message.input), os.path.join(sandbox, message.output))
 
 
 def _fetch(message: FetchFile, sandbox: str, cache: str) -> FileCached:
     """Keep a call's input: a file, or a folder's content as a tar archive.
 
     It came through TaskVine, in clear from another worker perhaps; the call, which is sealed, tells its digest.
-
-    :raises ValueError: if it is something else than was sent.
     """
     from ctxflow.files import digest_now  # Here: not every worker is sent files.
 
     given = os.path.join(sandbox, message.input)
     if digest_now(given) != message.content:
-        raise ValueError(
-            "what came is not what the driver knows by its digest: it was altered on the way, or the file was changed "
-            "while the run had it"
+        text = (
+            "what came is not what the driver knows by its digest: it was altered on the way, or the file was changed"
         )
+        raise ValueError(f"{text} while the run had it")
     make = local_files.unpack if message.kind == "tar" else local_files.stage_as
     return _cached(message, make(given, message.digest, message.source, cache))
 
@@ -299,7 +293,7 @@ def _take_state(message: TakeState, sandbox: str, cache: str) -> None:
     if message.cache:
         shutil.move(_state(message.cache, message), target)
     else:
-        _link_or_copy(os.path.join(sandbox, message.input), target)
+        link_or_copy(os.path.join(sandbox, message.input), target)
 
 
 def _forget(message: ForgetFile, sandbox: str, cache: str) -> None:
@@ -309,7 +303,7 @@ def _forget(message: ForgetFile, sandbox: str, cache: str) -> None:
 
 def _environment(message: OpenEnvironment, sandbox: str, cache: str) -> None:
     """Open a packed environment, whose archive is in the cache, and have library processes run its Python."""
-    from ctxflow.environments.opening import open_environment  # Here: see staging.unpack.
+    from ctxflow.environments.opening import open_environment  # Here: few workers need it.
 
     archive = local_files.cached(message.digest, message.source, cache)
     place = os.path.join(cache, f"environment-{message.digest[:12]}")
@@ -334,10 +328,3 @@ def _cached(message: FetchFile | LinkFile, place: str) -> FileCached:
 
 def _state(cache: str, message: SendState | TakeState) -> str:
     return state_path(states_folder(cache), message.session, message.made)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copyfile(source, target)

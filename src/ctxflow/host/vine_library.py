@@ -11,6 +11,7 @@ import argparse
 import base64
 import contextlib
 import dataclasses
+import functools
 import os
 import platform
 import select
@@ -88,8 +89,7 @@ def main(argv: Sequence[str]) -> int:
 class VineLibrary:
     """The host behind the pipes of a vine_worker.
 
-    :param directory: where it keeps its files, on the disk of the vine_worker's sandboxes, so that these can be
-        hard-linked.
+    :param directory: where it keeps its files, on the disk of the vine_worker's sandboxes, for hard links.
     :param logs: where the library processes' output is kept.
     """
 
@@ -154,17 +154,14 @@ class VineLibrary:
                 self._calls.begin(call)
 
     def _noticed(self) -> None:
-        self._host.give_notice()  # First, so that whoever hears of the notice can rely on it.
+        self._host.give_notice()  # First, so that the driver, which is told next, can rely on it.
         self._calls.report(NoticeGiven())
 
     def _hang_bell(self) -> None:
-        """Hear of it when something imports what the program lacks (worker_program.py)."""
-        try:
-            bell = worker_program.hang_bell(self._cache)
-        except OSError:  # `hello` tells of a directory that cannot be written.
-            return
-        if bell is not None:
-            self._selector.register(bell, selectors.EVENT_READ, lambda: self._rung(bell))
+        """Report when something imports what the program lacks (worker_program.py)."""
+        with contextlib.suppress(OSError):  # `WorkerFacts` says that the directory cannot be written.
+            if (bell := worker_program.hang_bell(self._cache)) is not None:
+                self._selector.register(bell, selectors.EVENT_READ, functools.partial(self._rung, bell))
 
     def _rung(self, bell: int) -> None:
         os.read(bell, select.PIPE_BUF)
@@ -192,10 +189,7 @@ class VineLibrary:
     # --- instructions
 
     def _instructions(self, sealed: bytes) -> list[ToWorker]:
-        """Return what a call asks for.
-
-        :raises ValueError: if it cannot be read, or is not the driver's.
-        """
+        """Return what a call asks for; raise `ValueError` if it cannot be read, or is not the driver's."""
         number, frames = open_call(self._key, self._name, sealed)
         if not self._once.take(number):
             raise ValueError(
@@ -243,13 +237,12 @@ class VineLibrary:
         missing = [source for name, (_, source) in load.cached_files.items() if not os.path.exists(found[name])]
         if missing:
             text = f"{missing[0]} is not in the worker's cache: stage it there before the load"
-            trouble = Trouble("exception", "FileNotFoundError", text)
-            self._calls.report(BuildFailed(load.context, load.key, trouble))
+            self._calls.report(BuildFailed(load.context, load.key, Trouble("exception", "FileNotFoundError", text)))
             return None
         return found
 
     def _start_own(self, call: OpenCall, message: AskFacts | Listen | LeaveWorker | FileMessage) -> bool:
-        """Start what is no matter of the host; what may take long is done in the background, and reported."""
+        """Start what the host does not do itself; what may take long is done in the background."""
 
         def report(done: FromWorker) -> None:
             self._calls.finish(call, done)
@@ -286,7 +279,7 @@ class VineLibrary:
             os.kill(self._worker.given.worker, signal.SIGTERM)
 
     def _look_at_wrapper(self) -> None:
-        """A wrapper that stays stopped passes no notice on, and does not end the worker: that is told, once."""
+        """Report, once, a wrapper that stays stopped: it passes no notice on, and does not end the worker."""
         wrapper = os.environ.get("CTXFLOW_WORKER_PID")
         stopped = wrapper is not None and process_state(int(wrapper)) in ("T", "t")
         self._stopped = self._stopped + 1 if stopped else 0
@@ -296,10 +289,7 @@ class VineLibrary:
 
 
 def _content(request: Request) -> bytes:
-    """Return what came with a call.
-
-    :raises ValueError: if it cannot be read.
-    """
+    """Return what came with a call; raise `ValueError` if it cannot be read."""
     if request.name.startswith("="):
         return base64.b64decode(request.name[1:], validate=True)
     if request.name == "@":
@@ -309,34 +299,28 @@ def _content(request: Request) -> bytes:
 
 
 def _restore_devices() -> None:
-    """Give CUDA_VISIBLE_DEVICES the value that the batch system gave it: the vine_worker numbers devices anew."""
-    if "CTXFLOW_WORKER_PID" not in os.environ:
-        return
-    devices = os.environ.get("CTXFLOW_CUDA_VISIBLE_DEVICES")
-    if devices is None:
+    """Give CUDA_VISIBLE_DEVICES the batch system's value again: the vine_worker numbers devices anew."""
+    if "CTXFLOW_WORKER_PID" in os.environ:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        if (devices := os.environ.get("CTXFLOW_CUDA_VISIBLE_DEVICES")) is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
 
 
 def worker_facts(worker: int, cores: int, cache: str) -> WorkerFacts:
-    """Return what a worker tells; `problem` says why a fact is missing that matters.
+    """Return what a worker tells about itself when it joins.
 
     From then on this process, and those that it starts, see their GPUs in the order of the machine's topology.
 
     :param worker: the vine_worker's process.
     :param cores: those that TaskVine gave the host, 0 if it gave none.
-    :param cache: the host's cache.
     """
     topology = machine_of([device.id for device in cuda_devices()])
     order_devices(topology)
     devices = cuda_devices()
-    first = devices[0] if devices else None
     version, problem = _python_version()
-    with contextlib.suppress(OSError):
-        os.makedirs(cache, exist_ok=True)
     place = None
     try:
+        os.makedirs(cache, exist_ok=True)
         place = os.stat(cache).st_dev
     except OSError as error:
         problem = problem or f"the worker's directory cannot be written: {error}"
@@ -350,8 +334,8 @@ def worker_facts(worker: int, cores: int, cache: str) -> WorkerFacts:
         cores=cores or len(os.sched_getaffinity(0)),
         memory=_memory(),
         gpus=len(devices),
-        gpu_model=first.model if first else None,
-        gpu_memory=first.memory if first else None,
+        gpu_model=devices[0].model if devices else None,
+        gpu_memory=devices[0].memory if devices else None,
         scratch=os.path.dirname(cache),
         cache=cache,
         device=place,

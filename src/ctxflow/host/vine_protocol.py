@@ -25,7 +25,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from ctxflow.host.linux import die_with_parent, transfer_server
-from ctxflow.host.wire import short_path
 
 _NUDGE_SECONDS = 0.002  # After how long an answer that was not taken is taken for one that was not noticed.
 _LONGEST_NUDGE_SECONDS = 0.5
@@ -70,9 +69,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argpars
 class LibraryPipes:
     """The vine_worker as its library sees it.
 
-    A library reads `requests` when `fileno` is readable, gives each its `answer`, and calls `nudge` when `due`.
-
-    :param given: what the vine_worker appended to the command line.
+    A library reads `requests` when `fileno` is readable, sends each its `answer`, and calls `nudge` when `due`.
     """
 
     def __init__(self, given: Arguments) -> None:
@@ -100,17 +97,11 @@ class LibraryPipes:
 
     def requests(self) -> list[Request]:
         """Return the calls that have come; sets `closed` at the end."""
-        try:
-            while True:
-                block = os.read(self.given.in_pipe, _CHUNK)
-                if not block:
-                    self.closed = True
-                    break
+        with contextlib.suppress(BlockingIOError):
+            while len(block := os.read(self.given.in_pipe, _CHUNK)) == _CHUNK:
                 self._incoming += block
-                if len(block) < _CHUNK:
-                    break
-        except BlockingIOError:
-            pass
+            self._incoming += block
+            self.closed = self.closed or not block
         found = []
         while (line := self._incoming.find(b"\n")) >= 0:
             end = line + 1 + int(self._incoming[:line])
@@ -121,7 +112,7 @@ class LibraryPipes:
         return found
 
     def answer(self, request: Request, text: bytes, status: int = 0) -> None:
-        """Answer a call, and have the worker take notice."""
+        """Answer a call, and signal the vine_worker."""
         try:
             _write_file(request.output, text)
         except OSError:  # The call was cancelled, and its sandbox is gone; or the disk is full.
@@ -152,7 +143,7 @@ class LibraryPipes:
         return None if self._nudge_at == float("inf") else max(0.0, self._nudge_at - time.monotonic())
 
     def nudge(self) -> None:
-        """Signal again if an answer has not been taken: a signal between two of the worker's looks gets lost."""
+        """Signal again if an answer has not been read: the vine_worker loses signals between two of its looks."""
         if self._nudge_at > time.monotonic():
             return
         if self.taken:
@@ -200,6 +191,8 @@ def answer_rings(argv: Sequence[str]) -> int:
     A manager that sleeps in TaskVine's wait cannot be woken; a worker beside it with this library, and one standing
     call, ends the call and so the sleep. That worker runs where the user's program does, so it serves files to nobody.
     """
+    from ctxflow.host.wire import short_path  # Here: the wrapper (worker.py) needs seals alone.
+
     parser = argparse.ArgumentParser("doorbell", description="A TaskVine library that wakes its manager.")
     parser.add_argument("--socket", required=True, metavar="PATH", help="where to wait for the byte")
     parsed, worker = parse(parser, argv)
@@ -279,10 +272,7 @@ def seal_call(key: bytes, worker: str, number: int, frames: bytes) -> bytes:
 
 
 def open_call(key: bytes, worker: str, call: bytes) -> tuple[int, bytes]:
-    """Return the number of a call, and its frames.
-
-    :raises ValueError: if it is not the driver's, or not for this worker.
-    """
+    """Return the number of a call, and its frames; raise `ValueError` if it is not the driver's, or for another."""
     tag, rest = call[:SEAL_BYTES], call[SEAL_BYTES:]
     if not hmac.compare_digest(tag, _tag(key, _CALL, worker.encode(), rest)):
         raise ValueError("it has not the seal of this worker's run")
@@ -290,10 +280,7 @@ def open_call(key: bytes, worker: str, call: bytes) -> tuple[int, bytes]:
 
 
 def seal_answer(key: bytes, call: bytes, reports: bytes) -> bytes:
-    """Return an answer as it travels: good for this call alone.
-
-    :param call: as it travelled, or at least its first `SEAL_BYTES` bytes.
-    """
+    """Return an answer as it travels: good for this call alone, of which the first `SEAL_BYTES` bytes do."""
     return _tag(key, _ANSWER, call[:SEAL_BYTES], reports) + reports
 
 

@@ -264,7 +264,12 @@ class Message:
         """What travels beside the fields, most often a pickle that only the two ends open."""
         return b""
 
-    def __eq__(self, other: object) -> bool:  # One for all: to make one for each class takes time at each start.
+    # One of each for all classes: to make them for each takes time at each start.
+    def __repr__(self) -> str:
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and pack(self) == pack(other)
 
     def __hash__(self) -> int:

@@ -1,7 +1,7 @@
 """The wrapper around a vine_worker: names it, passes an eviction notice on, and leaves nothing behind.
 
-`python ctxflow.pyz worker HOST:PORT --password FILE` is the command of a pilot job. What does not live here: the
-context host, which the vine_worker starts when its manager says so (vine_library.py).
+`python ctxflow.pyz worker HOST:PORT --password FILE` is the command of a pilot job. The vine_worker starts the context
+host (vine_library.py) when its manager says so.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Wrapper:
         self._command = [program, *_vine_options(options, self._name, self._workspace, self._password)]
 
     def run(self) -> int:
-        """Give the exit status: the vine_worker's, or 0 once it was released."""
+        """Return the exit status: the vine_worker's, or 0 once it was released."""
         worker = self._start()
         _guard(worker, self._directory)
         noticed = False
@@ -133,9 +133,9 @@ class Wrapper:
             os._exit(_NOT_FOUND)
 
     def _next_signal(self, worker: int) -> int:
-        """Return the next signal; meanwhile the password is forgotten, once the vine_worker has read it.
+        """Return the next signal; meanwhile forget the password, once the vine_worker has read it.
 
-        It has when its workspace is its working directory, and before it connects or serves anybody.
+        It has when its workspace is its working directory, which is before it connects or serves anybody.
         """
         while self._password is not None:
             found = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
@@ -150,9 +150,12 @@ class Wrapper:
 
     def _variables(self) -> dict[str, str]:
         """Return what the context host finds in its environment."""
+        program = package_root()  # Where this is not the one file already, it is built.
+        if not os.path.isfile(program):
+            program = build_program(os.path.join(self._directory, "ctxflow.pyz"))
         variables = {
             "CTXFLOW_KEY": self._key.hex(),
-            "CTXFLOW_HOST": _program(self._directory),
+            "CTXFLOW_HOST": program,
             "CTXFLOW_HOST_PYTHON": sys.executable,
             "CTXFLOW_WORKER_DIRECTORY": self._directory,
             "CTXFLOW_WORKER_NAME": self._name,
@@ -180,24 +183,18 @@ def _vine_options(options: argparse.Namespace, name: str, workspace: str, passwo
     given += ["--connect-timeout", str(_CONNECT_SECONDS)]
     if password is not None:
         given += ["--password", f"/proc/self/fd/{password}"]
-    for resource in ("cores", "memory", "disk", "gpus"):
-        if (value := getattr(options, resource)) is not None:
-            given += [f"--{resource}", value]
-    if options.idle_timeout:
-        given += ["--idle-timeout", options.idle_timeout]
-    if options.transfer_port:
-        given += ["--transfer-port", options.transfer_port]
+    for option in ("cores", "memory", "disk", "gpus", "idle-timeout", "transfer-port"):
+        if value := getattr(options, option.replace("-", "_")):
+            given += [f"--{option}", value]
     if options.debug_file:
         given += ["--debug", "all", "--debug-file", options.debug_file]
     return [*given, *(["--ssl"] if options.ssl else []), options.manager]
 
 
 def _take_password(options: argparse.Namespace) -> tuple[bytes, int | None]:
-    """Return the key, and the password in memory, for the vine_worker to read.
+    """Return the key, and the password in memory, for the vine_worker to read, which reads no pipe.
 
-    In a file TaskVine's transfer server would send it to everybody who reaches that. It reads no pipe.
-
-    :raises OSError: if the password cannot be read.
+    From a file, TaskVine's transfer server would send it to everybody who reaches that.
     """
     if not options.password:
         return key_of(b""), None
@@ -208,12 +205,6 @@ def _take_password(options: argparse.Namespace) -> tuple[bytes, int | None]:
     if options.remove_password:
         os.unlink(options.password)
     return key_of(password), memory
-
-
-def _program(directory: str) -> str:
-    """Return the one file that this ctxflow is, or is made."""
-    program = package_root()
-    return program if os.path.isfile(program) else build_program(os.path.join(directory, "ctxflow.pyz"))
 
 
 def _make_scratch(base: str | None) -> Scratch:
@@ -227,7 +218,7 @@ def _make_scratch(base: str | None) -> Scratch:
 
 
 def _guard(worker: int, directory: str) -> None:
-    """Start a process that tidies up should this one be killed: the vine_worker's transfer server outlives it."""
+    """Start a process that cleans up if this one is killed: the vine_worker's transfer server outlives it."""
     ours, theirs = os.pipe()
     if os.fork():
         os.close(ours)  # The other end closes when this process ends, however it does.
@@ -243,7 +234,7 @@ def _guard(worker: int, directory: str) -> None:
 
 
 def _bury(worker: int) -> int | None:
-    """Take note of the children that have ended; the exit status if the worker was among them."""
+    """Reap the children that have ended; return the exit status if the worker was among them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -254,7 +245,7 @@ def _bury(worker: int) -> int | None:
 
 
 def _end(worker: int) -> None:
-    """Have the vine_worker say farewell to its manager."""
+    """Have the vine_worker take leave of its manager."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker, signal.SIGTERM)
     deadline = time.monotonic() + _END_SECONDS

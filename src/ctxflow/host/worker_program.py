@@ -18,10 +18,8 @@ from types import ModuleType
 from typing import Any
 
 NAME = "ctxflow-rest.zip"
-MEMBER = "ctxflow/host/rest.digest"
-"""What a program that lacks something has its digest in."""
-VARIABLE = "CTXFLOW_REST"
-"""Where the cache is in which it will be."""
+MEMBER = "ctxflow/host/rest.digest"  # What a program that lacks something has its digest in.
+VARIABLE = "CTXFLOW_REST"  # Where the cache is in which it will be.
 _BELL = "rest.wanted"
 _RING_SECONDS, _LIMIT_SECONDS = 10.0, 120.0
 _MAIN = "ctxflow/host/program_main.py"
@@ -60,15 +58,13 @@ _DIGEST_BYTES = 16  # As files.py has it.
 
 
 def build_program(target: str, rest: str | None = None) -> str:
-    """Write the file, and give its path.
+    """Write the file, complete or not at all, and return its path.
 
     It holds the modules of ctxflow but its examples, those of cloudpickle, and bytecode of what each worker imports,
-    for workers with the very Python that runs here: others compile it. The same packages and the same Python give the
-    same bytes. It is there complete or not at all.
+    for workers with the very Python that runs here: others compile it. The same packages give the same bytes.
 
     :param rest: where a second file is written, with the modules that few workers need; without one they are in the
         first, which is then four times as large.
-    :raises OSError: if it cannot be written.
     """
     program, others = _content(rest is not None)
     if rest is not None:
@@ -217,10 +213,7 @@ class Finder:
 
 
 def _brought(module: str) -> str:
-    """Return the path of the second file, when it is there.
-
-    :raises ImportError: if it does not come.
-    """
+    """Wait for the second file, and return its path; raise `ImportError` if it does not come."""
     from ctxflow.host.local_files import cached
 
     cache = os.environ[VARIABLE]
