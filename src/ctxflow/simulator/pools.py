@@ -85,7 +85,7 @@ def drained(order: Sequence[SimulatedMachine], start: float, every: float) -> li
 
 
 def joining(order: Sequence[SimulatedMachine], curve: Sequence[tuple[float, float]]) -> list[SimulatedMachine]:
-    """Return the machines, as many available at a time as a curve says: the last to join is the first to leave.
+    """Return the machines, as many available at a time as a curve says: last to join, first to leave.
 
     :param curve: (time, how many there are), linear between the points and level after the last.
     """
@@ -142,10 +142,7 @@ def spot_steps(path: Path) -> list[tuple[float, int]]:
 
 
 def faults_of(entries: Sequence[FaultEntry], machines: Iterable[SimulatedMachine], seed: int) -> list[Fault]:
-    """Draw the faults of a pool's hosts; a host has one of them at most.
-
-    :raises ValueError: if there are fewer hosts than are to be bad.
-    """
+    """Draw the faults of a pool's hosts, one for a host at most; a ValueError if there are too few hosts."""
     hosts: dict[str, list[SimulatedMachine]] = {}
     for machine in machines:
         hosts.setdefault(machine.host or machine.name, []).append(machine)
@@ -246,10 +243,7 @@ class GpuTimes:
     matching: Drawn = Drawn()
 
     def item(self, machine: SimulatedMachine) -> float:
-        """Return the mean seconds of an item on a machine.
-
-        :raises ValueError: for a GPU model without a figure.
-        """
+        """Return the mean seconds of an item on a machine; a ValueError for a GPU model without a figure."""
         seconds = self.item_seconds.get(machine.gpu_model or "", self.item_seconds.get(""))
         if seconds is None:
             raise ValueError(f"item_seconds has no figure for {machine.gpu_model!r}: add one, or one for any under ''")

@@ -33,10 +33,7 @@ _PATIENCE = 24 * 3600.0  # A window that is not done by then, in virtual seconds
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The arrivals of a stretch of time, as a scenario of its own.
-
-    :ivar begin: in seconds of the whole workload. :ivar volatility: of the arrivals, in fully loaded workers.
-    """
+    """The arrivals from `begin` on, as a scenario of its own; their `volatility` is in fully loaded workers."""
 
     begin: float
     items: int
@@ -51,10 +48,7 @@ def closed_loop_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def windows_of(scenario: Scenario, seconds: float, seed: int = 0) -> list[Window]:
-    """Cut the workload into windows, and leave out those without items.
-
-    :param seconds: of a window. :param seed: of arrivals that the workload leaves to chance.
-    """
+    """Cut the workload into windows of so many seconds, without empty ones; `seed`: of random arrivals."""
     options = closed_loop_of(scenario)
     by_window: dict[int, list[tuple[float, str, int]]] = {}
     for time, app, count in arrivals_of(scenario.workload, seed):
@@ -189,10 +183,7 @@ class RecordedSessions:
 
 
 def read_sessions(lines: Iterable[str]) -> RecordedSessions:
-    """Read the sessions of an event log; of a run without any, none.
-
-    :raises ValueError: for a line that is no line of an event log.
-    """
+    """Read the sessions of an event log; a ValueError for a line that is none."""
     reader = _Reader()
     read_events(lines, reader.take)
     return reader.run()

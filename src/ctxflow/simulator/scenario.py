@@ -151,10 +151,7 @@ def _scenario(
 
 @contextlib.contextmanager
 def _told_of(changes: Iterable[Change]) -> Iterator[None]:
-    """Name the changes in errors that they cause, since what is wrong stands in no file.
-
-    :raises UsageError: in place of a FileError.
-    """
+    """Raise a UsageError that names the changes in place of a FileError, since what is wrong is in no file."""
     try:
         yield
     except FileError as error:
@@ -185,11 +182,8 @@ def _trace(name: str, folder: Path) -> Trace:
 
 
 def tiers_of_site(site: Site) -> list[ScenarioTier]:
-    """Return the tiers that a site offers; of a site without any, this machine's workers as one.
-
-    A tier's GPU model is the one that `require_gpus` asks for, else the tier's name stands for it.
-    """
-    if not site.tiers:
+    """Return the tiers that a site offers, with the GPU model of `require_gpus` or else the tier's name for it."""
+    if not site.tiers:  # This machine's workers are one.
         count = default_workers(0) if site.workers is None else site.workers
         return [ScenarioTier(ev.TierSpec(TIER, 0, count, gpus=site.embedded.gpus_per_worker or 0), TIER)]
     found = []

@@ -39,11 +39,7 @@ class Workload:
 
     @classmethod
     def of(cls, items: int, files: bool = False, level: str = ev.PERVASIVE, gpus: int = 1) -> Workload:
-        """Return the workload of one app's items, all there at the start.
-
-        :param files: whether its context has files that must be staged.
-        :param level: how much of the context workers keep.
-        """
+        """Return the workload of one app's items, all there at the start; `files`: whether any must be staged."""
         context = ev.ContextSpec("context", "context", files=files, gpus=gpus, level=level)
         return cls([context], [ev.AppSpec("app", "app", "context")], [(0.0, "app", items)])
 
@@ -139,10 +135,7 @@ class Simulation:
         self._answered = array.array("q")
 
     def run(self, until: float = math.inf) -> SimulationOutcome:
-        """Run it until every item is settled, or until a time.
-
-        :raises RuntimeError: if nothing can happen any more while items are left, and no time was given.
-        """
+        """Run it until every item is settled, or until a time; without one a RuntimeError if nothing can happen."""
         self._declare()
         self._arrivals.reverse()
         engine, scheduler = self.engine, self.scheduler

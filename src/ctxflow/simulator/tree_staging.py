@@ -103,10 +103,8 @@ class FairLink:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """A place that files come from. Bytes a second.
+    """A place that files come from, in bytes a second for all transfers and for one.
 
-    :ivar bandwidth: of all transfers together.
-    :ivar per_reader: the most that one transfer gets.
     :ivar operations: files that it can open a second, for all together; infinity where that is no limit.
     """
 

@@ -51,11 +51,7 @@ _MOST_LOST = 100  # Workers that are gone, and whose jobs are still known.
 
 
 class TaskVineEngine:
-    """Runs calls on TaskVine workers, which a site's providers lend.
-
-    :param site: its tiers, its environment, and how its network is to be used.
-    :param patience: how long what says nothing is waited for.
-    """
+    """Runs calls on TaskVine workers, which a site's providers lend; `patience`: how long silence is waited out."""
 
     Options = TaskVineOptions
     capabilities = OWN["taskvine"].capabilities

@@ -97,10 +97,7 @@ class _Party:
         connection.send(next(talk))
 
     def go_on(self) -> bool | None:
-        """Read what has come, but nothing after the talk's own lines, which is TaskVine's.
-
-        :returns: whether the other has proven itself, None as long as that is open.
-        """
+        """Read no more than the talk's own lines; return whether the other has proven itself, None while open."""
         try:
             while True:
                 come = self.connection.recv(_LINE_BYTES, socket.MSG_PEEK)
@@ -122,9 +119,8 @@ class _Party:
 
 
 class Gate:
-    """Serves a port until its manager is gone.
+    """Serves the public port until the manager is gone; TaskVine listens at the private one.
 
-    :param public: where all connect; `private`, where TaskVine listens, on this machine alone.
     :param manager: to the manager's process, which gets connections and messages; `bell` wakes it.
     """
 
@@ -253,9 +249,8 @@ class Gate:
 
 
 class Entrance:
-    """Starts the gate before TaskVine's port, and takes workers from it.
+    """Starts the gate before TaskVine's port, whose socket's descriptor is given, and takes workers from it.
 
-    :param descriptor: of the socket at which TaskVine listens.
     :param asleep: descriptor of the manager's bell; `doorbell`: what wakes it.
     """
 
@@ -371,10 +366,7 @@ class Entrance:
 
 
 def main(descriptors: Sequence[str], doorbell: str, password_file: str, parent: int) -> None:
-    """Serve until the manager's process is gone.
-
-    :param descriptors: of the public socket, the private one, the manager's, and of its bell.
-    """
+    """Serve until the manager is gone; `descriptors`: of the public socket, the private one, its own, its bell."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(password_file, "rb") as file:

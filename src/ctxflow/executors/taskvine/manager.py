@@ -45,11 +45,9 @@ _BACKLOG = 4096
 
 
 class Manager:
-    """The ndcctools manager, as the engine drives it.
+    """The ndcctools manager, as the engine drives it over a channel.
 
-    :param channel: to the engine.
     :param asleep: descriptor of the shared bytes, the first 1 while only the doorbell can wake this process.
-    :param settings: the engine's first message.
     """
 
     def __init__(self, channel: Channel, asleep: int, settings: msg.StartManager) -> None:

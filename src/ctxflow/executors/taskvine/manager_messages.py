@@ -183,11 +183,7 @@ NEWS = 1
 
 
 class Bell:
-    """Wakes the manager through its doorbell.
-
-    :param asleep: shared bytes, the first 1 while only the doorbell can wake the manager.
-    :param path: the socket that the doorbell listens at.
-    """
+    """Wakes the manager through its doorbell's socket, if the first of the shared bytes is 1: it sleeps."""
 
     def __init__(self, asleep: mmap.mmap, path: str) -> None:
         self._asleep, self._path = asleep, path

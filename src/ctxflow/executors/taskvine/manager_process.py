@@ -71,10 +71,7 @@ class PackedEnvironment:
 
 
 class Setup:
-    """A run's own files, and what follows from the site.
-
-    :raises CtxflowError: if files cannot be written, or the environment is none.
-    """
+    """A run's own files, and what follows from the site; a CtxflowError if they cannot be made."""
 
     def __init__(self, site: Site, run: RunServices) -> None:
         self.site, self.run = site, run
@@ -221,10 +218,7 @@ def acquire(acquirer: Acquirer | FactoryClient, command: cmd.Command, setup: Set
 
 
 def require_ndcctools() -> None:
-    """Check that TaskVine is installed.
-
-    :raises CtxflowError: if it is not, saying how to get it.
-    """
+    """Raise a CtxflowError if TaskVine is not installed, saying how to get it."""
     try:
         import ndcctools.taskvine  # noqa: F401
     except ImportError:
@@ -237,9 +231,7 @@ def require_ndcctools() -> None:
 class ManagerLink:
     """The process that holds the ndcctools manager. Its owner locks.
 
-    :param settings: its first message.
-    :param log: the file of its output.
-    :ivar up: whether it has started.
+    :param settings: its first message. :param log: the file of its output. :ivar up: whether it has started.
     """
 
     def __init__(self, settings: StartManager, log: str) -> None:
@@ -276,10 +268,7 @@ class ManagerLink:
         self.send(self._settings)
 
     def started(self, seconds: float) -> int:
-        """Return the port that it listens at, which it says first.
-
-        :raises EngineFailed: if it does not in time.
-        """
+        """Return the port that it listens at, its first message; an EngineFailed if there is none in time."""
         deadline = time.monotonic() + seconds
         while not self.channel.closed and time.monotonic() < deadline:
             self.channel.wait(0.5)
@@ -290,9 +279,8 @@ class ManagerLink:
         raise EngineFailed(f"TaskVine's manager does not start: {words}{'' if 'ulimit' in words else scarcity()}")
 
     def replace(self, port: int) -> bool:
-        """Replace a process that hangs or has ended by one that knows the same files, and no worker.
+        """Start another, at this port, which knows the same files and no worker.
 
-        :param port: that it listens at.
         :returns: False if too many were replaced, or this one does not end.
         """
         now = time.monotonic()

@@ -73,9 +73,8 @@ class _Want:
 
 
 class Stagings:
-    """Brings a run's files to workers. Its owner locks, and calls `serve` when it was woken.
+    """Brings a run's files to workers, and reports events. Its owner locks, and calls `serve` when it was woken.
 
-    :param report: takes events.
     :param wake: makes the owner call `serve` soon, from any thread.
     """
 

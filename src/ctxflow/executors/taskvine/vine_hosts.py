@@ -21,15 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from ctxflow.executors.contract import (
-    CallFiles,
-    CallPayload,
-    ContextPayload,
-    OutputFile,
-    Payloads,
-    Pickled,
-    RunServices,
-)
+from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, OutputFile, Payloads, RunServices
 from ctxflow.executors.protocol import call_message, plain_message
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, Undeclare
 from ctxflow.executors.taskvine.stagings import Stagings
@@ -73,10 +65,7 @@ class VineHosts:
         self._attachments = Attachments(calls.link.send, os.path.join(run.directory, "taskvine", "outputs"))
 
     def tell(self, worker: VineWorker, command: cmd.Command, payloads: Payloads, before: list[ToWorker]) -> None:
-        """Send a worker a command that names it.
-
-        :param before: messages that go with the next call to the worker; those that need no call are added to them.
-        """
+        """Send a worker a command that names it, with the next call to it where it is added to `before`."""
         if isinstance(command, cmd.Run):
             self._send_call(worker, command, payloads.calls[command.attempt], before)
         elif isinstance(command, cmd.Load):
@@ -104,33 +93,36 @@ class VineHosts:
             failure = ev.Failure("input", type(error).__name__, str(error))
             self._happened(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
             return
-        then: Then = self._call_answered
         if worker.unneeded:
             before.append(_forget(worker))
         new = payload.new_parts(worker.functions)
+        names = {part.name for part in new}
+        needed = set(names)
         if new:
             # They go with every call until one is answered: TaskVine may let calls overtake each other.
             before += [GivePart(part.name, part.body) for part in new]
-            then = self._with_functions(worker, new)
+            worker.coming.append(needed)
+
+        def answered(worker: VineWorker, reports: Reports) -> None:
+            if attached is not None:
+                reports = self._attachments.answered(worker.name, attached, reports)
+            if names:
+                worker.coming = [each for each in worker.coming if each is not needed]
+                worker.functions |= needed
+                worker.unneeded += names - needed
+            worker.running -= 1
+            self._heard(worker, reports)
+
         key = worker.keys.get(command.context, "")
         every = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND) if payload.style == "batch" else None
         worker.running += 1
-        if attached is None:
-            before.append(call_message(command, payload, key, every))
-            number = self._calls.make(worker, before, then)
-        else:
-            before.append(call_message(command, payload, key, every, (attached.taken, attached.made, "")))
-            then = self._with_files(attached, then)
-            number = self._calls.make(worker, before, then, attached.inputs, attached.outputs)
+        folder = None if attached is None else (attached.taken, attached.made, "")
+        before.append(call_message(command, payload, key, every, folder))
+        files = () if attached is None else (attached.inputs, attached.outputs)
+        number = self._calls.make(worker, before, answered, *files)
         if payload.timeout is not None:
             worker.due[number] = time.monotonic() + payload.timeout
         before.clear()
-
-    def _with_files(self, attached: Attached, then: Then) -> Then:
-        def answered(worker: VineWorker, reports: Reports) -> None:
-            then(worker, self._attachments.answered(worker.name, attached, reports))
-
-        return answered
 
     def lost(self, worker: VineWorker) -> None:
         """Forget the calls of a worker that is gone."""
@@ -145,23 +137,6 @@ class VineHosts:
         worker.unneeded += known
         if len(worker.unneeded) > _MOST_UNNEEDED:
             self.send(worker, [_forget(worker)])
-
-    def _with_functions(self, worker: VineWorker, parts: Sequence[Pickled]) -> Then:
-        names = {part.name for part in parts}
-        needed = set(names)
-        worker.coming.append(needed)
-
-        def answered(worker: VineWorker, reports: Reports) -> None:
-            worker.coming = [each for each in worker.coming if each is not needed]
-            worker.functions |= needed
-            worker.unneeded += names - needed
-            self._call_answered(worker, reports)
-
-        return answered
-
-    def _call_answered(self, worker: VineWorker, reports: Reports) -> None:
-        worker.running -= 1
-        self._heard(worker, reports)
 
     def _load(self, worker: VineWorker, context: ContextPayload) -> BuildContext:
         worker.keys[context.id] = key = str(self._calls.number())
@@ -200,11 +175,7 @@ class Attached:
 
 
 class Attachments:
-    """Files of calls in flight. Its owner locks.
-
-    :param send: sends the manager's process a message.
-    :param folder: where outputs come to at first.
-    """
+    """Files of calls in flight; outputs come to a folder at first. Its owner locks."""
 
     def __init__(self, send: Callable[[ToManager], None], folder: str) -> None:
         self._send = send
@@ -215,10 +186,7 @@ class Attachments:
         self._open: dict[str, list[Attached]] = {}  # By worker.
 
     def attach(self, worker: str, files: CallFiles) -> Attached:
-        """Declare the files of a call to the manager.
-
-        :raises OSError: if an input is no file here, with what to do.
-        """
+        """Declare a call's files to the manager; an OSError, with what to do, if an input is no file here."""
         attached = Attached(files)
         sources = [(each, _identity(each.source)) for each in files.inputs]  # First of all: this may raise.
         for number, (each, identity) in enumerate(sources):

@@ -142,9 +142,8 @@ Then = Callable[[VineWorker, Reports], None]
 
 
 class VineCalls:
-    """Makes calls, and passes each answer to its callback. Its owner locks.
+    """Makes calls, sealed with a key, and passes each answer to its callback. Its owner locks.
 
-    :param key: with which calls and answers are sealed.
     :param forged: called with a worker whose answer has no seal.
     """
 
@@ -249,10 +248,7 @@ class Watch:
         self._beats.forget(worker.name)
 
     def look(self, now: float, hearing: bool) -> list[tuple[VineWorker, str]]:
-        """Return the workers that are lost, each with the reason.
-
-        :param hearing: whether answers can come: the manager may be busy with a large file.
-        """
+        """Return the workers that are lost, each with the reason; `hearing`: whether answers can come."""
         self.look_at = now + self._patience.look
         for worker in self._workers.values():
             if worker.due and self._has_overdue(worker, now):
@@ -275,10 +271,7 @@ class Watch:
 
 
 class Losses:
-    """Workers that are gone, until it is known why, or time is up: nothing in an evicted one is to blame.
-
-    :param clock: seconds.
-    """
+    """Workers that are gone, until it is known why, or time is up: nothing in an evicted one is to blame."""
 
     def __init__(self, acquirer: Acquirer | FactoryClient, clock: Callable[[], float]) -> None:
         self._acquirer = acquirer
