@@ -42,6 +42,8 @@ _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answ
 _SHORT_SECONDS = 5  # How long TaskVine waits for a word of a worker.
 _SILENT_SECONDS = 600
 _BACKLOG = 4096
+_NAME = "manager"  # Of the folder of TaskVine's files.
+_UNREAD = ("performance", "taskgraph", "transactions")
 
 
 class Manager:
@@ -305,21 +307,14 @@ class Manager:
         self._say(news)
 
 
-# --- what ndcctools has no function for
-
-
-NAME = "manager"
-_UNREAD = ("performance", "taskgraph", "transactions")
-
-
 def prepare(directory: str) -> str:
     """Make the folder of TaskVine's logs, in which those that nobody reads lead nowhere; return its name."""
-    folder = os.path.join(directory, NAME, "vine-logs")
+    folder = os.path.join(directory, _NAME, "vine-logs")
     os.makedirs(folder, exist_ok=True)
     for name in _UNREAD:
         with contextlib.suppress(FileExistsError):
             os.symlink(os.devnull, os.path.join(folder, name))
-    return NAME
+    return _NAME
 
 
 class DebugLog:
@@ -327,8 +322,6 @@ class DebugLog:
 
     Some 23 lines for every call, written one by one, are a third of the call's time, gigabytes a night, and an abort
     when the disk is full. With CTXFLOW_VINE_LOG=all, or where ndcctools cannot switch it, it is always written.
-
-    :param vine: the module ndcctools.taskvine.
     """
 
     def __init__(self, vine: Any) -> None:
@@ -344,13 +337,13 @@ class DebugLog:
             self._library = library
 
     def begin(self, call: int) -> None:
-        """A call brings files along."""
+        """Note that a call brings files along."""
         if self._library is not None and not self._transfers:
             self._library.cctools_debug_flags_set(b"vine")
         self._transfers.add(call)
 
     def end(self, call: int) -> None:
-        """A call has ended, which may have brought files."""
+        """Note that a call has ended, which may have brought files."""
         if call in self._transfers:
             self._transfers.discard(call)
             if self._library is not None and not self._transfers:
@@ -398,13 +391,10 @@ def main(descriptor: int, asleep: int, parent: int) -> None:
     if not messages or not isinstance(messages[0], msg.StartManager):
         return
     try:
-        manager = Manager(channel, asleep, messages[0])
-        try:
+        with contextlib.closing(Manager(channel, asleep, messages[0])) as manager:
             for message in messages[1:]:
                 manager.handle(message)
             manager.serve()
-        finally:
-            manager.close()
     except OSError as error:
         if none_left(error):
             sys.exit(f"{error}{advice(error)}")  # The last line is what the engine tells.

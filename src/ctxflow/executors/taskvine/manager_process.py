@@ -22,19 +22,7 @@ from typing import Any
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.contract import EngineFailed, RunServices
-from ctxflow.executors.taskvine.manager_messages import (
-    BYTES,
-    FROM_MANAGER,
-    Bell,
-    DeclareFile,
-    DeclareTemp,
-    FromManager,
-    ManagerStarted,
-    StartManager,
-    StopManager,
-    ToManager,
-    Undeclare,
-)
+from ctxflow.executors.taskvine import manager_messages as msg
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_machines import pinned, unpinned
 from ctxflow.factory.exchange import FactoryClient
@@ -105,10 +93,10 @@ class Setup:
         with contextlib.suppress(OSError):  # A full disk must not end the run.
             self.staging_log.write(json.dumps(line) + "\n")
 
-    def manager_settings(self) -> StartManager:
+    def manager_settings(self) -> msg.StartManager:
         """Return the first message to the manager's process."""
         options = self.site.taskvine
-        return StartManager(
+        return msg.StartManager(
             directory=self.directory,
             port=options.port,
             password_file=self.password_file,
@@ -234,10 +222,10 @@ class ManagerLink:
     :param settings: its first message. :param log: the file of its output. :ivar up: whether it has started.
     """
 
-    def __init__(self, settings: StartManager, log: str) -> None:
+    def __init__(self, settings: msg.StartManager, log: str) -> None:
         self._settings = settings
         self._log = log
-        self._files: dict[str, DeclareFile | DeclareTemp] = {}  # Those that it knows.
+        self._files: dict[str, msg.DeclareFile | msg.DeclareTemp] = {}  # Those that it knows.
         self._replaced: list[float] = []  # When.
         self._spawn()
 
@@ -246,8 +234,8 @@ class ManagerLink:
         near, far = socket.socketpair()
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         shared = os.memfd_create("ctxflow-asleep")
-        os.ftruncate(shared, BYTES)
-        self._bell = Bell(mmap.mmap(shared, BYTES), self._settings.doorbell)
+        os.ftruncate(shared, msg.BYTES)
+        self._bell = msg.Bell(mmap.mmap(shared, msg.BYTES), self._settings.doorbell)
         with far, open(self._log, "ab") as output:
             words = [str(far.fileno()), str(shared), str(os.getpid())]
             self.process = subprocess.Popen(
@@ -273,7 +261,7 @@ class ManagerLink:
         while not self.channel.closed and time.monotonic() < deadline:
             self.channel.wait(0.5)
             for said in self.received():
-                if isinstance(said, ManagerStarted):
+                if isinstance(said, msg.ManagerStarted):
                     return said.port
         words = self.last_words()
         raise EngineFailed(f"TaskVine's manager does not start: {words}{'' if 'ulimit' in words else scarcity()}")
@@ -298,21 +286,21 @@ class ManagerLink:
             self.send(file)
         return True
 
-    def send(self, message: ToManager) -> None:
+    def send(self, message: msg.ToManager) -> None:
         """Send a message, now or as soon as it fits."""
-        if isinstance(message, (DeclareFile, DeclareTemp)):
+        if isinstance(message, (msg.DeclareFile, msg.DeclareTemp)):
             self._files[message.key] = message
-        elif isinstance(message, Undeclare):
+        elif isinstance(message, msg.Undeclare):
             self._files.pop(message.key, None)
         self.channel.send_frame(pack(message))
 
-    def received(self) -> list[FromManager]:
+    def received(self) -> list[msg.FromManager]:
         """Return what it has said."""
-        said = [FROM_MANAGER.open(head, body) for head, body in self.channel.receive()]
+        said = [msg.FROM_MANAGER.open(head, body) for head, body in self.channel.receive()]
         if said:
             self._heard_at = time.monotonic()
             self._idle = 0.0
-        self.up |= any(isinstance(each, ManagerStarted) for each in said)
+        self.up |= any(isinstance(each, msg.ManagerStarted) for each in said)
         return said
 
     @property
@@ -342,7 +330,7 @@ class ManagerLink:
 
     def end(self, seconds: float) -> None:
         """End it: asked to first, killed after so many seconds."""
-        self.send(StopManager())
+        self.send(msg.StopManager())
         self.ring()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
