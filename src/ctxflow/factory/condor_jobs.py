@@ -29,6 +29,7 @@ EXCLUDED_ATTRIBUTE = "CtxflowExcluded"
 BATCH_ATTRIBUTE = "CtxflowBatch"
 SUBMISSION_ATTRIBUTE = "CtxflowSubmission"
 TIER_ATTRIBUTE = "CtxflowTier"
+DRIVER_ATTRIBUTE = "CtxflowDriver"
 BATCH_VARIABLE = "CTXFLOW_BATCH"
 """Where a driver that is a job itself finds the tag that its workers' jobs get, so that they end with it."""
 _JOB_ID = "$(Cluster).$(Process)"
@@ -36,6 +37,8 @@ _JOB_ID = "$(Cluster).$(Process)"
 _WITH_VARIABLES = 'exec 2>&1; . "./$1" && rm -f "./$1" && shift && exec "$@"'
 # A job that waits needs only another value there, not other requirements, of which condor_submit adds a part.
 _ELSEWHERE = f"(!stringListIMember(TARGET.Machine, MY.{EXCLUDED_ATTRIBUTE}))"
+_KILLED = 10  # So often may a driver be killed, until it is held: something is wrong with it or its machine.
+_FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothing, or fail again.
 _OPTIONS = ("requirements", "require_gpus", "priority", "image", "submit")
 
 
@@ -93,15 +96,12 @@ def describe(
         "leave_in_queue": "false",
         "batch_name": f"ctxflow {run}",  # By which condor_q groups the jobs of a run, of whichever tier.
         f"+{TIER_ATTRIBUTE}": f'"{literal(_one_line(job.tier))}"',
-        f"+{RUN_ATTRIBUTE}": f'"{run}"',
+        f"+{RUN_ATTRIBUTE}": _tag("run", run),
         f"+{SEEN_ATTRIBUTE}": str(int(now)),
         f"+{EXCLUDED_ATTRIBUTE}": excluded_text(job.excluded),
     }
-    for what, tag in (("run", run), ("batch", batch or "none")):
-        if not re.fullmatch(r"[\w.-]+", tag, re.ASCII):
-            raise ProviderError(f"HTCondor's jobs cannot be tagged with the {what} {tag!r}: use letters, digits, . _ -")
     if batch:
-        description[f"+{BATCH_ATTRIBUTE}"] = f'"{batch}"'
+        description[f"+{BATCH_ATTRIBUTE}"] = _tag("batch", batch)
     if submission:
         description[f"+{SUBMISSION_ATTRIBUTE}"] = f'"{submission}"'
     if job.gpus:
@@ -111,6 +111,12 @@ def describe(
     if any("," in path for path in private):
         description["initialdir"] = where
     return _with_options(description, options, lease)
+
+
+def _tag(what: str, tag: str) -> str:
+    if not re.fullmatch(r"[\w.-]+", tag, re.ASCII):
+        raise ProviderError(f"HTCondor's jobs cannot be tagged with the {what} {tag!r}: use letters, digits, . _ -")
+    return f'"{tag}"'
 
 
 def _with_options(description: dict[str, str], options: Mapping[str, Any], lease: int) -> dict[str, str]:
@@ -136,6 +142,52 @@ def _with_options(description: dict[str, str], options: Mapping[str, Any], lease
 def _taken(theirs: dict[str, str], name: str) -> str:
     """Take a submit key out of those that a tier sets."""
     return next((theirs.pop(key) for key in list(theirs) if key.lower() == name), "")
+
+
+def describe_driver(script: str, directory: str, log: str, complaints: str, tag: str) -> dict[str, str]:
+    """Return the submit description of a driver.
+
+    The job is of the local universe: it runs at once on the schedd's machine, which lives as long as the queue does,
+    sees the files that its user sees there, is reached by workers, and may submit them. It needs no slot, no owner
+    evicts it, and it restarts within seconds. (A vanilla job's machine has none of this; one of the scheduler universe
+    is left to cool down for five minutes whenever it is vacated.)
+
+    It leaves the queue when it ends with one of the statuses of a job that is over. After any other one (130, when it
+    was interrupted), and when it is killed, it starts anew; killed ten times, it is held. Whoever removes it removes
+    all jobs with its tag, which are its workers. What its events mean: batch/detached.py.
+
+    :param script: a shell's program that becomes the driver in `directory`.
+    :param log: where HTCondor writes the job's events; to `complaints` goes what the shell says before the driver runs.
+    :param tag: letters, digits and hyphens.
+
+    >>> text = describe_driver("/jobs/3/driver.sh", "/home/ada", "/jobs/3/log", "/jobs/3/err", "3-af")
+    >>> print(text["arguments"], text["+OtherJobRemoveRequirements"])
+    "/jobs/3/driver.sh" "CtxflowBatch == \\"3-af\\""
+    >>> print(text["on_exit_remove"])
+    ExitBySignal =!= true && (ExitCode == 0 || ExitCode == 1 || ExitCode == 2 || ExitCode == 3)
+    """
+    final = " || ".join(f"ExitCode == {status}" for status in _FINAL)
+    return {
+        "universe": "local",
+        "executable": "/bin/sh",
+        "transfer_executable": "false",
+        "arguments": quoted([script]),
+        "initialdir": literal(directory),
+        "log": literal(log),
+        "output": "/dev/null",  # The script sends what the driver says elsewhere: HTCondor begins files anew.
+        "error": literal(complaints),
+        "notification": "never",
+        "leave_in_queue": "false",
+        "kill_sig": "SIGTERM",
+        "remove_kill_sig": "SIGTERM",
+        "on_exit_remove": f"ExitBySignal =!= true && ({final})",
+        "on_exit_hold": f"ExitBySignal =?= true && NumJobStarts >= {_KILLED}",
+        "on_exit_hold_reason": f'strcat("the driver was killed by signal ", ExitSignal, " at its start number ",'
+        f' NumJobStarts, ": see ctxflow logs {tag.partition("-")[0]}, and let it go on with condor_release")',
+        "batch_name": f"ctxflow job {tag.partition('-')[0]}",
+        f"+{DRIVER_ATTRIBUTE}": f'"{tag}"',
+        "+OtherJobRemoveRequirements": f'"{BATCH_ATTRIBUTE} == \\"{tag}\\""',
+    }
 
 
 def excluded_text(hosts: Sequence[str]) -> str:
@@ -310,61 +362,6 @@ def none_left(limit: str) -> str:
     whose = "of this user" if limit == "MAX_JOBS_PER_OWNER" else "at all"
     begin = f"HTCondor's queue takes no more jobs {whose} now, by its limit {limit}"
     return f"{begin}: the run goes on with the workers that it has, and asks again"
-
-
-DRIVER_ATTRIBUTE = "CtxflowDriver"
-
-
-_KILLED = 10  # So often may a driver be killed, until it is held: something is wrong with it or its machine.
-
-
-_FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothing, or fail again.
-
-
-def describe_driver(script: str, directory: str, log: str, complaints: str, tag: str) -> dict[str, str]:
-    """Return the submit description of a driver.
-
-    The job is of the local universe: it runs at once on the schedd's machine, which lives as long as the queue does,
-    sees the files that its user sees there, is reached by workers, and may submit them. It needs no slot, no owner
-    evicts it, and it restarts within seconds. (A vanilla job's machine has none of this; one of the scheduler universe
-    is left to cool down for five minutes whenever it is vacated.)
-
-    It leaves the queue when it ends with one of the statuses of a job that is over. After any other one (130, when it
-    was interrupted), and when it is killed, it starts anew; killed ten times, it is held. Whoever removes it removes
-    all jobs with its tag, which are its workers. What its events mean: batch/detached.py.
-
-    :param script: a shell's program that becomes the driver in `directory`.
-    :param log: where HTCondor writes the job's events; to `complaints` goes what the shell says before the driver runs.
-    :param tag: letters, digits and hyphens.
-
-    >>> text = describe_driver("/jobs/3/driver.sh", "/home/ada", "/jobs/3/log", "/jobs/3/err", "3-af")
-    >>> print(text["arguments"], text["+OtherJobRemoveRequirements"])
-    "/jobs/3/driver.sh" "CtxflowBatch == \\"3-af\\""
-    >>> print(text["on_exit_remove"])
-    ExitBySignal =!= true && (ExitCode == 0 || ExitCode == 1 || ExitCode == 2 || ExitCode == 3)
-    """
-    final = " || ".join(f"ExitCode == {status}" for status in _FINAL)
-    return {
-        "universe": "local",
-        "executable": "/bin/sh",
-        "transfer_executable": "false",
-        "arguments": quoted([script]),
-        "initialdir": literal(directory),
-        "log": literal(log),
-        "output": "/dev/null",  # The script sends what the driver says elsewhere: HTCondor begins files anew.
-        "error": literal(complaints),
-        "notification": "never",
-        "leave_in_queue": "false",
-        "kill_sig": "SIGTERM",
-        "remove_kill_sig": "SIGTERM",
-        "on_exit_remove": f"ExitBySignal =!= true && ({final})",
-        "on_exit_hold": f"ExitBySignal =?= true && NumJobStarts >= {_KILLED}",
-        "on_exit_hold_reason": f'strcat("the driver was killed by signal ", ExitSignal, " at its start number ",'
-        f' NumJobStarts, ": see ctxflow logs {tag.partition("-")[0]}, and let it go on with condor_release")',
-        "batch_name": f"ctxflow job {tag.partition('-')[0]}",
-        f"+{DRIVER_ATTRIBUTE}": f'"{tag}"',
-        "+OtherJobRemoveRequirements": f'"{BATCH_ATTRIBUTE} == \\"{tag}\\""',
-    }
 
 
 def escaped(text: str) -> str:
