@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ctxflow.host.library import seldom_collecting
-from ctxflow.testing.slow_calls import slowdown
+from ctxflow.testing.worker_calls import slowdown
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctxflow.errors import BatchContractError
 from ctxflow.host.call_results import Yielding
-from ctxflow.testing.slow_calls import slower_items
+from ctxflow.testing.worker_calls import slower_items
 
 
 class Sent:

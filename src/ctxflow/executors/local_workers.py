@@ -167,7 +167,7 @@ class LocalWorkers:
         name = f"local-{number + 1}"
         variables = share(devices, self._has_gpus, self._places, len(shares))
         if number < len(self._slowdowns):
-            variables[AROUND] = "ctxflow.testing.slow_calls:slowed"
+            variables[AROUND] = "ctxflow.testing.worker_calls:slowed"
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
             worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables)

@@ -308,7 +308,7 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What of a model its speed depends on (planning/roofline.py): parameters, weights' size, a token's KV cache."""
+    """What of a model its speed depends on (planning/job_file.py): parameters, weights' size, a token's KV cache."""
 
     parameters: float
     weights_gb: float

@@ -1,32 +1,36 @@
-"""The placement problem of a site and a job, made from what is known, with a note on where each figure comes from."""
+"""The placement problem of a site and a job, with a note on where each figure comes from, and an answer's workers.
+
+In the problem a model has one deployment on a tier; in ctxflow any number of workers, each of which serves by itself.
+So a tier of the site is divided into blocks of 1, 2, 4, ... workers, each of which is a tier of the problem with one
+"GPU", and any number of workers is a sum of blocks.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctxflow.errors import counted
 from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.model_folder import BYTES, Shape, locate_model, shape_of
-from ctxflow.planning.job_file import CandidateModel, Known, PlanJob, Query
-from ctxflow.planning.roofline import USABLE, DataSheet, estimate, gpu_of
-from ctxflow.planning.worker_blocks import SiteOffer, Speed, StaffedModel, problem_of, staffing
-from ctxflow.policies.agh.problem import Model, Problem, QueryType
+from ctxflow.planning.job_file import USABLE, CandidateModel, DataSheet, Known, PlanJob, Query, Speed, estimate, gpu_of
+from ctxflow.policies.agh.allocation import Allocation
+from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType, Table
 from ctxflow.policies.agh.solution import Solution
+from ctxflow.policies.agh.staffing import blocks
 from ctxflow.simulator.recorded_run import Recorded
 from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
 
-UNSERVED = 10.0
-"""What it costs to leave a query unserved, by default, in rents of the whole site."""
+UNSERVED = 10.0  # What it costs by default to leave a query unserved, in rents of the whole site.
 
 
 @dataclasses.dataclass(frozen=True)
 class JobProblem:
-    """A problem made from a site and a job.
+    """A problem made from a site and a job: its offers and speeds.
 
-    :ivar offers, speeds: what it was made of.
     :ivar notes: where figures come from, a sentence each; `left_out`: which model cannot be where, and why.
     """
 
@@ -112,15 +116,12 @@ def make_problem(
     return JobProblem(problem, offers, speeds, tuple(notes), tuple(left_out))
 
 
-# --- tiers
-
-
 def _offered(site: Site, tier: ScenarioTier, job: PlanJob, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
     name, gpus = tier.spec.name, tier.spec.gpus
     known = next((each for each in job.tiers if each.name == name), Known(name=name))
     model = known.gpu or (tier.gpu_model if tier.gpu_model != name else None)
     if model is None and survey is not None and survey.gpu_models:
-        model = min(survey.gpu_models, key=lambda each: _rank(gpu_of(each)))
+        model = min(survey.gpu_models, key=lambda each: gpu.bandwidth_gb_s if (gpu := gpu_of(each)) else 0.0)
         if len(survey.gpu_models) > 1:
             notes.append(f"tier {name} has {', '.join(survey.gpu_models)}: the slowest, {model}, counts")
     gpu = gpu_of(model or name)
@@ -140,13 +141,6 @@ def _offered(site: Site, tier: ScenarioTier, job: PlanJob, survey: PoolSurvey | 
     own = next((each.memory_gb for each in site.tiers if each.name == name), 1e6)
     room = USABLE * gpus * memory if gpus and memory is not None else own if not gpus else 1e6
     return _Offered(SiteOffer(name, workers, price, room), gpus, model or "", gpu if gpus else None)
-
-
-def _rank(gpu: DataSheet | None) -> float:
-    return gpu.bandwidth_gb_s if gpu is not None else 0.0
-
-
-# --- models and queries
 
 
 def _shape(model: CandidateModel) -> Shape:
@@ -171,9 +165,6 @@ def _query_type(query: Query, job: PlanJob, rent: float) -> QueryType:
         max_delay_seconds=query.max_delay, max_error=query.max_error, max_unserved=query.max_unserved,
         unserved_dollars=UNSERVED * (rent + 1.0) if query.unserved is None else query.unserved,
     )  # fmt: skip
-
-
-# --- speeds
 
 
 class _Measured:
@@ -205,12 +196,11 @@ class _Measured:
     def sources(self) -> list[str]:
         """Return where the speeds come from, a sentence each."""
         found = []
-        if self._taken and self._recorded is not None:
-            places = ", ".join(f"{model} on {tier}" for model, tier in sorted(self._taken))
-            found.append(f"speeds measured in {self._recorded.name}: {places}")
-        if self.estimated:
-            places = ", ".join(f"{model} on {tier}" for model, tier in sorted(self.estimated))
-            found.append(f"speeds estimated from data sheets (a roofline, not measured): {places}")
+        measured = f"measured in {self._recorded.name}" if self._recorded is not None else ""
+        estimated = "estimated from data sheets (a roofline, not measured)"
+        for how, which in ((measured, self._taken), (estimated, self.estimated)):
+            if which:
+                found.append(f"speeds {how}: " + ", ".join(f"{model} on {tier}" for model, tier in sorted(which)))
         return found
 
 
@@ -260,3 +250,116 @@ def survey_site(
         if survey is None
     ]
     return surveys, silent
+
+
+NEVER = 1e4  # How many times its limit the delay of a query type is on a model that is none of its candidates.
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteOffer:
+    """A tier of a site: workers available, the price of one, an hour, and its memory for one model."""
+
+    name: str
+    workers: int
+    price: float
+    memory_gb: float
+
+
+Speeds = Sequence[Sequence[Sequence[Speed | None]]]
+"""By query type, model and tier; None for a model that the query type cannot have there."""
+
+
+def block_owners(offers: Sequence[SiteOffer]) -> list[tuple[int, int]]:
+    """Return the tiers of the problem: (number of the offer, workers) of each block."""
+    return [(number, size) for number, offer in enumerate(offers) for size in blocks(offer.workers)]
+
+
+def problem_of(
+    name: str,
+    queries: Sequence[QueryType],
+    models: Sequence[Model],
+    offers: Sequence[SiteOffer],
+    speeds: Speeds,
+    *,
+    hours: float,
+    budget: float | None = None,
+    errors: Sequence[Sequence[float]] | None = None,
+    source: str = "",
+) -> Problem:
+    """Return the placement problem of a site's workers, without a limit on storage.
+
+    :param budget: None for more than all workers cost.
+    :param errors: shares of wrong answers by query type and model; none by default.
+    :raises ValueError: for what is not possible.
+    """
+    owners = block_owners(offers)
+    if not owners:
+        raise ValueError("there is no worker to be had on any tier: see `ctxflow site check SITE --live`")
+    most = hours * sum(offer.price * offer.workers for offer in offers)
+    tiers = [
+        GpuTier(
+            name=f"{offers[number].name} #{place} x{size}", memory_gb=offers[number].memory_gb, tflops=float(size),
+            dollars_per_hour=size * offers[number].price, tensor_parallel=(1,), pipeline_parallel=(1,), gpus=1,
+        )
+        for place, (number, size) in enumerate(owners, 1)
+    ]  # fmt: skip
+    nothing = tuple(tuple((0.0,) * len(owners) for _ in models) for _ in queries)
+
+    def table(figure: str) -> Table:
+        return tuple(
+            tuple(tuple(_figure(query, row[number], figure) for number, _ in owners) for row in rows)
+            for query, rows in zip(queries, speeds, strict=True)
+        )
+
+    storage = 1.0 + len(owners) * len(queries) * sum(model.weights_gb for model in models)  # Enough for every place.
+    return Problem(
+        name=name, source=source, horizon_hours=hours, budget_dollars=most + 1.0 if budget is None else budget,
+        storage_gb=storage, query_types=tuple(queries), models=tuple(models), tiers=tuple(tiers),
+        compute_seconds_per_token=table("delay"), communication_seconds_per_token=nothing,
+        error=nothing if errors is None else tuple(tuple((each,) * len(owners) for each in row) for row in errors),
+        gflop_per_token=table("work"), resident_queries=nothing,
+    )  # fmt: skip
+
+
+def _figure(query: QueryType, speed: Speed | None, figure: str) -> float:
+    """Return a table's number: times a query's tokens, it is its delay in (3), and the work of a worker in (5g)."""
+    tokens = query.tokens
+    if speed is None:
+        return (NEVER * query.max_delay_seconds if figure == "delay" else 0.0) / tokens
+    return speed.delay / tokens if figure == "delay" else 1e3 * speed.seconds / tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class StaffedModel:
+    """Workers of a tier that hold a model, in an answer, by their numbers, and (query type, its share) served there."""
+
+    model: int
+    offer: int
+    workers: int
+    shares: tuple[tuple[int, float], ...]
+
+
+def staffing(
+    problem: Problem, offers: Sequence[SiteOffer], speeds: Speeds, allocation: Allocation
+) -> list[StaffedModel]:
+    """Return the workers that an answer needs, never more than its blocks have."""
+    owners = block_owners(offers)
+    held: dict[tuple[int, int], int] = {}
+    shares: dict[tuple[int, int], dict[int, float]] = {}
+    for each in allocation.deployments:
+        number, size = owners[each.tier]
+        held[each.model, number] = held.get((each.model, number), 0) + size
+    for route in allocation.routes:
+        here = shares.setdefault((route.model, owners[route.tier][0]), {})
+        here[route.query_type] = here.get(route.query_type, 0.0) + route.share
+    found = []
+    for (model, number), most in sorted(held.items()):
+        busy = 0.0
+        for query, share in shares.get((model, number), {}).items():
+            speed = speeds[query][model][number]
+            busy += share * problem.query_types[query].queries_per_hour * (speed.seconds if speed else 0.0) / 3600
+        needed = math.ceil(busy / problem.utilization - 1e-9)
+        if needed > 0 or shares.get((model, number)):
+            own = tuple(sorted(shares.get((model, number), {}).items()))
+            found.append(StaffedModel(model, number, min(most, max(1, needed)), own))
+    return found

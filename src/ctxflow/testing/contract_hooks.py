@@ -1,11 +1,10 @@
-"""The base of the engines' contract suites: the hooks for a plug-in's author, and a run that drives an engine.
-
-The suites are engines.py, contract_contexts.py and session_contract.py.
-"""
+# ruff: noqa: D102 - the tests' names say what they check
+"""The base of the engines' contract suites: a plug-in's hooks, a run that drives an engine, the tests of contexts."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,31 +14,25 @@ from typing import Any, TypeVar
 import pytest
 
 from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Payloads, Pickled
+from ctxflow.files import digest_path
 from ctxflow.pickling import dumps
 from ctxflow.recipe import Context
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.testing import worker_calls as work
 
-PATIENCE = 30.0
-"""Seconds after which a test gives up on an event; no test waits that long for one that comes."""
+PATIENCE = 30.0  # Seconds after which a test gives up on an event.
 
 E = TypeVar("E", bound=ev.Event)
 
 
 class ContractRun:
-    """Drive an engine in the place of a run: give it payloads, and collect what it reports.
-
-    :param engine: not started yet.
-    :param directory: for the run's files.
-    """
+    """Drive an engine (not started yet) in the place of a run: give it payloads, and collect what it reports."""
 
     def __init__(self, engine: Engine, directory: str, tier: str) -> None:
-        self.id = "contract"
-        self.directory = directory
-        self.engine = engine
+        self.id, self.directory, self.engine = "contract", directory, engine
         self.events: list[ev.Event] = []
-        self._tier = tier
-        self._origin = time.monotonic()
+        self._tier, self._origin = tier, time.monotonic()
         self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
         self._functions: dict[str, Pickled] = {}
         self._calls: dict[int, Callable[[], CallPayload]] = {}
@@ -62,21 +55,12 @@ class ContractRun:
         self.engine.execute(sent, Payloads(calls, self._contexts))
 
     def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
-        """Make a context known; gives its id."""
+        """Make a context known, and return its id."""
         files = options.pop("files", {})
         recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
         name = f"{function.__name__}-{next(self._numbers)}"
-        payload = ContextPayload(
-            name,
-            function.__name__,
-            recipe.dumps(),
-            files,
-            {},
-            options.get("timeout"),
-            options.get("memory"),
-            options.get("level", ev.PERVASIVE),
-        )
-        self._contexts[name] = payload
+        limits = options.get("timeout"), options.get("memory"), options.get("level", ev.PERVASIVE)
+        self._contexts[name] = ContextPayload(name, function.__name__, recipe.dumps(), files, {}, *limits)
         return name
 
     def start(self, workers: int = 1) -> list[str]:
@@ -87,10 +71,15 @@ class ContractRun:
         return [event.worker.id for event in self.all(ev.WorkerJoined)]
 
     def ready(self, context: str = ev.PLAIN) -> str:
-        """Start the engine with one worker that has built a context; gives the worker."""
+        """Start the engine with one worker that has built a context, and return the worker."""
         (worker,) = self.start()
         self.load(worker, context)
         return worker
+
+    def built(self) -> tuple[str, str]:
+        """Start the engine with one worker that has built a context whose value is 0; return both."""
+        context = self.declare(work.slow, 0)
+        return self.ready(context), context
 
     def stage(self, worker: str, context: str) -> ev.ContextStaged:
         """Bring a context's files to a worker."""
@@ -111,20 +100,17 @@ class ContractRun:
         timeout: float | None = None,
         constants: Mapping[str, Any] | None = None,
     ) -> int:
-        """Have a batch run, without waiting for it; gives the attempt."""
+        """Have a batch run, without waiting for it; return the attempt."""
         part, given = self._pickled(function), None
         if constants is not None:
             name = "-".join(map(str, (function.__name__, *constants.values())))
             given = self._functions.setdefault(name, Pickled(name, dumps(dict(constants), "the constants")))
         attempt = next(self._numbers)
 
-        def payload() -> CallPayload:
-            body = dumps([tuple(column) for column in columns], "the input")
-            return CallPayload("batch", part, False, timeout, body, constants=given)
-
-        self._calls[attempt] = payload
-        items = range(len(columns[0]))
-        self.execute(cmd.Run(worker, attempt, "app", context, items))
+        self._calls[attempt] = lambda: CallPayload(
+            "batch", part, False, timeout, dumps([tuple(each) for each in columns], "the input"), constants=given
+        )
+        self.execute(cmd.Run(worker, attempt, "app", context, range(len(columns[0]))))
         return attempt
 
     def _pickled(self, function: Callable[..., Any]) -> Pickled:
@@ -132,7 +118,7 @@ class ContractRun:
         return self._functions.setdefault(name, Pickled(name, dumps(function, "the function")))
 
     def apply(self, worker: str, function: Callable[..., Any], *args: Any) -> int:
-        """Have a single call run without a context; gives the attempt."""
+        """Have a single call run without a context; return the attempt."""
         attempt = next(self._numbers)
         body = dumps((function, args, {}), "the call")
         self._calls[attempt] = lambda: CallPayload("apply", None, False, None, body)
@@ -147,13 +133,18 @@ class ContractRun:
         """Poll until something holds."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, (
-                f"it never came; there were {len(self.events)} events, last {self.events[-5:]}"
-            )
+            seen = f"there were {len(self.events)} events, last {self.events[-5:]}"
+            assert time.monotonic() < deadline, f"it never came; {seen}"
             self.events.extend(self.engine.poll(0.5))
 
+    def only(self, kind: type[E]) -> E:
+        """Return the first event of a kind, of which there is no other by then."""
+        self.until(lambda: bool(self.all(kind)))
+        (event,) = self.all(kind)
+        return event
+
     def wait(self, kind: type[E]) -> E:
-        """Return the next event of a kind, which is then taken away with all before it."""
+        """Return the next event of a kind, and remove it with all before it."""
         self.until(lambda: bool(self.all(kind)))
         event = self.all(kind)[0]
         del self.events[: self.events.index(event) + 1]
@@ -163,14 +154,12 @@ class ContractRun:
 class Contract:
     """The base of the suites; an engine's own subclass fills in the hooks, which say how to make one and what it can.
 
+    :cvar executes: whether contexts are built, files brought and functions run for real; else only events are checked.
+    :cvar own_folders: whether each call has a folder of its own, or runs in the directory where the engine was started.
     :cvar runs: what stands in for a run.
     """
 
-    tier = "local"
-    executes = True
-    """Whether contexts are built, files brought and functions run for real; without it only events are looked at."""
-    own_folders = False
-    """Whether each call has a folder of its own; else calls and builds run in the directory where it was started."""
+    tier, executes, own_folders = "local", True, False
     runs: type[ContractRun] = ContractRun
 
     def make(self) -> Engine:
@@ -195,3 +184,168 @@ class Contract:
     def _answers(self, event: ev.BatchFinished, expected: Any) -> None:
         if self.executes:
             assert pickle.loads(event.results) == expected
+
+    def _gives(self, run: ContractRun, expected: Any, worker: str, context: str, *call: Any, **options: Any) -> None:
+        """Run a batch, and check its results."""
+        run.run(worker, context, *call, **options)
+        self._answers(run.wait(ev.BatchFinished), expected)
+
+
+def _weights(file: Path, root: Path | None = None) -> dict[str, tuple[str, str]]:
+    """Write a file of weights; return it, or the directory that it is in, as a context's files."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("42")
+    return {"weights": (str(root or file), digest_path(str(root or file)))}
+
+
+class ContextsContract(Contract):
+    """What becomes of contexts, and where calls and builds run (`own_folders`)."""
+
+    def test_calls_and_builds_run_where_the_engine_says(
+        self, run: ContractRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._needs_code()
+        home = tmp_path / "home"
+        home.mkdir()
+        (home / "weights.txt").write_text("42")
+        monkeypatch.chdir(home)
+        (worker,) = run.start()
+        monkeypatch.chdir(tmp_path)  # Where the driver goes later is nothing to calls.
+        run.load(worker, ev.PLAIN)
+
+        def call(function: Callable[..., Any], *args: Any) -> Any:
+            run.apply(worker, function, *args)
+            return pickle.loads(run.wait(ev.BatchFinished).results)
+
+        if self.own_folders:
+            for function, argument in ((work.leave, "left"), (os.chdir, "/")):
+                call(function, argument)
+                assert call(os.getcwd) != str(home)
+                assert call(os.listdir, ".") == [], "each call finds its folder empty"
+            return
+        context = run.declare(work.read, "weights.txt")
+        run.load(worker, context)
+        run.run(worker, context, work.with_context, [1])
+        assert pickle.loads(run.wait(ev.BatchFinished).results) == [("42", 1)]
+        for function, argument in ((work.leave, "left"), (os.chdir, "/")):
+            call(function, argument)
+            assert call(os.getcwd) == str(home)
+        assert sorted(os.listdir(home)) == ["left", "weights.txt"]
+
+    def test_loading_is_measured(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        ready = run.load(worker, run.declare(work.slow, 0.2))
+        assert ready.seconds >= 0.2
+        assert ready.memory is None or ready.memory > 0
+
+    def test_staged_files_have_local_paths_under_their_names(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        context = run.declare(work.read, files=_weights(tmp_path / "weights.bin"))
+        assert run.stage(worker, context).context == context
+        run.load(worker, context)
+        self._gives(run, [("42", 1)], worker, context, work.with_context, [1])
+
+    def test_files_stay_where_a_context_is_unloaded(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        files = _weights(tmp_path / "weights.bin")
+        context = run.declare(work.read, files=files, level=ev.PARTIAL)
+        run.stage(worker, context)
+        for _ in range(2):
+            run.load(worker, context)
+            self._gives(run, [("42", 1)], worker, context, work.with_context, [1])
+            run.execute(cmd.Unload(worker, context))
+            run.wait(ev.ContextUnloaded)
+
+    def test_files_go_with_a_context_of_which_nothing_is_kept(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        files = _weights(tmp_path / "weights" / "model.bin", tmp_path / "weights")
+        context = run.declare(work.read_model, files=files, level=ev.NONE)
+        kept = run.declare(work.read_model, files=files)
+        run.load(worker, ev.PLAIN)
+        run.stage(worker, kept)
+        for _ in range(2):
+            run.stage(worker, context)
+            run.load(worker, context)
+            run.run(worker, context, work.there, [1])
+            finished = run.wait(ev.BatchFinished)
+            run.execute(cmd.Unload(worker, context, files=True))
+            run.wait(ev.ContextUnloaded)
+            if self.executes:
+                [(place, content, links)] = pickle.loads(finished.results)
+                assert (content, links) == ("42", 1), "the files are this context's alone"
+                run.apply(worker, os.path.exists, place)
+                self._answers(run.wait(ev.BatchFinished), False)
+        run.load(worker, kept)
+        run.run(worker, kept, work.there, [1])
+        finished = run.wait(ev.BatchFinished)
+        assert not self.executes or pickle.loads(finished.results)[0][1] == "42", "another context's files stay"
+
+    def test_a_context_of_which_nothing_is_kept_is_brought_again_at_once(
+        self, run: ContractRun, tmp_path: Path
+    ) -> None:
+        (worker,) = run.start()
+        files = _weights(tmp_path / "weights.bin")
+        context = run.declare(work.read, files=files, level=ev.NONE)
+        run.stage(worker, context)
+        run.load(worker, context)
+        attempt = run.run(worker, context, work.sleep_with_context, [60])
+        run.execute(
+            cmd.Abandon(worker, attempt, context), cmd.Unload(worker, context, files=True), cmd.Stage(worker, context)
+        )
+        run.wait(ev.ContextStaged)
+        run.load(worker, context)
+        self._gives(run, [("42", 1)], worker, context, work.with_context, [1])
+        # What was not loaded is removed all the same.
+        run.execute(cmd.Unload(worker, context), cmd.Unload(worker, context, files=True))
+        run.wait(ev.ContextUnloaded)
+        run.stage(worker, context)
+
+    def test_files_that_are_not_there_fail_the_context(self, run: ContractRun, tmp_path: Path) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        context = run.declare(work.read, files={"weights": (str(tmp_path / "missing"), "digest")})
+        run.execute(cmd.Stage(worker, context))
+        assert "missing" in run.wait(ev.ContextFailed).failure.message
+
+    def test_a_context_that_raises_fails_with_its_traceback_and_may_be_tried_again(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        for _ in range(2):
+            context = run.declare(work.broken)
+            run.execute(cmd.Load(worker, context))
+            failure = run.wait(ev.ContextFailed).failure
+            assert (failure.kind, failure.error, failure.machine) == ("exception", "ZeroDivisionError", False)
+            assert "in broken" in failure.traceback
+            assert "printed first" in failure.output
+        run.load(worker, run.declare(work.slow, 0))
+
+    def test_a_failure_says_whether_it_looks_like_the_machines(self, run: ContractRun) -> None:
+        self._needs_code()
+        worker = run.ready()
+        run.run(worker, ev.PLAIN, work.lose_device, [1])
+        assert run.wait(ev.BatchFailed).failure.machine
+        run.run(worker, ev.PLAIN, work.complain, ["x"])
+        assert not run.wait(ev.BatchFailed).failure.machine
+        run.execute(cmd.Load(worker, run.declare(work.lose_device)))
+        assert run.wait(ev.ContextFailed).failure.machine
+
+    def test_a_context_that_takes_too_long_fails(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        run.execute(cmd.Load(worker, run.declare(work.slow, 60, timeout=0.5)))
+        assert run.wait(ev.ContextFailed).failure.kind == "timeout"
+
+    def test_unloading_ends_the_context_and_it_can_be_loaded_again_at_once(self, run: ContractRun) -> None:
+        worker, context = run.built()
+        run.execute(cmd.Unload(worker, context), cmd.Load(worker, context))
+        assert run.wait(ev.ContextUnloaded).context == context
+        run.wait(ev.ContextReady)
+        self._gives(run, [(0, 1)], worker, context, work.with_context, [1])
+
+    def test_a_worker_holds_several_contexts(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        contexts = [run.declare(work.slow, number / 1000) for number in (1, 2)]
+        for context in contexts:
+            run.load(worker, context)
+        for number, context in enumerate(contexts, 1):
+            self._gives(run, [(number / 1000, 0)], worker, context, work.with_context, [0])

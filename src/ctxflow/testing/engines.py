@@ -5,7 +5,7 @@
         def make(self): return MyEngine(workers=2)
         def evict(self, engine, worker): engine.lose(worker)
 
-The tests about contexts are in contract_contexts.py, those about sessions in session_contract.py.
+It includes the tests about contexts of contract_hooks.py; those about sessions are in session_contract.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import pytest
 
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.testing import contract_work as work
-from ctxflow.testing.contract_contexts import ContextsContract
-from ctxflow.testing.contract_hooks import PATIENCE, ContractRun
+from ctxflow.testing import worker_calls as work
+from ctxflow.testing.contract_hooks import PATIENCE, ContextsContract, ContractRun
 
 
 class EngineContract(ContextsContract):
@@ -84,25 +83,21 @@ class EngineContract(ContextsContract):
     def test_constants_come_beside_the_function(self, run: ContractRun) -> None:
         worker = run.ready()
         for shift in (10, 20):
-            run.run(worker, ev.PLAIN, work.shifted, [1, 2], constants={"by": shift})
-            self._answers(run.wait(ev.BatchFinished), [shift + 1, shift + 2])
+            self._gives(run, [shift + 1, shift + 2], worker, ev.PLAIN, work.shifted, [1, 2], constants={"by": shift})
 
     def test_what_no_call_needs_any_more_is_forgotten(self, run: ContractRun) -> None:
         self._needs_code()
         worker = run.ready()
         run.run(worker, ev.PLAIN, work.shifted, [1], constants={"by": 10})
         run.wait(ev.BatchFinished)
-        run.run(worker, ev.PLAIN, work.kept, [0])
-        self._answers(run.wait(ev.BatchFinished), [["kept", "shifted", "shifted-10"]])
+        self._gives(run, [["kept", "shifted", "shifted-10"]], worker, ev.PLAIN, work.kept, [0])
         run.engine.forget(["shifted-10", "shifted", "it never had this one"])
-        run.run(worker, ev.PLAIN, work.kept, [0])
-        self._answers(run.wait(ev.BatchFinished), [["kept"]])
+        self._gives(run, [["kept"]], worker, ev.PLAIN, work.kept, [0])
 
     def test_big_inputs_and_results_arrive_whole(self, run: ContractRun) -> None:
         worker = run.ready()
         big = os.urandom(5_000_000)
-        run.run(worker, ev.PLAIN, work.same, [big])
-        self._answers(run.wait(ev.BatchFinished), [big])
+        self._gives(run, [big], worker, ev.PLAIN, work.same, [big])
 
     def test_an_exception_comes_with_traceback_and_output_and_costs_no_context(self, run: ContractRun) -> None:
         self._needs_code()
@@ -114,8 +109,7 @@ class EngineContract(ContextsContract):
         assert "in complain" in failed.failure.traceback
         assert "about to raise" in failed.failure.output
         assert isinstance(pickle.loads(failed.exception), KeyError)
-        run.run(worker, ev.PLAIN, work.same, [1])
-        self._answers(run.wait(ev.BatchFinished), [1])
+        self._gives(run, [1], worker, ev.PLAIN, work.same, [1])
 
     def test_an_input_that_cannot_be_sent_fails_its_batch_alone(self, run: ContractRun) -> None:
         self._needs_code()
@@ -124,19 +118,16 @@ class EngineContract(ContextsContract):
         failed = run.wait(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context) == ("input", False)
         assert isinstance(failed.exception, TypeError)
-        run.run(worker, ev.PLAIN, work.same, [1])
-        self._answers(run.wait(ev.BatchFinished), [1])
+        self._gives(run, [1], worker, ev.PLAIN, work.same, [1])
 
     def test_a_crash_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
         self._needs_code()
-        context = run.declare(work.slow, 0)
-        worker = run.ready(context)
+        worker, context = run.built()
         attempt = run.run(worker, context, work.crash, [1])
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, True, "crash")
         run.load(worker, context)
-        run.run(worker, context, work.with_context, [1])
-        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+        self._gives(run, [(0, 1)], worker, context, work.with_context, [1])
 
     def test_a_timeout_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
         self._needs_code()
@@ -147,31 +138,26 @@ class EngineContract(ContextsContract):
         run.load(worker, ev.PLAIN)
 
     def test_an_abandoned_batch_gives_no_answer_and_makes_room(self, run: ContractRun) -> None:
-        context = run.declare(work.slow, 0)
-        worker = run.ready(context)
+        worker, context = run.built()
         attempt = run.run(worker, context, work.sleep_with_context, [60])
         run.execute(cmd.Abandon(worker, attempt, context), cmd.Load(worker, context))
         run.wait(ev.ContextReady)
-        run.run(worker, context, work.with_context, [1])
-        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+        self._gives(run, [(0, 1)], worker, context, work.with_context, [1])
 
     # --- interrupting what nobody waits for
 
     def test_an_interrupted_batch_ends_soon_and_its_context_stays(self, run: ContractRun) -> None:
-        context = run.declare(work.slow, 0)
-        worker = run.ready(context)
+        worker, context = run.built()
         for _ in range(3):
             attempt = run.run(worker, context, work.sleep_with_context, [60])
             self._begun(run)
             run.execute(cmd.Interrupt(worker, attempt, context))
             failed = run.wait(ev.BatchFailed)
             assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", False)
-            run.run(worker, context, work.with_context, [1])
-            self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+            self._gives(run, [(0, 1)], worker, context, work.with_context, [1])
 
     def test_an_interrupt_of_a_batch_that_is_over_or_not_begun_hits_no_other(self, run: ContractRun) -> None:
-        context = run.declare(work.slow, 0)
-        worker = run.ready(context)
+        worker, context = run.built()
         over = run.run(worker, context, work.with_context, [1])
         run.wait(ev.BatchFinished)
         running = run.run(worker, context, work.sleep_with_context, [2])
@@ -184,29 +170,25 @@ class EngineContract(ContextsContract):
 
     def test_a_batch_that_goes_on_when_it_is_interrupted_costs_the_context(self, run: ContractRun) -> None:
         self._needs_code()
-        context = run.declare(work.slow, 0)
-        worker = run.ready(context)
+        worker, context = run.built()
         attempt = run.run(worker, context, work.ignore, [60])
         self._begun(run)
         run.execute(cmd.Interrupt(worker, attempt, context))
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", True)
         run.load(worker, context)
-        run.run(worker, context, work.with_context, [1])
-        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+        self._gives(run, [(0, 1)], worker, context, work.with_context, [1])
 
     def test_an_interrupted_batch_has_sent_what_it_yielded_and_cleans_up(
         self, run: ContractRun, tmp_path: Path
     ) -> None:
         self._needs_code()
-        context = run.declare(work.slow, 0)
-        worker = run.ready(context)
+        worker, context = run.built()
         log = tmp_path / "log"
         attempt = run.run(worker, context, work.count_slowly, range(30), [str(log)] * 30)
         run.until(lambda: bool(run.all(ev.ItemsFinished)))
         run.execute(cmd.Interrupt(worker, attempt, context))
-        run.until(lambda: bool(run.all(ev.BatchFailed)))
-        (failed,) = run.all(ev.BatchFailed)
+        failed = run.only(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context) == ("cancelled", False)
         assert self._results(run).items() <= {n: n for n in range(30)}.items()
         assert log.read_text() == "closed"
@@ -222,8 +204,7 @@ class EngineContract(ContextsContract):
         run.until(lambda: bool(run.all(ev.BatchEnded)))
         assert self._results(run) == dict.fromkeys(range(8), 0.3)
         assert run.all(ev.BatchEnded)[0].seconds >= 2.4
-        run.run(worker, ev.PLAIN, work.yield_slowly, [0.0, 0.001])
-        self._answers(run.wait(ev.BatchFinished), [0.0, 0.001])
+        self._gives(run, [0.0, 0.001], worker, ev.PLAIN, work.yield_slowly, [0.0, 0.001])
 
     def test_a_notice_ends_a_batch_with_the_item_in_flight(self, run: ContractRun, tmp_path: Path) -> None:
         """At item 60 of 100, 40 at most are to be done again."""
@@ -275,8 +256,7 @@ class EngineContract(ContextsContract):
         assert (failed.at, failed.lost_context) == (good, False)
         assert (failed.failure.kind, failed.failure.error) == ("exception", error)
         assert not run.all(ev.BatchEnded)
-        run.run(worker, ev.PLAIN, work.same, [1])
-        self._answers(run.wait(ev.BatchFinished), [1])
+        self._gives(run, [1], worker, ev.PLAIN, work.same, [1])
 
     @pytest.mark.parametrize(
         ("function", "items"),
@@ -294,14 +274,12 @@ class EngineContract(ContextsContract):
         self._needs_code()
         worker = run.ready()
         run.run(worker, ev.PLAIN, function, items)
-        run.until(lambda: bool(run.all(ev.BatchFailed)))
-        (failed,) = run.all(ev.BatchFailed)
+        failed = run.only(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context) == ("contract", False)
         assert f"for a batch of {len(items)} item" in failed.failure.message
         assert not run.all(ev.ItemsFinished) and not run.all(ev.BatchFinished), "they may be those of other items"
         run.events.clear()
-        run.run(worker, ev.PLAIN, work.same, [1])
-        self._answers(run.wait(ev.BatchFinished), [1])
+        self._gives(run, [1], worker, ev.PLAIN, work.same, [1])
 
     def test_a_timeout_is_that_of_the_call_and_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
         self._needs_code()
@@ -309,8 +287,7 @@ class EngineContract(ContextsContract):
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.0])  # What that imports takes its time.
         run.wait(ev.BatchFinished)
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
-        run.until(lambda: bool(run.all(ev.BatchFailed)))
-        (failed,) = run.all(ev.BatchFailed)
+        failed = run.only(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context, failed.at) == ("timeout", True, None)
         assert self._results(run)[0] == 0.6
 
@@ -370,8 +347,6 @@ class EngineContract(ContextsContract):
     def test_it_can_be_stopped_while_workers_start(self, run: ContractRun) -> None:
         run.engine.start(run)
         run.execute(cmd.Acquire(self.tier, 2))
-
-    # --- helpers
 
     def _begun(self, run: ContractRun) -> None:
         """Give a batch the time to begin."""

@@ -14,7 +14,7 @@ class Evictable(Protocol):
     """An engine that can lose a worker on purpose."""
 
     def evict(self, name: str | None = None, seconds: float | None = None, notice: float | None = None) -> str | None:
-        """Take a worker away, at once or after notice; give its name, None if there was none."""
+        """Evict a worker, at once or after notice; return its name, None if there was none."""
 
     def worker_pids(self) -> dict[str, int]:
         """Return the workers that are there."""
@@ -25,13 +25,12 @@ class _HasEngine(Protocol):
 
 
 class Evictions:
-    """Evict a random worker at random times (a Poisson process) while it is entered; each is replaced after a while.
+    """Evict a random worker of an executor at random times (a Poisson process) while it is entered.
 
-    :param executor: whose workers.
     :param per_minute: evictions a minute, on average, over the whole pool.
     :param rejoin_seconds: how long an evicted worker's place stays empty.
     :param at_most: stop after so many.
-    :param notice: seconds that a worker has to leave by itself; None to take it at once, without a word.
+    :param notice: seconds that a worker has to leave by itself; None to evict it without notice.
     :ivar count: evictions so far.
 
     >>> from ctxflow import ContextExecutor
@@ -52,12 +51,8 @@ class Evictions:
         if per_minute < 0:
             raise ValueError("per_minute is how many workers are evicted a minute: give 0 or more")
         self.count = 0
-        self._engine = executor.engine
-        self._rate = per_minute / 60
-        self._random = random.Random(seed)
-        self._rejoin_seconds = rejoin_seconds
-        self._at_most = at_most
-        self._notice = notice
+        self._engine, self._rate, self._random = executor.engine, per_minute / 60, random.Random(seed)
+        self._rejoin_seconds, self._at_most, self._notice = rejoin_seconds, at_most, notice
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._evict, name="ctxflow-evictions", daemon=True)
 
@@ -81,7 +76,7 @@ class Evictions:
 
 
 class JobWatch:
-    """A provider, and the changes that it reported and nobody waited for yet.
+    """A provider, and the changes that it reported and `until` did not return yet.
 
     >>> class Told:
     ...     def changes(self):
@@ -98,11 +93,7 @@ class JobWatch:
         self.changes: list[JobChange] = []
 
     def until(self, job: str, *states: str, limit: float = 60.0) -> JobChange:
-        """Return the first change of a job to one of some states that was not waited for before.
-
-        :param limit: seconds to wait.
-        :raises AssertionError: if it does not come.
-        """
+        """Return the first new change of a job to one of some states; AssertionError after `limit` seconds."""
         deadline = time.monotonic() + limit
         while True:
             self.changes += self.provider.changes()

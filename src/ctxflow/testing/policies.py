@@ -4,11 +4,9 @@
     class TestNearest(RoutingContract):
         def make(self): return Nearest()
 
-There is one class for each family: `RoutingContract`, `BatchingContract`, `PlacementContract`, `PreemptionContract`,
-`ScalingContract`, `SessionsContract` and `HealthContract`. Each asks the policy in scenes drawn at random
-(`drawn_scenes`): as time goes by, where nothing was ever measured, in an empty run and among many workers. Whatever it
-decides must be possible, the view as it was before, and another policy made the same must decide the same. At last it
-decides in whole runs in virtual time, in which workers are evicted, until each item is answered.
+There is a class for each family. It asks the policy in scenes drawn at random (`policy_scenes`), as time goes by, where
+nothing was measured, in an empty run and among many workers: what it decides must be possible, the view stay as it was,
+and another policy made the same decide the same. At last it decides in whole runs in virtual time, with evictions.
 """
 
 from __future__ import annotations
@@ -28,20 +26,16 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.pools import MixedTimes
-from ctxflow.testing.drawn_scenes import Story, drawn, with_machines
-from ctxflow.testing.policy_scenes import Scene
+from ctxflow.testing.policy_scenes import Scene, Story, drawn, with_machines
 
 SEEDS = range(12)
 STEPS = 12  # How often a policy is asked in a scene, a few seconds apart.
-LONGEST = 3000.0  # Seconds on its clock after which a run that should take a few minutes has failed.
+LONGEST = 3000.0  # Seconds on its clock after which a run has failed.
 CONTEXTS = ("small", "large")
 
 
 class PolicyContract:
-    """What holds for the policies of every family; subclass one of the classes below.
-
-    :cvar family: the family's name, as in a site file.
-    """
+    """What holds for the policies of every family (its name, as in a site file); subclass one of the classes below."""
 
     family = ""
 
@@ -50,14 +44,12 @@ class PolicyContract:
         raise NotImplementedError
 
     def ask(self, policy: Any, scene: Scene) -> object:
-        """Ask for all that it decides in a scene, and check that it is possible; give it as data."""
+        """Ask for all that it decides in a scene, check that it is possible, and return it as data."""
         raise NotImplementedError
 
     def watched(self, policy: Any) -> Any:
         """Return a policy that decides as this one does, and checks what it decides in a live run."""
         return policy
-
-    # --- in scenes
 
     def test_it_is_a_policy_of_its_family(self) -> None:
         assert registry.make(self.family, self.make()) is not None
@@ -96,8 +88,6 @@ class PolicyContract:
         assert scene == before, "a policy must not change what it sees"
         return found
 
-    # --- in whole runs
-
     @pytest.mark.parametrize("seed", [1, 2])
     def test_a_run_answers_every_item(self, seed: int) -> None:
         self._run(seed)
@@ -105,18 +95,16 @@ class PolicyContract:
     def test_a_run_is_the_same_for_a_seed(self) -> None:
         assert self._run(3) == self._run(3)
 
-    def _run(self, seed: int, **machine: Any) -> list[str]:
-        """Run two apps on two tiers whose workers are evicted now and then; gives what was commanded."""
+    def _run(self, seed: int) -> list[str]:
+        """Run two apps on two tiers whose workers are evicted now and then; return what was commanded."""
         kinds = {"fast": ("NVIDIA A100", 1.0), "slow": ("NVIDIA A10", 2.5)}
-        times = MixedTimes(
-            {
-                f"ask-{name}": {(tier, model): GpuTimes({"": 0.2 * speed}) for tier, (model, speed) in kinds.items()}
-                for name in CONTEXTS
-            },
-            {name: {(tier, model): Drawn(5.0) for tier, (model, _) in kinds.items()} for name in CONTEXTS},
-        )
+        calls: dict[tuple[str, str | None], GpuTimes] = {
+            (tier, model): GpuTimes({"": 0.2 * speed}) for tier, (model, speed) in kinds.items()
+        }
+        loads: dict[tuple[str, str | None], Drawn] = {(tier, model): Drawn(5.0) for tier, (model, _) in kinds.items()}
+        times = MixedTimes({f"ask-{name}": calls for name in CONTEXTS}, dict.fromkeys(CONTEXTS, loads))
         machines = [
-            SimulatedMachine(f"{tier}-{n}", model, tier, gpus=1, available=pools.evicted(120.0, 30.0), **machine)
+            SimulatedMachine(f"{tier}-{n}", model, tier, gpus=1, available=pools.evicted(120.0, 30.0))
             for tier, (model, _) in kinds.items()
             for n in range(4)
         ]

@@ -1,9 +1,10 @@
-"""Runs made by hand for tests of policies: what a policy sees (`ctxflow.policies.protocols.View`), as plain data.
+# ruff: noqa: D101, D102 - classes and methods are those of `ctxflow.policies.views` and `protocols.View`
+"""Runs made by hand, or drawn at random, for tests of policies: what a policy sees (`protocols.View`) as plain data.
 
     scene = Scene(apps={"ask": SceneApp("ask", "model", backlog=12)}, workers={"w1": SceneWorker("w1")})
     list(MyRouting().assign(scene, list(scene.apps.values())))
 
-What nobody measured is None, as in a run. Scenes drawn at random are in `drawn_scenes`.
+What was not measured is None, as in a run.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
-from ctxflow.topology import Topology
+from ctxflow.topology import Gpu, NumaNode, Topology
 
 
 @dataclasses.dataclass
 class SceneContext:
-    """A context on a worker."""
-
     context: str
     state: str = "ready"
     since: float = 0.0
@@ -39,8 +38,6 @@ class SceneAttempt:
 
 @dataclasses.dataclass
 class SceneSession:
-    """A session."""
-
     id: int
     app: str
     context: str
@@ -58,16 +55,15 @@ class SceneSession:
 
     @property
     def ready(self) -> bool:
-        """Return whether the next step may make its next chunk."""
         return self.state == "placed" and not self.idle
 
 
 @dataclasses.dataclass
 class SceneWorker:
-    """A worker.
+    """A worker: what was measured of it is in `pace`, `loading`, `staging` and `steps`.
 
     :ivar pace: app -> (seconds of an item, items answered); `loading` and `staging`: context -> seconds.
-    :ivar steps: app -> sessions of a step -> seconds. What is not in these was never measured.
+    :ivar steps: app -> sessions of a step -> seconds.
     """
 
     id: str
@@ -95,39 +91,30 @@ class SceneWorker:
 
     @property
     def free_slots(self) -> int:
-        """Return how many calls more it could take now."""
         return self.slots - len(self.running)
 
     @property
     def stays(self) -> bool:
-        """Return whether it is not about to go."""
         return self.noticed is None and not self.draining
 
     def seconds_per_item(self, app: str) -> float | None:
-        """Return what was measured."""
         return self.pace[app][0] if app in self.pace else None
 
     def items_done(self, app: str) -> int:
-        """Return how many items the measurement rests on."""
         return self.pace[app][1] if app in self.pace else 0
 
     def load_seconds(self, context: str) -> float | None:
-        """Return what was measured."""
         return self.loading.get(context)
 
     def stage_seconds(self, context: str) -> float | None:
-        """Return what was measured."""
         return self.staging.get(context)
 
     def step_seconds(self, app: str) -> Mapping[int, float]:
-        """Return what was measured, by sessions of a step."""
         return self.steps.get(app, {})
 
 
 @dataclasses.dataclass
 class SceneApp:
-    """An app with its queue."""
-
     id: str
     context: str
     backlog: int = 0
@@ -148,14 +135,11 @@ class SceneApp:
 
     @property
     def unclaimed(self) -> int:
-        """Return the items queued for which nobody loads the context yet."""
         return max(0, self.backlog - self.claimed)
 
 
 @dataclasses.dataclass
 class SceneTier:
-    """A tier of the site."""
-
     name: str
     minimum: int = 0
     maximum: int = 8
@@ -170,8 +154,6 @@ class SceneTier:
 
 @dataclasses.dataclass
 class SceneMachine:
-    """A machine that workers may be on."""
-
     name: str
     tier: str
     topology: Topology
@@ -179,8 +161,6 @@ class SceneMachine:
 
 @dataclasses.dataclass
 class SceneRegion:
-    """A group of workers close to each other."""
-
     name: str
     latency: dict[str, float] = dataclasses.field(default_factory=dict)
     bandwidth: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -213,52 +193,207 @@ class Scene:
 
     @property
     def free(self) -> Mapping[str, SceneWorker]:
-        """Return the workers that could take a call now."""
         return {name: worker for name, worker in self.workers.items() if worker.stays and worker.free_slots > 0}
 
     @property
     def contexts(self) -> Collection[str]:
-        """Return the ids of all contexts."""
         return tuple(dict.fromkeys(app.context for app in self.apps.values()))
 
     @property
     def ready(self) -> list[SceneApp]:
-        """Return the apps with a backlog, which a routing policy is given."""
         return [app for app in self.apps.values() if app.backlog > 0]
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
-        """Return the items of a batch: a short queue is shared out evenly."""
         return min(app.batch_size or self.items, -(-app.backlog // max(1, len(self.workers))))
 
     def can_run(self, app: AppView, worker: WorkerView) -> bool:
-        """Return whether the worker has the GPUs, stays, and has a slot free."""
         here = self.workers[worker.id]
         return here.stays and here.free_slots > 0 and here.gpus >= self.needs.get(app.context, 0)
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Return whether the tier's workers have the GPUs."""
         return tier.gpus >= self.needs.get(app.context, 0)
 
     def permits(self, app: AppView, tier: TierView) -> bool:
-        """Return whether the tier's workers have the GPUs: no plan forbids anything."""
         return self.able(app, tier)
 
     def holders(self, context: str) -> int:
-        """Return how many workers hold or load a context."""
         return sum(context in worker.contexts for worker in self.workers.values())
 
     def free_holders(self, context: str) -> Iterable[WorkerView]:
-        """Return the free workers that hold a context ready."""
         there = ((worker, worker.contexts.get(context)) for worker in self.free.values())
         return [worker for worker, held in there if held is not None and held.state == "ready"]
 
     def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
-        """Return whether the worker has the GPUs, stays, and no step of the session failed there."""
         here = self.workers[worker.id]
         able = here.stays and here.gpus >= self.needs.get(session.context, 0)
         return able and (here.host, here.devices) not in session.failed_on
 
     def capacity(self, app: AppView, worker: WorkerView) -> int:
-        """Return K: the most sessions of a step that was measured to meet the chunk target."""
         met = [n for n, each in worker.step_seconds(app.id).items() if each <= (app.chunk_target or each)]
         return max(met, default=1)
+
+
+GPUS_OF_A_MACHINE = 8
+
+
+def drawn(
+    seed: int, *, workers: int = 6, apps: int = 3, tiers: int = 2, sessions: int = 4, measured: float = 0.7
+) -> Scene:
+    """Return a run drawn at random, the same for a seed, of which a share of what could be was measured."""
+    chance = random.Random(seed)
+
+    def known(value: float) -> float | None:
+        return value if chance.random() < measured else None
+
+    scene = Scene(now=chance.uniform(100, 1000), random=random.Random(seed))
+    for number in range(tiers):
+        name = f"tier{number}"
+        scene.tiers[name] = SceneTier(
+            name, chance.choice([0, 0, 1]), max(1, workers), chance.choice([1, 2, 4]), "",
+            known(chance.uniform(0.2, 4)), known(chance.uniform(5, 90)), known(chance.uniform(1, 50)),
+            known(chance.uniform(1e-5, 1e-2)),
+            [chance.uniform(10, 5000) for _ in range(chance.randrange(1, 9))] if chance.random() < measured else None,
+        )  # fmt: skip
+    names = list(scene.tiers)
+    regions = ["home", "away"][: chance.choice([1, 2])]
+    for number, name in enumerate(regions):
+        others = {other: 0.05 for other in regions if other != name and chance.random() < measured}
+        of_it = names[number :: len(regions)]
+        scene.regions[name] = SceneRegion(name, others, dict(others), known(0.1 * (number + 1)), of_it, number == 0)
+    for number in range(apps):
+        backlog = chance.choice([0, 1, 7, 60, 2000])
+        scene.apps[f"app{number}"] = SceneApp(
+            f"app{number}", f"context{number % max(1, apps - 1)}", backlog, chance.choice([0, 0, 1]),
+            scene.now + chance.uniform(-50, 500) if chance.random() < 0.3 else None, chance.choice([None, None, 4]),
+            chance.choice([None, 30.0]), call_seconds=known(chance.uniform(0.01, 2)), order=number,
+            waiting_since=scene.now - chance.uniform(0, 200) if backlog else None,
+            arrived=backlog + chance.randrange(500),
+            chunk_target=chance.choice([None, 0.5]),
+        )  # fmt: skip
+    if scene.contexts and names:
+        scene.needs = {context: chance.choice([0, 1, 1, 2]) for context in scene.contexts}
+    for number in range(workers if tiers else 0):
+        _add_worker(scene, chance, f"w{number}", measured)
+    if scene.workers and scene.apps:
+        for number in range(sessions):
+            _add_session(scene, chance, number + 1)
+    if chance.random() < measured:
+        scene.forecast = {name: chance.uniform(0, 5) for name in scene.apps}
+    return scene
+
+
+def _add_worker(scene: Scene, chance: random.Random, name: str, measured: float) -> None:
+    tier = scene.tiers[chance.choice(list(scene.tiers))]
+    region = next((each.name for each in scene.regions.values() if tier.name in each.tiers), "home")
+    model = chance.choice(["NVIDIA A10", "NVIDIA A100", None])
+    worker = SceneWorker(
+        name, tier.name, region, f"host{chance.randrange(1 + len(scene.workers) // 2)}", model, None, tier.gpus,
+        chance.choice([1, 1, 2]), joined=scene.now - chance.uniform(0, 500), acquired=chance.random() < 0.9,
+        noticed=scene.now if chance.random() < 0.05 else None, draining=chance.random() < 0.05,
+    )  # fmt: skip
+    for app in scene.apps.values():
+        if worker.gpus >= scene.needs.get(app.context, 0) and chance.random() < 0.5:
+            state = chance.choice(["ready", "ready", "loading"])
+            worker.contexts[app.context] = SceneContext(app.context, state, worker.joined, worker.joined)
+            if chance.random() < measured:
+                worker.pace[app.id] = (chance.uniform(0.05, 5), chance.randrange(1, 300))
+                worker.loading[app.context] = chance.uniform(1, 60)
+                worker.staging[app.context] = chance.uniform(0, 20)
+                worker.steps[app.id] = {n: 0.1 + 0.1 * n for n in range(1, chance.randrange(2, 6))}
+    able = [app for app in scene.apps.values() if app.context in worker.contexts]
+    if able and chance.random() < 0.4:
+        app, number = chance.choice(able), max(scene.attempts, default=0) + 1
+        attempt = SceneAttempt(number, app.id, name, range(1000 * number, 1000 * number + 5), scene.now - 3.0)
+        scene.attempts[number] = worker.running[number] = attempt
+    scene.workers[name] = worker
+
+
+def _add_session(scene: Scene, chance: random.Random, number: int) -> None:
+    app = chance.choice(list(scene.apps.values()))
+    session = SceneSession(number, app.id, app.context, idle=chance.random() < 0.3, opened=scene.now - number)
+    there = [w for w in scene.workers.values() if w.stays and app.context in w.contexts]
+    if there and chance.random() < 0.6:
+        worker = chance.choice(there)
+        session.worker, session.state = worker.id, "placed"
+        session.chunks, session.state_bytes = chance.randrange(9), chance.choice([None, 10**6])
+        worker.sessions[number] = session
+    elif chance.random() < 0.2:
+        session.state, session.by_user, session.idle = "suspended", True, True
+    scene.sessions[number] = session
+
+
+class Story:
+    """Time that goes by in a scene: queues grow and shrink, batches end, workers come and go; the same for a seed."""
+
+    def __init__(self, scene: Scene, seed: int, measured: float = 0.7) -> None:
+        self.scene, self._measured, self._joined = scene, measured, 0
+        self._chance = random.Random(f"story {seed}")
+
+    def go_on(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        scene, chance = self.scene, self._chance
+        scene.now += seconds
+        for attempt in list(scene.attempts.values()):
+            if chance.random() < 0.5:
+                self._end(attempt)
+        for app in scene.apps.values():
+            more = chance.choice([0, 0, 3, 40])
+            app.arrived += more
+            app.backlog = max(0, app.backlog + more - chance.choice([0, 5, 50]))
+            app.waiting_since = (app.waiting_since or scene.now) if app.backlog else None
+        for session in scene.sessions.values():
+            if not session.by_user and chance.random() < 0.2:
+                session.idle = not session.idle
+        if scene.tiers and chance.random() < 0.3:
+            self._joined += 1
+            _add_worker(scene, chance, f"new{self._joined}", self._measured)
+        if scene.workers and chance.random() < 0.2:
+            self._lose(scene.workers[chance.choice(list(scene.workers))])
+
+    def _end(self, attempt: SceneAttempt) -> None:
+        worker = self.scene.workers[attempt.worker]
+        del self.scene.attempts[attempt.id], worker.running[attempt.id]
+        done = worker.items_done(attempt.app) + len(attempt.items)
+        if self._measured:
+            worker.pace[attempt.app] = (worker.seconds_per_item(attempt.app) or self._chance.uniform(0.1, 2), done)
+
+    def _lose(self, worker: SceneWorker) -> None:
+        del self.scene.workers[worker.id]
+        for number in worker.running:
+            del self.scene.attempts[number]
+        for session in worker.sessions.values():
+            session.worker, session.state, session.target = None, "waiting", None
+
+
+def with_machines(scene: Scene, machines: int, gpus: int = 1) -> Scene:
+    """Return the scene with machines of 8 GPUs in 2 sockets, of workers with so many, strangers, or nobody."""
+    chance = random.Random(machines)
+    scene.workers.clear()
+    scene.attempts.clear()
+    scene.sessions.clear()
+    scene.tiers = {"default": SceneTier("default", 0, 64, gpus)}
+    for number in range(machines):
+        name = f"machine{number}"
+        users: dict[int, str] = {}
+        for first in range(0, GPUS_OF_A_MACHINE, gpus):
+            devices = tuple(f"GPU-{name}-{n}" for n in range(first, first + gpus))
+            kind = chance.choice(["worker", "worker", "stranger", "nobody"])
+            if kind != "nobody":
+                users |= dict.fromkeys(range(first, first + gpus), "us" if kind == "worker" else "a stranger")
+            if kind == "worker":
+                worker = SceneWorker(
+                    f"{name}-{first}", host=name, machine=name, devices=devices, gpus=gpus, joined=chance.uniform(0, 90)
+                )
+                if scene.apps and chance.random() < 0.7:
+                    app, attempt = chance.choice(list(scene.apps.values())), len(scene.attempts) + 1
+                    worker.contexts[app.context] = SceneContext(app.context)
+                    run = SceneAttempt(attempt, app.id, worker.id, range(attempt, attempt + 1), scene.now)
+                    scene.attempts[attempt] = worker.running[attempt] = run
+                scene.workers[worker.id] = worker
+        nodes = tuple(NumaNode(n, n // 4) for n in range(GPUS_OF_A_MACHINE))
+        cards = tuple(
+            Gpu(n, f"GPU-{name}-{n}", "NVIDIA A10", numa=n, used_by=users.get(n)) for n in range(GPUS_OF_A_MACHINE)
+        )
+        topology = Topology(name, (0, 1), nodes, (), cards)
+        scene.machines[f"default {name}"] = SceneMachine(name, "default", topology)
+    return scene

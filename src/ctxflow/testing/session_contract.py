@@ -27,22 +27,20 @@ class SessionRun(ContractRun):
     def step(
         self, worker: str, context: str, function: Callable[..., Any], *entries: StepEntry, timeout: float | None = None
     ) -> int:
-        """Have a worker make a step, without waiting for it; gives the attempt."""
+        """Have a worker make a step, without waiting for it; return the attempt."""
         attempt = next(self._numbers)
         part = self._pickled(function)
         body = pickle.dumps([tuple(entry) for entry in entries])
         self._calls[attempt] = lambda: CallPayload("step", part, False, timeout, body)
-        orders = [
-            cmd.Order(each.session, each.thaw, each.made, each.made if each.makes_chunk else None, each.then)
-            for each in entries
-        ]
+        chunks = [each.made if each.makes_chunk else None for each in entries]
+        orders = [cmd.Order(e.session, e.thaw, e.made, c, e.then) for e, c in zip(entries, chunks, strict=True)]
         self.execute(cmd.Step(worker, attempt, "app", context, (), orders))
         return attempt
 
     def stepped(
         self, worker: str, context: str, function: Callable[..., Any], *entries: StepEntry
     ) -> tuple[Sequence[Any], list[Any], list[bytes | None]]:
-        """Return what came of a step: its outcomes, its chunks and the states that it kept."""
+        """Return a step's outcomes, its chunks and the states that it kept."""
         attempt = self.step(worker, context, function, *entries)
         event = self.wait(ev.StepFinished)
         assert event.attempt == attempt and event.worker == worker and event.seconds >= 0
@@ -163,8 +161,6 @@ class SessionContract(Contract):
         self._check([pickle.loads(states[0])] if states[0] else [], [(10, 1)])
         assert run.wait(ev.WorkerLost).evicted
 
-    # --- helpers
-
     def _ready(self, run: SessionRun) -> tuple[str, str]:
         context = run.declare(_hundred)
         return run.ready(context), context
@@ -194,7 +190,7 @@ def _hundred() -> int:
 
 
 def _add(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield a session's nth chunk is n hundred and its first prompt."""
+    """Yield each session's nth chunk: n hundred and its first prompt."""
     for state, new in zip(states, prompts, strict=True):
         base, count = state or (new[0], 0)
         yield base + context * (count + 1), (base, count + 1)
@@ -206,9 +202,7 @@ def _end(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) 
 
 def _unpicklable(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
     what = itertools.chain.from_iterable(prompts)
-    return [
-        (threading.Lock() if each == "chunk" else each, threading.Lock() if each == "state" else 0) for each in what
-    ]
+    return [(threading.Lock() if e == "chunk" else e, threading.Lock() if e == "state" else 0) for e in what]
 
 
 def _raise(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> None:

@@ -1,7 +1,6 @@
-"""Make small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
+"""Make small models for tests: SmolLM2's architecture with random weights, for what happens around a model.
 
-They are for tests of what happens around a model (batching, padding, resuming): their text is noise, but the same noise
-each time. This needs the extra `transformers`.
+Their text is noise, but the same noise each time. This needs the extra `transformers`.
 """
 
 from __future__ import annotations
@@ -43,16 +42,13 @@ def make_causal_lm(
 ) -> Path:
     """Make a causal language model of random weights with a working tokenizer, and save it to a folder.
 
-    The architecture is SmolLM2's (Llama with rotary positions). The weights are random but the same for the
-    same parameters and version of torch, and large enough for the text to vary with the whole prompt. The
-    tokenizer is a byte-level BPE of 512 tokens, with a chat template, start, end and padding tokens, that
-    takes any text.
+    The weights are the same for the same parameters and version of torch, and large enough for the text to vary with
+    the whole prompt. The tokenizer is a byte-level BPE of 512 tokens, with a chat template, start, end and padding
+    tokens, that takes any text.
 
-    :param hidden_size: of the small model, a multiple of 16; it has a head for each 16.
-    :param layers: of the small model.
-    :param full_size: SmolLM2-1.7B's dimensions instead: 24 layers of 2048, 49,152 tokens, 1.7 billion
-        weights.
-    :param device: where the weights are made before they are saved; on a GPU that is quicker.
+    :param hidden_size, layers: of the small model; `hidden_size` is a multiple of 16, with a head for each 16.
+    :param full_size: SmolLM2-1.7B's dimensions instead: 24 layers of 2048, 49,152 tokens, 1.7 billion weights.
+    :param device: where the weights are made before they are saved.
     :returns: the folder.
     :raises ValueError: for a hidden size that is no multiple of 16.
 
@@ -72,11 +68,7 @@ def make_causal_lm(
         raise ValueError(f"hidden_size={hidden_size} is no multiple of 16: give 16, 32, 48, ...")
     path = Path(folder)
     tokenizer = _make_tokenizer()
-    special: dict[str, Any] = {
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
     config = _config(len(tokenizer), full_size, hidden_size, layers, special)
     with torch.random.fork_rng(devices=devices), torch.device(device):
@@ -90,16 +82,17 @@ def make_causal_lm(
 
 
 def _config(tokens: int, full_size: bool, hidden_size: int, layers: int, special: Mapping[str, Any]) -> Any:
-    """SmolLM2-1.7B's dimensions, or those of a small model of the same architecture."""
+    """Return SmolLM2-1.7B's dimensions, or those of a small model of the same architecture."""
     from transformers import LlamaConfig
 
+    heads = 32 if full_size else hidden_size // 16
     return LlamaConfig(
         vocab_size=49_152 if full_size else tokens,
         hidden_size=2048 if full_size else hidden_size,
         intermediate_size=8192 if full_size else 4 * hidden_size,
         num_hidden_layers=24 if full_size else layers,
-        num_attention_heads=32 if full_size else hidden_size // 16,
-        num_key_value_heads=32 if full_size else hidden_size // 16,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         max_position_embeddings=8192 if full_size else 512,
         rope_theta=130_000.0 if full_size else 10_000.0,
         rms_norm_eps=1e-5,

@@ -1,8 +1,6 @@
 """Sessions that are moved, suspended and evicted all the time, and whether each made its chunks in order, once.
 
-    python -m ctxflow.testing.wandering --sessions 200 --workers 8 --moves 500 --suspensions 50 --evictions 20
-
-What does not live here: how an engine's workers are taken away (evictions.py, and the tests of each engine).
+python -m ctxflow.testing.wandering --sessions 200 --workers 8 --moves 500 --suspensions 50 --evictions 20
 """
 
 from __future__ import annotations
@@ -24,16 +22,13 @@ from ctxflow.policies.protocols import View
 from ctxflow.policies.simple import LeastLoadedSessions
 from ctxflow.sessions import Session, SessionApp, session_app
 
-PATIENCE = 60.0
-"""Seconds after which a session that makes no chunk is given up."""
+PATIENCE = 60.0  # Seconds that a session may take for a chunk.
 
 
 class Wandering:
-    """A placement under which sessions move to random workers for no reason, so many times a second in all.
+    """A placement under which sessions move to random workers, so many times a second in all.
 
-    :param per_second: moves a second, on average over all sessions.
-    :param at_most: no more moves than these.
-    :ivar moves: asked for so far.
+    :param at_most: no more moves than these. :ivar moves: requested so far.
     """
 
     def __init__(self, per_second: float, at_most: int, seed: int = 0) -> None:
@@ -50,11 +45,8 @@ class Wandering:
             self._since = view.now
         due = min(self._at_most, int((view.now - self._since) * self._per_second)) - self.moves
         names = [worker.id for worker in view.workers.values() if worker.noticed is None and not worker.draining]
-        free = [
-            session
-            for session in view.sessions.values()
-            if session.state == "placed" and session.target is None and session.chunks and session.id not in placed
-        ]
+        settled = [each for each in view.sessions.values() if each.state == "placed" and each.target is None]
+        free = [session for session in settled if session.chunks and session.id not in placed]
         for session in self._random.sample(free, max(0, min(due, len(free)))):
             others = [name for name in names if name != session.worker]
             if others:
@@ -86,7 +78,7 @@ def _next(state: tuple[int, str] | None, prompts: Sequence[Any]) -> tuple[int, s
 
 
 def undisturbed(prompt: Any, chunks: int) -> list[tuple[int, str]]:
-    """Return what a session gives that nobody disturbs."""
+    """Return the chunks of an undisturbed session."""
     state, made = None, []
     for number in range(chunks):
         state = _next(state, [] if number else [prompt])
@@ -96,10 +88,7 @@ def undisturbed(prompt: Any, chunks: int) -> list[tuple[int, str]]:
 
 @dataclasses.dataclass
 class Walked:
-    """The result of a walk.
-
-    :ivar wrong: sessions whose chunks are not those of an undisturbed run, and how many of theirs were as they should.
-    """
+    """The result of a walk; `wrong`: the right chunks of sessions with others than those of an undisturbed run."""
 
     right: int = 0
     wrong: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -111,10 +100,7 @@ class Walked:
 def take_all(
     app: SessionApp, sessions: int, chunks: int, suspensions: int = 0, idling: float = 0.02, seed: int = 0
 ) -> Walked:
-    """Take so many chunks of each of so many sessions, each in a thread, with pauses and suspensions at random.
-
-    :param idling: the share of chunks after which nothing is taken for a moment.
-    """
+    """Take chunks of sessions, each in a thread, with suspensions and pauses (after a share `idling`) at random."""
     began, walked, lock = time.monotonic(), Walked(), threading.Lock()
     luck = random.Random(seed)
     pauses = [luck.randrange(sessions) for _ in range(suspensions)]
@@ -144,9 +130,8 @@ def take_all(
             else:
                 walked.wrong[number] = sum(a == b for a, b in zip(given, expected, strict=False))
 
-    threads = [
-        threading.Thread(target=take, args=(number, app.open(number)), daemon=True) for number in range(sessions)
-    ]
+    opened = [(number, app.open(number)) for number in range(sessions)]
+    threads = [threading.Thread(target=take, args=each, daemon=True) for each in opened]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -156,7 +141,7 @@ def take_all(
 
 
 def main() -> int:
-    """Have sessions wander over workers of this machine; write what came of it, and fail if a chunk is not right."""
+    """Have sessions wander over workers of this machine; write the result, and fail if a chunk is not right."""
     from ctxflow.executors import ContextExecutor
     from ctxflow.testing.evictions import Evictions
 
@@ -189,7 +174,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # The app must be importable under its own name, not that of a program.
+    # The app must be importable under its own name, not `__main__`.
     from ctxflow.testing import wandering  # noqa: PLW0406 - see above
 
     raise SystemExit(wandering.main())

@@ -3,9 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.planning.worker_blocks import SiteOffer, Speed, blocks, problem_of, staffing
+from ctxflow.planning.job_file import Speed
+from ctxflow.planning.job_problem import SiteOffer, problem_of, staffing
 from ctxflow.policies.agh.problem import Model, QueryType
 from ctxflow.policies.agh.solution import solve
+from ctxflow.policies.agh.staffing import blocks
 
 
 @given(st.integers(0, 5000))

@@ -1,16 +1,66 @@
 # ruff: noqa: D103 - the functions say what they do
-"""The functions that the engines' contract suite has workers run; workers import them from here."""
+"""What workers run in tests: calls made to take longer than they do, and the functions of the contract suites.
+
+A library process whose environment has `CTXFLOW_AROUND_CALLS=ctxflow.testing.worker_calls:slowed` calls what `slowed`
+makes of an app's function. The option `slowdowns` of the embedded engine sets it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
+
+_FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
+
+
+def slowdown(environment: Mapping[str, str]) -> float:
+    """Return how many times longer calls are to take in a process with this environment: `CTXFLOW_SLOWDOWN`.
+
+    With `CTXFLOW_TESTBED_SLOW=1` each of the testbed's advertised cards is as slow beside the fastest as a real one.
+
+    >>> slowdown({"CTXFLOW_TESTBED_SLOW": "1", "CTXFLOW_TESTBED_SPEED": "1.00"})
+    5.58
+    """
+    if environment.get("CTXFLOW_TESTBED_SLOW") == "1" and environment.get("CTXFLOW_TESTBED_SPEED"):
+        return _FASTEST_CARD / float(environment["CTXFLOW_TESTBED_SPEED"])
+    return float(environment.get("CTXFLOW_SLOWDOWN", "1"))
+
+
+def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, slowed down as this process's environment says."""
+    factor = slowdown(os.environ)
+    if factor <= 1:
+        return function
+
+    @functools.wraps(function)
+    def slower(*args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        result = function(*args, **kwargs)
+        if type(result) is GeneratorType:
+            return slower_items(result, factor)
+        time.sleep((time.monotonic() - began) * (factor - 1))
+        return result
+
+    return slower
+
+
+def slower_items(results: Generator[Any, Any, Any], factor: float) -> Generator[Any, Any, None]:
+    """Yield the same, each so many times later."""
+    with contextlib.closing(results):
+        began = time.monotonic()
+        for result in results:
+            time.sleep((time.monotonic() - began) * (factor - 1))
+            yield result
+            began = time.monotonic()
 
 
 def slow(seconds: float) -> float:
