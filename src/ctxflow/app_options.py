@@ -112,7 +112,7 @@ Deadline = float | datetime.datetime | None
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What may be said of an app where it is defined, and changed with `options`; `batch_app` tells of each."""
+    """What may be said of an app where it is defined, and changed with `options`; `batch_app` describes each."""
 
     priority: int | None = None
     deadline: Deadline = None
@@ -135,7 +135,7 @@ class Options:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Return a key that tells these options from others, alternatives aside."""
+        """Return a key that distinguishes these options from others, alternatives aside."""
         return dataclasses.astuple(dataclasses.replace(self, alternatives=()))
 
     def deadline_on(self, run: LiveRun) -> float | None:
@@ -205,7 +205,7 @@ _SIMPLE = frozenset({str, int, bool, bytes, type(None)})
 
 
 def constants_key(constants: Mapping[str, Any]) -> object:
-    """Return a key that tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0."""
+    """Return a key that distinguishes constants by content and types: equality would not, as 1 == True, 0.0 == -0.0."""
     key = []
     for name, value in sorted(constants.items()):
         kind = type(value)
@@ -348,10 +348,10 @@ class Variants:
         code = self._code
         if code is not None and code.run == run.id and not look_inside:
             return code
-        told = digest(app.function)
-        if code is None or (code.run, code.digest) != (run.id, told):
+        found = digest(app.function)
+        if code is None or (code.run, code.digest) != (run.id, found):
             body = dumps(app.function, f"the app {app.__name__}")
-            code = self._code = _Code(run.id, told, run.pickled(body))
+            code = self._code = _Code(run.id, found, run.pickled(body))
         return code
 
     def _declaration(

@@ -92,7 +92,7 @@ class _App:
     ) -> _Kind:
         """Return the same app with another context or other options; what is not given stays. `using` is the same.
 
-        :param context: another recipe, if not None; `batch_app` tells of each option.
+        :param context: another recipe, if not None; `batch_app` describes each option.
         :raises TypeError: for an unknown option, or one of a wrong type.
         :raises ValueError: for an option that makes no sense.
 
@@ -148,7 +148,7 @@ class ContextApp(_App, Generic[Params, Result]):
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         super().__init__(function, context, options)
-        with contextlib.suppress(ValueError):  # Some that are written in C do not tell their parameters.
+        with contextlib.suppress(ValueError):  # Some that are written in C do not reveal their parameters.
             kinds = {each.kind for each in inspect.signature(function).parameters.values()}
             if context is not None and not kinds & {*_POSITIONAL, inspect.Parameter.VAR_POSITIONAL}:
                 wanted = header(self.__name__, "context")
@@ -210,7 +210,7 @@ class BatchApp(_App, Generic[Params, Result]):
     def _parameters_of(self, function: Callable[..., Any]) -> list[inspect.Parameter]:
         try:
             return list(inspect.signature(function).parameters.values())
-        except ValueError:  # Some that are written in C do not tell them.
+        except ValueError:  # Some that are written in C do not reveal them.
             name = self.__name__
             raise TypeError(
                 f"{name} does not tell its parameters: write a function around it, such as "

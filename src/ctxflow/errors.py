@@ -21,7 +21,7 @@ class BusyError(CtxflowError, ValueError):
 
 
 class CallError(CtxflowError):
-    """A call that failed. Its attributes tell what the worker saw.
+    """A call that failed. Its attributes are what the worker saw.
 
     :ivar remote_traceback: the traceback on the worker, "" where there was none.
     :ivar output: the last lines that the call printed.

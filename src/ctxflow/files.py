@@ -24,14 +24,14 @@ _SIZE = 16
 _KEPT_BYTES = 4 << 20  # Smaller files are read sooner than looked up.
 _MOST = 4096
 _SETTLED_NS = 2 * 10**9  # A file that changed later than that may change again without another modification time.
-_PATIENCE, _EVERY = 2.0, 1.0  # Seconds until it is told how far large files are read, and from then on.
+_PATIENCE, _EVERY = 2.0, 1.0  # Seconds until progress is reported, and between reports.
 _READERS = 4
 
 Stamp = tuple[str, int, int, int]
 """A file's real path, size, modification time in ns and inode: while it is the same, so is the content."""
 
 Tell = Callable[[int, int], None]
-"""Told the bytes that are read and those that are to be read, once a second from the second second on."""
+"""Called with the bytes read and the bytes to read, once a second, after two seconds."""
 
 
 def digest_path(path: str | os.PathLike[str]) -> str:

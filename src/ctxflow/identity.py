@@ -24,7 +24,7 @@ from ctxflow.files import Tell, digest_files
 from ctxflow.recipe import Context, inner_recipes
 
 _LOG = logging.getLogger("ctxflow")
-_NAMED = 3  # Files that a person is told of by name.
+_NAMED = 3  # Files that a message names.
 _ABSENT = "not here"
 
 
@@ -62,7 +62,7 @@ class Identity:
 def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
     """Return what an app's results depend on beside the items.
 
-    :param tell: told how far large models are read; see `ctxflow.files`.
+    :param tell: called with the progress of reading large models; see `ctxflow.files.Tell`.
     :raises TypeError: for code or constants that cannot be identified, such as an open file, saying where it is.
     :raises FileNotFoundError: if a context's file is not there.
     """
@@ -85,7 +85,7 @@ def identity_of_model(model: str, tell: Tell | None = None) -> Identity:
 
 
 def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
-    """Return what tells a model from others of its name; nothing if it is not on this machine.
+    """Return what distinguishes a model from others of its name; nothing if it is not on this machine.
 
     :param model: a folder, whose files count; `package:NAME`, whose version does too; or a hub id, of which this
         machine's cache has a revision.

@@ -116,7 +116,7 @@ def _version() -> str:
 
 
 def _requirements(packages: Iterable[str], extra: str) -> list[str]:
-    """Return what pip is told for packages, in the versions that the extra asks for."""
+    """Return pip's arguments for packages, in the versions that the extra asks for."""
     asked = {_normal(re.findall(_NAME, each)[0]): each for each in _of_extra(extra)}
     return [asked.get(_normal(name), name) for name in packages] or list(asked.values())
 

@@ -1,4 +1,4 @@
-"""What belongs to one process alone: files that it adds to, Ctrl-C, and how others tell whether it still runs.
+"""What belongs to one process alone: files that it adds to, Ctrl-C, and how others see whether it still runs.
 
 After a fork the child owns nothing: it may not end what its parent runs, write the parent's files, or wait for threads
 that it does not have. Its copies are notified before its own code runs.
@@ -46,7 +46,7 @@ class Process:
 
 
 def belongs_here(thing: Owned) -> None:
-    """Have something told when it is a copy in a child."""
+    """Have something notified when it is a copy in a child."""
     _owned.add(thing)
 
 
@@ -109,7 +109,7 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def birth_of(pid: int) -> str | None:
-    """Return what tells a process from all others that have or had its number; None if there is none, or it has ended.
+    """Return what identifies a process among all that have or had its number; None if there is none, or it has ended.
 
     It is when the kernel started it (in ticks since the boot) and the boot's own id: no clock that is set changes them.
 

@@ -224,7 +224,7 @@ _HOLD: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the Python functions that calling something runs, as far as can be told."""
+    """Yield the Python functions that calling something runs, as far as is known."""
     if isinstance(value, types.FunctionType):
         yield value
     for kind, held in _HOLD:

@@ -95,7 +95,7 @@ RENAMED: dict[str, str] = {
 An entry `a.b:Name` alone, without one for `a.b`, is for what a module that is gone or still there has lost.
 """
 
-_BETWEEN = ("ctxflow", "importlib", "pydantic")  # Packages between a person's line and what tells of an old name.
+_BETWEEN = ("ctxflow", "importlib", "pydantic")  # Packages between a user's line and a warning.
 _told: set[str] = set()
 
 
@@ -208,7 +208,7 @@ class _Loader:
         return _OldModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import what has taken its place, and tell the name of that, with those of what is called otherwise in it."""
+        """Import what has taken its place, and warn with its name, and the new names of what is in it."""
         name = module.__name__
         new = _new_module(name)
         if new is None:

@@ -29,7 +29,7 @@ from ctxflow.pickling import dumps
 
 _LOG = logging.getLogger("ctxflow")
 _NOTHING = (1 << 64) - 1
-# How a result's line begins, as `ResultsFile.add` writes it: told without parsing all of it.
+# How a result's line begins, as `ResultsFile.add` writes it: recognised without parsing all of it.
 _BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
 
 
@@ -230,7 +230,7 @@ def _index(line: bytes) -> int:
 
 
 def _is_of(line: bytes, index: int, key: str) -> bool:
-    """Return whether a line is the result of that item, as far as can be told without parsing all of it."""
+    """Return whether a line is the result of that item, without parsing all of it."""
     if _BEGIN.match(line):
         return line.startswith(f'{{"index": {index}, "key": "{key}", '.encode()) and line.endswith(b"}\n")
     record = json.loads(line)

@@ -62,7 +62,7 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class SessionOptions:
-    """What may be said of a session app where it is defined; `session_app` tells of each option."""
+    """What may be said of a session app where it is defined; `session_app` describes each option."""
 
     chunk_target: float | None = None
     keep_every: int | None = 8
@@ -122,7 +122,7 @@ class SessionApp(Generic[Prompt, Chunk]):
     ) -> SessionApp[Prompt, Chunk]:
         """Return the same app with another context or other options; what is not given stays. `using` is the same.
 
-        :param context: another recipe, if not None; `session_app` tells of each option.
+        :param context: another recipe, if not None; `session_app` describes each option.
         :raises TypeError: for an unknown option, or one of a wrong type.
         :raises ValueError: for an option that makes no sense.
         """

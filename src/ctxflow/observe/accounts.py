@@ -154,7 +154,7 @@ class AccountsReader:
             self._groups[key] = AccountGroup(*key)
             self.accounts.groups.append(self._groups[key])
         group = self._groups[key]
-        self._gone(spec["id"], now, "lost")  # Of the same name: its loss was not told.
+        self._gone(spec["id"], now, "lost")  # Of the same name: its loss was not reported.
         group.joined += 1
         group.hosts.add(spec["host"])
         group.presence.append((now, 1))
@@ -235,7 +235,7 @@ class AccountsReader:
     def _run(self, command: dict[str, Any], now: float) -> None:
         worker = self._workers.get(command["worker"])
         if worker is not None:
-            self._ended(worker, command["attempt"], now, "unneeded")  # Of the same number: its end was not told.
+            self._ended(worker, command["attempt"], now, "unneeded")  # Of the same number: its end was not reported.
             items = _count(command["items"])
             worker.calls[command["attempt"]] = _Call(command["app"], items, command["context"], worker.share)
 

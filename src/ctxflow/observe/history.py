@@ -18,7 +18,7 @@ from ctxflow.observe.measures import Histogram, Timeline, percentiles
 MOST = 500  # Causes that are kept apart.
 _LONGEST = 300
 _KEPT = 6_000  # Characters of a message, of a traceback's end and of output's.
-# What a dead letter calls an error that is told in other words than the worker's.
+# What a dead letter calls an error whose message is not the worker's.
 _WRAPPED = {"CallCrashed", "CallTimeout", "WorkersLost", "RemoteError"}
 _REPLACED = [
     (r"(?<![\w.])~?(?:/[\w.@%+~-]+){2,}/?|(?<![\w/])~?/[\w.@%+~-]+\.\w+", "PATH"),

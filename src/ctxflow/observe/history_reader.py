@@ -12,7 +12,7 @@ from ctxflow.observe.measures import SeenItems
 
 
 def read_history(lines: Iterable[str]) -> History:
-    """Return the history that an event log tells.
+    """Return the history that an event log records.
 
     Takes time in proportion to the log, and memory for a byte an item and some for every worker there was. The log
     of a run that is going on, or was killed, may end in the middle of a line.
@@ -38,7 +38,7 @@ def read_history(lines: Iterable[str]) -> History:
     return reader.history
 
 
-_SHOWN = 60  # Characters of what tells names apart.
+_SHOWN = 60  # Characters of what distinguishes names.
 _ALIKE = 20  # If more are the same at the beginning, they are left out.
 
 

@@ -1,6 +1,6 @@
 """Read who sent which file to whom, when, and how fast, from the debug log of TaskVine's manager in one pass.
 
-The lines that tell it (TaskVine 7.15.9), each after a local time in hundredths of a second:
+The lines (TaskVine 7.15.9), each after a local time in hundredths of a second:
 
 - `tx to HOST (ADDRESS): put NAME LEVEL SIZE`: the manager sends a file, and waits until it is sent;
 - `tx to HOST (ADDRESS): infile NAME AS FLAGS`, `outfile ...`: a call takes or makes it; AS says which file of the run;
@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from ctxflow.observe.transfers import MANAGER, ContextFile, Peer, StagingNotes, Transfer, Transfers, began
 
 _UNFINISHED = "it was not over when the log ended"
-_MOST_PUTS = 64  # Sends to a worker that may still turn out to be of a file worth telling of.
+_MOST_PUTS = 64  # Sends to a worker that may still turn out to be of a file of the run.
 _QUARTER = 900  # Seconds: the difference of any local time from UTC is a multiple of a quarter of an hour.
 _LINE = re.compile(
     rb"(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d\d) [^:]*: (?:worker |tx to |rx from )?"
@@ -61,10 +61,10 @@ class _Worker:
 
 
 def read_transfers(lines: Iterable[bytes], staging: StagingNotes | None = None) -> Transfers:
-    """Return the transfers that a manager's debug log tells of; `with_notes` adds those of which it knows nothing.
+    """Return the transfers that a manager's debug log records; `with_notes` adds those of which it knows nothing.
 
     Takes time in proportion to the log, and memory for workers and transfers. Torn lines, and lines of other kinds,
-    are passed over. With staging notes, only the files that they name are told of, workers have their names, and
+    are passed over. With staging notes, only the files that they name are reported, workers have their names, and
     times are on the run's clock; without any, all files, workers are addresses, and 0 is the log's first line.
 
     :param lines: of the file `vine-logs/debug`.
@@ -89,7 +89,7 @@ class _Reader:
         self._known: dict[str, list[Peer]] = {}
         for peer in staging.peers.values():
             self._known.setdefault(peer.address, []).append(peer)
-            if peer.listens:  # The log tells that too, but is not written all the time.
+            if peer.listens:  # The log says that too, but is not written all the time.
                 self._listens[peer.listens] = peer.address
         self._hosts: dict[str, str] = {}  # Address -> host.
         self._lines = 0
@@ -160,14 +160,14 @@ class _Reader:
         return self._listens.get(listens, listens)
 
     def _named(self, worker: _Worker, name: str, alias: str) -> None:
-        """Take the name of a call's file, which also tells what was sent for it just before."""
-        told = _NAMED.fullmatch(alias)
-        if told is None:
+        """Take the name of a call's file, which also says what was sent for it just before."""
+        found = _NAMED.fullmatch(alias)
+        if found is None:
             return
-        self._names[name] = told[1]
+        self._names[name] = found[1]
         if name in worker.puts:
             sending, start, end = worker.puts.pop(name)
-            worker.holds.add(told[1])
+            worker.holds.add(found[1])
             self._add(sending, worker, start, end)
 
     def _put_over(self, worker: _Worker, stamp: float, seconds: float) -> None:
@@ -184,7 +184,7 @@ class _Reader:
     def _updated(
         self, worker: _Worker, stamp: float, name: str, size: int, seconds: float, began: float, ident: str
     ) -> None:
-        """Take that a worker has a file, which it was told to fetch, or which a call of its own wrote."""
+        """Record that a worker has a file, which it was told to fetch, or which a call of its own wrote."""
         sending = worker.pending.pop(name, None)
         if sending is not None and sending.transfer_id == ident:
             self._offset = round((began + seconds - stamp) / _QUARTER) * _QUARTER
@@ -258,7 +258,7 @@ class _Reader:
         if self._staging.origin is None:
             return first
         offset = self._offset
-        if offset is None:  # No worker told a Unix time; but the manager starts with the run.
+        if offset is None:  # No worker reported a Unix time; but the manager starts with the run.
             offset = round((self._staging.origin - first) / _QUARTER) * _QUARTER
         return self._staging.origin - offset
 

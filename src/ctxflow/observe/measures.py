@@ -106,7 +106,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -
     return "\n".join(lines)
 
 
-# Okabe and Ito's colours, which people of every colour vision tell apart, without yellow, which is pale on white.
+# Okabe and Ito's colours, which people of every colour vision can distinguish, without yellow, which is pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY, PALE, DARK = "#7A7A7A", "#E4E4E4", "#222222"
 WIDTH = 7.0  # Inches: a page's text.

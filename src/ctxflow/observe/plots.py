@@ -263,7 +263,7 @@ def _one_histogram(axes: Any, app: AppHistory, edges: Any, colour: str, logarith
 _SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _EVICTED = "#D55E00"
 _OTHERS = "other tiers"
-_POINTS = 700  # That can be told apart from left to right.
+_POINTS = 700  # That can be distinguished from left to right.
 
 
 def shades(history: History) -> dict[str, str]:
@@ -304,7 +304,7 @@ def workers_and_items(figure_class: Any, history: History) -> Any:
 
 
 def _thinned(times: Any) -> Any:
-    """Return as many of the times as can be told apart in a picture."""
+    """Return as many of the times as can be distinguished in a picture."""
     return times if len(times) <= _POINTS else np.linspace(times[0], times[-1], _POINTS)
 
 
@@ -348,7 +348,7 @@ def _losses(axes: Any, history: History, length: float) -> None:
         places = sorted({round(time / step) for time, kind in history.losses if kind is evicted})
         times = [place * step / length for place in places]
         if times:
-            # Thin, so that many of them can be told apart.
+            # Thin, so that many of them can be distinguished.
             marks = {"marker": "|", "linestyle": "", "markersize": 7, "markeredgewidth": 0.6, "clip_on": False}
             axes.plot(times, [0.0] * len(times), color=colour, label=label, zorder=5, **marks)
 

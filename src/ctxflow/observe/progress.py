@@ -32,11 +32,11 @@ class Progress:
     :ivar done_now: those of this run; `dead_now` likewise.
     :ivar running: rows that are queued or at a worker.
     :ivar read: rows read in this run.
-    :ivar total: rows of the input, None while that cannot be told; `guessed` if it is an estimate.
+    :ivar total: rows of the input, None while that is not known; `guessed` if it is an estimate.
     :ivar seconds: since this run began.
     :ivar rate: rows a second now; `rate_overall`, over this run.
     :ivar tokens: that models read and wrote in this run, None where that is not counted them.
-    :ivar left: seconds that the rest takes, None while that cannot be told; likely (some 95%) between `left_low` and
+    :ivar left: seconds that the rest takes, None while that is not known; likely (some 95%) between `left_low` and
         `left_high`.
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
@@ -95,12 +95,12 @@ class Progress:
 
     @property
     def rest(self) -> int | None:
-        """Rows that are left, None while that cannot be told."""
+        """Rows that are left, None while that is not known."""
         return None if self.total is None else max(0, self.total - self.done - self.dead)
 
     @property
     def counts_rows(self) -> bool:
-        """Whether there are rows or items to tell of: a program of sessions alone has none."""
+        """Whether there are rows or items to show: a program of sessions alone has none."""
         return not self.sessions or self.read > 0
 
     @property
@@ -119,7 +119,7 @@ _PARTS, _WIDTH = 8, 2.0  # The width in standard deviations.
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """How fast a job goes at a moment; `Progress` tells of each figure."""
+    """How fast a job goes at a moment; `Progress` describes each figure."""
 
     rate: float
     rate_overall: float
@@ -172,7 +172,7 @@ class Rates:
         return Throughput(rate, rate_overall, token_rate, tokens_overall, *self._left(seconds, items, rest))
 
     def _since(self, seconds: float) -> tuple[float, int, int] | None:
-        """Return the step from which on it is now; None if too little came to tell."""
+        """Return the step from which on it is now; None if too little came to say."""
         steps = self._steps
         if len(steps) < 2 or seconds <= steps[0][0]:
             return None
@@ -220,7 +220,7 @@ ENDED = ("done", "failed", "interrupted")
 
 
 def owner() -> dict[str, Any]:
-    """Return who writes: keys by which a reader tells whether this process still lives."""
+    """Return who writes: keys by which a reader sees whether this process still lives."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "born": birth_of(os.getpid())}
 
 
@@ -242,7 +242,7 @@ def load_status(path: Path) -> dict[str, Any] | None:
 
 
 def condition(status: Mapping[str, Any], now: float | None = None) -> str:
-    """Return the state that a status file tells, or what became of an owner that cannot tell any more.
+    """Return the state that a status file records, or what became of an owner that cannot rewrite it any more.
 
     :param now: the time, in seconds since 1970.
     :returns: the file's "state" ("starting", "running", "done", "failed", "interrupted"); "died" if its process is
@@ -302,7 +302,7 @@ _OVER = (*ENDED, "died")
 class KnownRun:
     """A run's folder.
 
-    :ivar state: as `condition` tells; "silent" where its driver is on another machine and cannot be asked.
+    :ivar state: as `condition` returns it; "silent" where its driver is on another machine and cannot be asked.
     :ivar updated: when it said so last, in seconds since 1970.
     :ivar size: of all that is in the folder, in bytes.
     :ivar output: the output of the batch job that it was of, "" for another program's run.

@@ -150,7 +150,7 @@ def _dead_letters(batch: dict[str, Any] | None) -> Path | None:
 
 
 def _lines(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the lines of a file, telling how many bytes were read since the last call."""
+    """Yield the lines of a file, reporting how many bytes were read since the last report."""
     count = 0
     with open(path, "rb") as file:
         for line in file:

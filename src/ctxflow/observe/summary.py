@@ -23,7 +23,7 @@ PART_NAMES = {
     "unneeded": "not needed", "unfinished": "not finished", "sending": "sending", "loading": "loading",
     "staging": "staging", "idle": "idle",
 }  # fmt: skip
-_ALWAYS = ("useful", "evicted", "loading", "idle")  # Told even where there is nothing of them.
+_ALWAYS = ("useful", "evicted", "loading", "idle")  # Shown even where there is nothing of them.
 Kind = TypeVar("Kind")
 
 

@@ -144,8 +144,8 @@ def _take_note(staging: StagingNotes, record: dict[str, Any]) -> None:
 
 
 def with_notes(found: list[Transfer], staging: StagingNotes) -> list[Transfer]:
-    """Return the transfers with those that only the engine knows of: hard links, and what the log does not tell."""
-    told = {(transfer.receiver, transfer.file) for transfer in found if not transfer.error}
+    """Return the transfers with those that only the engine knows of: hard links, and what the log does not say."""
+    known = {(transfer.receiver, transfer.file) for transfer in found if not transfer.error}
     sizes = {digest: file.bytes for digest, file in staging.files.items()}
     extra = [
         Transfer(digest, sibling, worker, "linked", time, time, time, sizes.get(digest))
@@ -154,7 +154,7 @@ def with_notes(found: list[Transfer], staging: StagingNotes) -> list[Transfer]:
     extra += [
         Transfer(digest, "", worker, "sent", None, time - seconds, time, sizes.get(digest))
         for time, worker, digest, seconds in staging.fetches
-        if (worker, digest) not in told
+        if (worker, digest) not in known
     ]
     return sorted([*found, *extra], key=began)
 
