@@ -1,13 +1,13 @@
 """Write and read a topology as FlexTopo's graph (JSON, and Kubernetes' custom resource), and draw it as text.
 
-Nodes are of the types Socket, NUMANode, CoreGroup, CPUCore and GPU; edges are *host* (socket to core group), *contain*
-(core group to core, and socket to NUMA node), *localized* (core group to NUMA node) and *nearby* (GPU to NUMA node), as
-Table 2 of FlexTopo has them. The custom resources that its agent writes differ: all their edges are "contains", from
-sockets over NUMA nodes down to cores, and GPUs have none. Both are read; the table's form is written.
+Edges are *host* (socket to core group), *contain* (core group to core, socket to NUMA node), *localized* (core group to
+NUMA node) and *nearby* (GPU to NUMA node), as in Table 2 of FlexTopo. In the custom resources that its agent writes all
+edges are "contains", from sockets over NUMA nodes down to cores. Both are read; the table's form is written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ctxflow.topology.hardware import Core, CoreGroup, Gpu, NumaNode, Topology
 
 _TYPES = ("Socket", "NUMANode", "CoreGroup", "CPUCore", "GPU")
+_KINDS = {"Socket": "socket", "NUMANode": "numa", "CoreGroup": "group"}
 _EDGES = ("host", "hosts", "contain", "contains", "localized", "nearby")
 
 
@@ -63,7 +64,8 @@ def from_graph(data: Mapping[str, Any]) -> Topology:
         raise ValueError(f"a topology is an object with nodes and edges, not {data!r}")
     spec, name, problems = data, data.get("name"), data.get("problems") or ()
     if "spec" in data:
-        spec, name = data["spec"] or {}, _metadata(data).get("name")
+        about = data.get("metadata")
+        spec, name = data["spec"] or {}, about.get("name") if isinstance(about, Mapping) else None
     if not isinstance(spec, Mapping):
         raise ValueError(f"a topology's spec is an object with nodes and edges, not {spec!r}")
     if not {"nodes", "edges"} <= set(spec):
@@ -74,30 +76,17 @@ def from_graph(data: Mapping[str, Any]) -> Topology:
     nodes = _nodes(spec["nodes"] or ())
     links = _links(spec["edges"] or (), nodes)
     sockets = tuple(sorted(_number(each) for each, (kind, _) in nodes.items() if kind == "Socket"))
-    numa = [
-        NumaNode(_number(each), _linked(links, each, "socket"))
-        for each, (kind, _) in nodes.items()
-        if kind == "NUMANode"
-    ]
-    numa.sort(key=lambda node: node.id)
+    names = [each for each, (kind, _) in nodes.items() if kind == "NUMANode"]
+    numa = sorted((NumaNode(_number(each), _linked(links, each, "socket")) for each in names), key=lambda node: node.id)
     groups = sorted(_groups(nodes, links, {node.id: node.socket for node in numa}), key=lambda group: group.id)
     gpus = sorted(_gpus(nodes, links), key=lambda gpu: gpu.index)
     known = tuple(str(problem) for problem in problems)
     made = Topology(str(name or "unnamed"), sockets, tuple(numa), tuple(groups), tuple(gpus), known)
-    return made if "problems" in data else _with_problems(made)
-
-
-def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = data.get("metadata") or {}
-    return found if isinstance(found, Mapping) else {}
-
-
-def _with_problems(topology: Topology) -> Topology:
-    lost = [str(gpu.index) for gpu in topology.gpus if gpu.numa is None]
-    if not lost or not topology.numa_nodes:
-        return topology
-    where = f"the NUMA node of GPU {', '.join(lost)} of {topology.name} is not known: no edge leads from it to one"
-    return Topology(topology.name, topology.sockets, topology.numa_nodes, topology.groups, topology.gpus, (where,))
+    lost = ", ".join(str(gpu.index) for gpu in gpus if gpu.numa is None)
+    if "problems" in data or not lost or not numa:
+        return made
+    where = f"the NUMA node of GPU {lost} of {made.name} is not known: no edge leads from it to one"
+    return dataclasses.replace(made, problems=(where,))
 
 
 def _nodes(given: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -124,19 +113,14 @@ def _links(edges: Any, nodes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             raise ValueError(f"an edge of a topology has a source, a target and a type, unlike {edge!r}")
         ends = str(edge["source"]), str(edge["target"])
         if edge["type"] not in _EDGES:
-            raise ValueError(
-                f"the edge from {ends[0]} to {ends[1]} is of type {edge['type']!r}: there are {', '.join(_EDGES)}"
-            )
+            kinds = ", ".join(_EDGES)
+            raise ValueError(f"the edge from {ends[0]} to {ends[1]} is of type {edge['type']!r}: there are {kinds}")
         for end in ends:
             if end not in nodes:
                 raise ValueError(f"the edge from {ends[0]} to {ends[1]} leads nowhere: there is no {end}")
         for one, other in (ends, ends[::-1]):
-            links.setdefault(one, {})[_kind(nodes[other][0])] = other
+            links.setdefault(one, {})[_KINDS.get(nodes[other][0], "")] = other
     return links
-
-
-def _kind(kind: str) -> str:
-    return {"Socket": "socket", "NUMANode": "numa", "CoreGroup": "group"}.get(kind, kind)
 
 
 def _linked(links: Mapping[str, Mapping[str, str]], name: str, kind: str) -> int | None:
@@ -167,14 +151,11 @@ def _groups(
 def _gpus(nodes: Mapping[str, tuple[str, Mapping[str, Any]]], links: Mapping[str, Mapping[str, str]]) -> Iterable[Gpu]:
     for name, (kind, about) in nodes.items():
         if kind == "GPU":
-            memory = about.get("memoryTotal")
-            numbers = (
-                _number(name),
-                about.get("uuid"),
-                about.get("name"),
-                None if memory is None else _whole(memory, name),
+            memory = None if about.get("memoryTotal") is None else _whole(about["memoryTotal"], name)
+            numa = _linked(links, name, "numa")
+            yield Gpu(
+                _number(name), about.get("uuid"), about.get("name"), memory, numa, about.get("busID"), _user(about)
             )
-            yield Gpu(*numbers, _linked(links, name, "numa"), about.get("busID"), _user(about))
 
 
 def _whole(value: Any, name: str) -> int:
@@ -223,20 +204,15 @@ def draw(topology: Topology) -> str:
           └─ GPU 0  NVIDIA A10, 22.5 GiB, used by bob
     """
     lines = [summary(topology)]
-    branches = [
-        (f"socket {socket}", [n.id for n in topology.numa_nodes if n.socket == socket]) for socket in topology.sockets
-    ]
-    stray = [node.id for node in topology.numa_nodes if node.socket is None]
-    if stray:
-        branches.append(("in no socket", stray))
-    lost_groups = [group for group in topology.groups if group.numa is None]
-    lost_gpus = [gpu for gpu in topology.gpus if gpu.numa is None]
+    branches: list[tuple[str, int | None]] = [(f"socket {socket}", socket) for socket in topology.sockets]
+    if any(node.socket is None for node in topology.numa_nodes):
+        branches.append(("in no socket", None))
     trees: list[tuple[str, list[tuple[str, list[str]]]]] = [
-        (title, [(f"NUMA {numa}", _inside(topology, numa)) for numa in numas]) for title, numas in branches
+        (title, [(f"NUMA {n.id}", _inside(topology, n.id)) for n in topology.numa_nodes if n.socket == socket])
+        for title, socket in branches
     ]
-    if lost_groups or lost_gpus:
-        leaves = [(text, list[str]()) for text in [*_group_lines(lost_groups), *map(_gpu_line, lost_gpus)]]
-        trees.append(("near no known NUMA node", leaves))
+    if lost := _inside(topology, None):
+        trees.append(("near no known NUMA node", [(text, []) for text in lost]))
     for last, (title, subtrees) in _marked(trees):
         lines.append(("└─ " if last else "├─ ") + title)
         stem = "   " if last else "│  "
@@ -266,27 +242,18 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _inside(topology: Topology, numa: int) -> list[str]:
-    groups = [group for group in topology.groups if group.numa == numa]
-    return [*_group_lines(groups), *(_gpu_line(gpu) for gpu in topology.gpus if gpu.numa == numa)]
-
-
-def _group_lines(groups: Iterable[CoreGroup]) -> list[str]:
-    return [
-        f"core group {group.id}  cores {ranges([core.id for core in group.cores])}{_use(group.used_by)}"
-        for group in groups
-    ]
-
-
-def _gpu_line(gpu: Gpu) -> str:
-    about = [gpu.model or "unknown model"]
-    if gpu.memory is not None:
-        about.append(f"{gpu.memory / 1024:.1f} GiB")
-    return f"GPU {gpu.index}  {', '.join(about)}{_use(gpu.used_by)}"
-
-
-def _use(name: str | None) -> str:
-    return f", used by {name}" if name else ", free"
+def _inside(topology: Topology, numa: int | None) -> list[str]:
+    """Return a line for each core group and each GPU of a NUMA node."""
+    lines = []
+    for group in topology.groups:
+        if group.numa == numa:
+            cores = ranges([core.id for core in group.cores])
+            lines.append((f"core group {group.id}  cores {cores}", group.used_by))
+    for gpu in topology.gpus:
+        if gpu.numa == numa:
+            memory = "" if gpu.memory is None else f", {gpu.memory / 1024:.1f} GiB"
+            lines.append((f"GPU {gpu.index}  {gpu.model or 'unknown model'}{memory}", gpu.used_by))
+    return [text + (f", used by {name}" if name else ", free") for text, name in lines]
 
 
 def ranges(cores: Sequence[int]) -> str:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node.
-
-    :ivar socket: the socket that it belongs to; None if it belongs to none or to several, or nobody knows.
-    """
+    """A NUMA node."""
 
     id: int
-    socket: int | None = None
+    socket: int | None = None  # None if it belongs to none or to several, or that is not known.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Core:
-    """A CPU as the kernel numbers them.
-
-    :ivar used_by: the name of who uses it; None if it is free.
-    """
+    """A CPU as the kernel numbers them."""
 
     id: int
-    used_by: str | None = None
+    used_by: str | None = None  # The name of who uses it; None if it is free.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,36 +40,27 @@ class CoreGroup:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU.
+    """A GPU."""
 
-    :ivar index: its number on this machine.
-    :ivar memory: in MB.
-    :ivar numa: the NUMA node that it is near; None if nobody knows.
-    :ivar used_by: the name of who uses it; None if it is free.
-    """
-
-    index: int
+    index: int  # Its number on this machine.
     uuid: str | None = None
     model: str | None = None
-    memory: int | None = None
-    numa: int | None = None
-    bus: str | None = None
-    used_by: str | None = None
+    memory: int | None = None  # In MB.
+    numa: int | None = None  # The NUMA node that it is near; None if that is not known.
+    bus: str | None = None  # Its PCI address as the kernel writes it, such as "0000:17:00.0".
+    used_by: str | None = None  # The name of who uses it; None if it is free.
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A machine's topology.
-
-    :ivar problems: what could not be found out, one sentence each.
-    """
+    """A machine's topology."""
 
     name: str
     sockets: tuple[int, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()
     groups: tuple[CoreGroup, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # What could not be found out, one sentence each.
 
     def socket_of(self, numa: int | None) -> int | None:
         """Return the socket that a NUMA node belongs to, where that is known."""
@@ -82,10 +68,9 @@ class Topology:
 
 
 def core_groups(cpus: Iterable[tuple[int, int | None, int | None]], size: int) -> tuple[CoreGroup, ...]:
-    """Groups of cores that share a socket and a NUMA node.
+    """Return groups of `size` cores that share a socket and a NUMA node, of whose last one there may be fewer.
 
     :param cpus: each one's number, socket and NUMA node, in the order in which they are to be put together.
-    :param size: the cores of a group; the last one of a NUMA node may have fewer.
     :raises ValueError: if a group would be of no cores.
 
     >>> [len(group.cores) for group in core_groups([(cpu, 0, cpu // 6) for cpu in range(12)], size=4)]
@@ -182,19 +167,18 @@ def ordered(topology: Topology, names: Iterable[str]) -> list[str]:
     named = list(names)
     places = {name: position(topology, name) for name in named}
 
-    def order(name: str) -> tuple[float, float, float]:
-        place = places[name]
-        if place is None:
-            return float("inf"), float("inf"), float("inf")
+    def order(name: str) -> list[float]:
+        if (place := places[name]) is None:
+            return [math.inf] * 3
         gpu = topology.gpus[place]
-        return _known(topology.socket_of(gpu.numa)), _known(gpu.numa), gpu.index
+        known = (topology.socket_of(gpu.numa), gpu.numa, gpu.index)
+        return [math.inf if number is None else number for number in known]
 
     return sorted(named, key=order)
 
 
 def of_gpus(topology: Topology, names: Sequence[str]) -> Topology:
-    """Return a topology without its cores, that has all GPUs of these names; those that nobody knows are near no NUMA
-    node.
+    """Return a topology without its cores, that has all GPUs of these names; unknown ones are near no NUMA node.
 
     >>> [device_id(gpu) for gpu in of_gpus(Topology("m", gpus=(Gpu(0, "GPU-aa11"),)), ["GPU-aa", "GPU-bb"]).gpus]
     ['GPU-aa11', 'GPU-bb']
@@ -206,14 +190,7 @@ def of_gpus(topology: Topology, names: Sequence[str]) -> Topology:
 
 
 def used_by(topology: Topology, users: Mapping[str, str]) -> Topology:
-    """Return the topology with who uses which GPU.
-
-    :param users: by the GPU's name.
-    """
+    """Return the topology with who uses which GPU, by the GPU's name."""
     names = {position(topology, device): user for device, user in users.items()}
     gpus = tuple(dataclasses.replace(gpu, used_by=names.get(place)) for place, gpu in enumerate(topology.gpus))
     return dataclasses.replace(topology, gpus=gpus)
-
-
-def _known(number: int | None) -> float:
-    return float("inf") if number is None else number

@@ -1,7 +1,6 @@
-"""Read this machine's topology, from the kernel's /sys and the NVIDIA driver.
+"""Read this machine's topology, from the kernel's /sys and the NVIDIA driver, and which GPUs a process may use.
 
-GPUs with their PCI addresses come from NVML, else nvidia-smi, else the driver's /proc files. Who uses them, only the
-batch system knows.
+GPUs with their PCI addresses come from NVML, else nvidia-smi, else the driver's /proc files.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ctxflow.topology.hardware import Gpu, NumaNode, Topology, core_groups, of_gpus, ordered
 
@@ -29,18 +28,15 @@ def read_machine(group_size: int = GROUP_SIZE) -> Topology:
 
     What cannot be found out is None, and said in the topology's `problems`.
 
-    :param group_size: the cores of a core group.
-    :raises ValueError: if that is no number of cores, or the kernel says nothing of CPUs.
+    :raises ValueError: if `group_size` is no number of cores, or the kernel says nothing of CPUs.
     """
     return read_tree(_ROOT, socket.gethostname(), group_size, installed_nvml(), run_nvidia_smi)
 
 
-def read_tree(root: Path, name: str, group_size: int, nvml: Nvml | None, query: Query | None) -> Topology:
+def read_tree(root: Path, name: str, group_size: int, nvml: Any, query: Query | None) -> Topology:
     """Return the topology of a machine whose /sys and /proc are under a folder.
 
-    :param name: the machine's name.
-    :param nvml: the module pynvml, None to go without.
-    :param query: runs nvidia-smi, None to go without.
+    :param nvml: the module pynvml, None to go without; `query` runs nvidia-smi, None to go without.
     """
     system = root / "sys/devices/system"
     online = _read(system / "cpu/online")
@@ -51,12 +47,9 @@ def read_tree(root: Path, name: str, group_size: int, nvml: Nvml | None, query: 
     socket_of = {cpu: _number(system / f"cpu/cpu{cpu}/topology/physical_package_id") for cpu in cpus}
     # Where the firmware tells no sockets, as on some virtual machines, there is one.
     sockets = {cpu: 0 if number is None or number < 0 else number for cpu, number in socket_of.items()}
-    groups = core_groups(
-        ((cpu, sockets[cpu], numa_of.get(cpu)) for cpu in _siblings_together(system, cpus)), group_size
-    )
-    numa_nodes = tuple(
-        NumaNode(node, _only(sockets[cpu] for cpu in cpus if numa_of.get(cpu) == node)) for node in nodes
-    )
+    placed = [(cpu, sockets[cpu], numa_of.get(cpu)) for cpu in _siblings_together(system, cpus)]
+    groups = core_groups(placed, group_size)
+    numa_nodes = tuple(NumaNode(node, _only(socket for _, socket, numa in placed if numa == node)) for node in nodes)
     gpus, said = _gpus(root, [node.id for node in numa_nodes], nvml, query)
     return Topology(name, tuple(sorted(set(sockets.values()))), numa_nodes, groups, gpus, tuple(problems + said))
 
@@ -75,7 +68,7 @@ def numbers(text: str) -> list[int]:
 
 
 def _numa(folder: Path, cpus: list[int]) -> tuple[dict[int, int], list[int], list[str]]:
-    """Return the NUMA node of each CPU, the nodes, and what is wrong. A kernel that knows none has one."""
+    """Return the NUMA node of each CPU, the nodes, and what is wrong. A kernel that reports none has one."""
     online = _read(folder / "online")
     nodes = numbers(online) if online else []
     if not nodes:
@@ -101,7 +94,7 @@ def _only(values: Iterable[int]) -> int | None:
     return different.pop() if len(different) == 1 else None
 
 
-def _gpus(root: Path, nodes: list[int], nvml: Nvml | None, query: Query | None) -> tuple[tuple[Gpu, ...], list[str]]:
+def _gpus(root: Path, nodes: list[int], nvml: Any, query: Query | None) -> tuple[tuple[Gpu, ...], list[str]]:
     found, problems = cards(root, nvml, query)
     buses = _nvidia_devices(root)
     if not found:
@@ -113,12 +106,11 @@ def _gpus(root: Path, nodes: list[int], nvml: Nvml | None, query: Query | None) 
     gpus = []
     for card in found:
         numa = _number(root / f"sys/bus/pci/devices/{card.bus}/numa_node")
-        if numa is None or numa not in nodes:
-            # The kernel says -1 where the firmware tells nothing; with one NUMA node there is nothing to tell.
+        if numa not in nodes:  # The kernel says -1 where the firmware tells nothing.
             numa = nodes[0] if len(nodes) == 1 else None
         if numa is None:
             problems.append(f"the kernel does not say which NUMA node GPU {card.index} ({card.bus}) is near")
-        gpus.append(Gpu(card.index, card.uuid, card.model, card.memory, numa, card.bus))
+        gpus.append(dataclasses.replace(card, numa=numa))
     return tuple(gpus), problems
 
 
@@ -147,67 +139,16 @@ Query = Callable[[list[str]], str]
 """Runs a program and gives what it printed; raises OSError or subprocess.SubprocessError if that fails."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU as the driver knows it.
-
-    :ivar bus: its PCI address as the kernel writes it, such as "0000:17:00.0".
-    :ivar memory: in MB.
-    """
-
-    index: int
-    uuid: str | None = None
-    model: str | None = None
-    memory: int | None = None
-    bus: str | None = None
-
-
-class Nvml(Protocol):
-    """The part of the module pynvml (of nvidia-ml-py) that is used."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> Any:
-        """Open the library."""
-
-    def nvmlShutdown(self) -> Any:
-        """Close it."""
-
-    def nvmlDeviceGetCount(self) -> int:
-        """Return how many GPUs there are."""
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        """Return a handle of one."""
-
-    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes:
-        """Return its UUID."""
-
-    def nvmlDeviceGetName(self, handle: Any) -> str | bytes:
-        """Return its model."""
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
-        """Return its memory, in bytes."""
-
-    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:
-        """Return its place on the PCI bus."""
-
-
-def installed_nvml() -> Nvml | None:
+def installed_nvml() -> Any:
     """Return the module pynvml, None if it is not installed."""
     try:
-        module: Any = importlib.import_module("pynvml")
+        return importlib.import_module("pynvml")
     except ImportError:
         return None
-    return module  # type: ignore[no-any-return]
 
 
-def cards(root: Path, nvml: Nvml | None, query: Query | None) -> tuple[list[Card], list[str]]:
-    """Return the GPUs, and what went wrong, one sentence each.
-
-    :param root: the folder that holds proc/.
-    :param nvml: the module pynvml, None to go without.
-    :param query: runs nvidia-smi, None to go without.
-    """
+def cards(root: Path, nvml: Any, query: Query | None) -> tuple[list[Gpu], list[str]]:
+    """Return the GPUs, without their NUMA nodes, and what went wrong, one sentence each."""
     problems: list[str] = []
     found, said = _from_nvml(nvml)
     if not found:
@@ -239,14 +180,14 @@ def kernel_address(bus: str) -> str:
     return f"{domain[-4:]:>04}:{rest}"
 
 
-def _from_nvml(nvml: Nvml | None) -> tuple[list[Card], list[str]]:
+def _from_nvml(nvml: Any) -> tuple[list[Gpu], list[str]]:
     if nvml is None:
         return [], []
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
         return [], [f"NVML does not start: {_text(error)}"]
-    found: list[Card] = []
+    found: list[Gpu] = []
     problems: list[str] = []
     try:
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -261,11 +202,12 @@ def _from_nvml(nvml: Nvml | None) -> tuple[list[Card], list[str]]:
     return found, problems
 
 
-def _card(nvml: Nvml, index: int) -> Card:
+def _card(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20
     bus = kernel_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-    return Card(index, _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), memory, bus)
+    uuid, model = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+    return Gpu(index, uuid, model, memory, bus=bus)
 
 
 def _text(given: object) -> str:
@@ -275,7 +217,7 @@ def _text(given: object) -> str:
 _COLUMNS = "index,uuid,name,memory.total,pci.bus_id"
 
 
-def _from_nvidia_smi(query: Query | None) -> tuple[list[Card], list[str]]:
+def _from_nvidia_smi(query: Query | None) -> tuple[list[Gpu], list[str]]:
     if query is None:
         return [], []
     try:
@@ -287,20 +229,20 @@ def _from_nvidia_smi(query: Query | None) -> tuple[list[Card], list[str]]:
         return [], [f"nvidia-smi fails: {said[:200]}"]
     except (OSError, subprocess.SubprocessError) as error:
         return [], [f"nvidia-smi fails: {error}"]
-    found: list[Card] = []
+    found: list[Gpu] = []
     problems: list[str] = []
     for line in answer.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 5 and parts[0].isdigit() and parts[1].startswith("GPU-"):
             memory = int(parts[3]) if parts[3].isdigit() else None
-            found.append(Card(int(parts[0]), parts[1], parts[2], memory, kernel_address(parts[4])))
+            found.append(Gpu(int(parts[0]), parts[1], parts[2], memory, bus=kernel_address(parts[4])))
         elif line.strip() and "No devices were found" not in line:
             problems.append(f"nvidia-smi says what is no GPU: {line.strip()[:200]}")
     return found, problems
 
 
-def _from_proc(root: Path) -> list[Card]:
-    found: list[Card] = []
+def _from_proc(root: Path) -> list[Gpu]:
+    found: list[Gpu] = []
     for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
         try:
             lines = (folder / "information").read_text(encoding="utf-8").splitlines()
@@ -311,21 +253,17 @@ def _from_proc(root: Path) -> list[Card]:
         index = int(minor) if minor.isdigit() else len(found)
         # Without its firmware a card tells question marks for its UUID.
         known = uuid if uuid and "?" not in uuid else None
-        found.append(Card(index, known, about.get("Model") or None, None, kernel_address(folder.name)))
+        found.append(Gpu(index, known, about.get("Model") or None, bus=kernel_address(folder.name)))
     return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A GPU.
+    """A GPU that a process may use."""
 
-    :ivar id: what CUDA_VISIBLE_DEVICES takes.
-    :ivar memory: bytes, None if unknown.
-    """
-
-    id: str
+    id: str  # What CUDA_VISIBLE_DEVICES takes.
     model: str | None = None
-    memory: int | None = None
+    memory: int | None = None  # In bytes.
 
 
 def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
@@ -349,10 +287,7 @@ def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
 
 
 def machine_of(names: Sequence[str]) -> Topology | None:
-    """This machine's topology, with the GPUs of these names whether the driver tells of them or not; without cores.
-
-    None without GPUs, and where the kernel says nothing.
-    """
+    """Return this machine's topology without cores, with all GPUs of these names; None if unknown, or without GPUs."""
     try:
         return of_gpus(read_machine(), names) if names else None
     except (OSError, ValueError):

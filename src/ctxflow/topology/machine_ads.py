@@ -1,11 +1,8 @@
 """Write and read topologies in HTCondor's machine ads: what `ctxflow topo --classad` publishes, and what any ads tell.
 
-What is published are attributes of the machine, by a startd cron job (site-configs/htcondor-topology.conf): nobody's
-use of anything is among them, since the startd knows that best. Where nothing was published, GPUs are taken from the
-records that HTCondor makes of them (`GPUs_...`), near the NUMA node that these name, if they name one.
-
-`read_topologies` reads a file with topologies in any form. ClassAds are read as text: literals, lists and records; an
-expression is not evaluated, and is None here.
+A startd cron job (site-configs/htcondor-topology.conf) publishes attributes of the machine. Where nothing was published,
+GPUs are taken from the records that HTCondor makes of them (`GPUs_...`). ClassAds are read as text: literals, lists and
+records; an expression is not evaluated, and is None here. `read_topologies` reads a file in any form.
 """
 
 from __future__ import annotations
@@ -44,15 +41,8 @@ def to_classad(topology: Topology) -> str:
             for g in topology.groups
         ],
         "Gpus": [
-            {
-                "Index": gpu.index,
-                "Id": gpu.uuid,
-                "Model": gpu.model,
-                "MemoryMb": gpu.memory,
-                "Numa": gpu.numa,
-                "Socket": topology.socket_of(gpu.numa),
-                "Bus": gpu.bus,
-            }
+            {"Index": gpu.index, "Id": gpu.uuid, "Model": gpu.model, "MemoryMb": gpu.memory}
+            | {"Numa": gpu.numa, "Socket": topology.socket_of(gpu.numa), "Bus": gpu.bus}
             for gpu in topology.gpus
         ],
         "TopologyProblems": topology.problems,
@@ -125,10 +115,8 @@ def _discovered(name: str, slots: Sequence[Ad]) -> Topology:
     for card in ordered:
         if card.get("numanode") is not None:
             sockets_of.setdefault(int(card["numanode"]), set()).add(card.get("socket"))
-    nodes = tuple(
-        NumaNode(numa, next(iter(sockets)) if len(sockets) == 1 else None)
-        for numa, sockets in sorted(sockets_of.items())
-    )
+    known = sorted(sockets_of.items())
+    nodes = tuple(NumaNode(numa, next(iter(sockets)) if len(sockets) == 1 else None) for numa, sockets in known)
     sockets = tuple(sorted({node.socket for node in nodes if node.socket is not None}))
     problems = [f"the ads of {name} tell nothing of its cores: publish them with `ctxflow topo --classad`"]
     lost = [str(gpu.index) for gpu in gpus if gpu.numa is None]
@@ -161,10 +149,8 @@ def _users(slots: Iterable[Ad]) -> Iterable[tuple[str, str]]:
 
 def _user_of(gpu: Gpu, users: Mapping[str, str]) -> str | None:
     """Return who uses a GPU, which HTCondor names by the beginning of its UUID."""
-    names = [gpu.uuid or "", f"CUDA{gpu.index}"]
-    return next(
-        (user for held, user in users.items() if held and (names[0].startswith(held) or held == names[1])), None
-    )
+    uuid, name = gpu.uuid or "", f"CUDA{gpu.index}"
+    return next((user for held, user in users.items() if held and (uuid.startswith(held) or held == name)), None)
 
 
 _TOKEN = re.compile(
@@ -176,8 +162,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 def parse_ads(text: str) -> list[dict[str, Any]]:
-    """Return the ads of `condor_status -long`: an attribute a line, ads apart by empty lines (or by "-", as cron jobs
-    print).
+    """Return the ads of `condor_status -long`: an attribute a line, empty lines (or "-", of cron jobs) between ads.
 
     :raises ValueError: for a line that is no attribute, saying which.
 
