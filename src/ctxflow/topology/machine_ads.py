@@ -1,6 +1,6 @@
 """Write and read topologies in HTCondor's machine ads: what `ctxflow topo --classad` publishes, and what any ads tell.
 
-A startd cron job (site-configs/htcondor-topology.conf) publishes attributes of the machine. Where nothing was published,
+A startd cron job (site-configs/htcondor-topology.conf) publishes a machine's attributes. Where nothing was published,
 GPUs are taken from the records that HTCondor makes of them (`GPUs_...`). ClassAds are read as text: literals, lists and
 records; an expression is not evaluated, and is None here. `read_topologies` reads a file in any form.
 """
