@@ -27,12 +27,7 @@ FLAKY = "CUDA error: an illegal memory access was encountered"
 
 def during(begin: float, end: float = math.inf) -> Availability:
     """Make a machine available once, from a time to another: it joins late, or is drained."""
-
-    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
-        if end > begin:
-            yield begin, end
-
-    return periods
+    return intervals([(begin, end)] if end > begin else [])
 
 
 def evicted(mean_up: float, mean_down: float) -> Availability:
@@ -62,11 +57,7 @@ def until(available: Availability, end: float) -> Availability:
 
 def intervals(given: Sequence[tuple[float, float]]) -> Availability:
     """Make a machine available at the given times."""
-
-    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
-        return iter(given)
-
-    return periods
+    return lambda generator: iter(given)
 
 
 def machines(

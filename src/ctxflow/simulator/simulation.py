@@ -165,14 +165,12 @@ class Simulation:
         return self._outcome()
 
     def _declare(self) -> None:
-        for region in self._regions:
-            self._feed(ev.RegionOffered(0.0, region))
-        for tier in self._tiers:
-            self._feed(ev.TierOffered(0.0, tier))
-        for context in self._workload.contexts:
-            self._feed(ev.ContextDeclared(0.0, context))
-        for app in self._workload.apps:
-            self._feed(ev.AppDeclared(0.0, app))
+        declared: list[ev.Event] = [ev.RegionOffered(0.0, region) for region in self._regions]
+        declared += [ev.TierOffered(0.0, tier) for tier in self._tiers]
+        declared += [ev.ContextDeclared(0.0, context) for context in self._workload.contexts]
+        declared += [ev.AppDeclared(0.0, app) for app in self._workload.apps]
+        for event in declared:
+            self._feed(event)
 
     def _arrive(self, time: float, app: str, count: int) -> None:
         items = range(self._next_item, self._next_item + count)

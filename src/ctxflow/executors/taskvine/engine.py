@@ -70,7 +70,7 @@ class TaskVineEngine:
         self._given_up: dict[str, VineWorker] = {}  # Lost, and perhaps still connected: what they say does not count.
         self._noticed: list[VineWorker] = []  # To be released as soon as they run nothing.
         self._failed: EngineFailed | None = None
-        self._refused: set[str] = set()
+        self._warned: set[str] = set()
         self._unkept = UnkeptFiles()
         self._started = self._stopped = False
 
@@ -247,11 +247,9 @@ class TaskVineEngine:
                 self._lost(self._workers.pop(said.worker))
             else:
                 self._calls.lost(self._given_up.pop(said.worker))
-        elif isinstance(said, msg.StrangerConnected) and (told := f"{said.host} {said.reason}") not in self._refused:
-            self._refused.add(told)
-            logger.warning(
-                "who is connected from %s is no worker of this run (%s): it gets no work", said.host, said.reason
-            )
+        elif isinstance(said, msg.StrangerConnected):
+            what = f"is no worker of this run ({said.reason}): it gets no work"
+            self._warn_once(f"who is connected from {said.host} {what}")
         elif isinstance(said, msg.GateTrouble):
             logger.warning("%s", said.text)
         elif isinstance(said, msg.CallUnanswered):
@@ -302,13 +300,17 @@ class TaskVineEngine:
         self._events.append(ev.WorkerJoined(self._run.clock(), worker.spec(facts, self._site)))
 
     def _refuse(self, worker: VineWorker, reason: str) -> None:
-        """End a worker that cannot be used; say each reason once, since it may be the same for all."""
-        if reason not in self._refused:
-            self._refused.add(reason)
-            logger.warning("%s", reason)
+        """End a worker that cannot be used."""
+        self._warn_once(reason)
         if worker.job is not None:
             self._acquirer.refused(worker.tier, worker.job, reason)
         self._end(worker)
+
+    def _warn_once(self, text: str) -> None:
+        """Log a warning that may be the same for all workers."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
 
     def _end(self, worker: VineWorker) -> None:
         """End a worker, and its job if it has not joined."""

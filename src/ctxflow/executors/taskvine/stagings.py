@@ -32,6 +32,7 @@ from ctxflow.host.messages import (
 )
 from ctxflow.scheduler import events as ev
 
+Done = Callable[[ev.Failure | None], None]
 logger = logging.getLogger("ctxflow")
 
 
@@ -69,7 +70,7 @@ class _Want:
     """What a worker still lacks of a context (or environment), and what follows when it lacks nothing."""
 
     missing: set[str]
-    done: Callable[[ev.Failure | None], None]
+    done: Done
 
 
 class Stagings:
@@ -160,13 +161,7 @@ class Stagings:
         # So that removing one is never taken for removing the next.
         return f"{digest}-{context.id}-{worker.forgotten.get(context.id, 0)}"
 
-    def _bring(
-        self,
-        worker: VineWorker,
-        files: Mapping[str, tuple[str, str]],
-        context: str,
-        done: Callable[[ev.Failure | None], None],
-    ) -> None:
+    def _bring(self, worker: VineWorker, files: Mapping[str, tuple[str, str]], context: str, done: Done) -> None:
         """Bring files to a worker.
 
         :param files: name in the worker's cache -> path here, and digest; those with other names bypass the tree.
