@@ -413,6 +413,9 @@ def _check_workers(state: RunState) -> None:
     assert not (state.awaiting and state.attempts), "a call was given before enough workers were there"
     for attempt in state.attempts.values():
         assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"
+    for name, tier in state.tiers.items():
+        here = sum(worker.tier == name and worker.acquired for worker in state.workers.values())
+        assert tier.connected == here, f"{name}: workers are miscounted"
 
 
 def _check_quarantine(state: RunState) -> None:
@@ -442,12 +445,6 @@ def _check_contexts(state: RunState) -> None:
         by_tier = {tier: count for (name, tier), count in tiers.items() if name == context.spec.id}
         assert +context.on_tier == by_tier, f"{context.spec.id}: holders are miscounted by tier"
         assert context.suspects.keys() <= state.workers.keys(), f"{context.spec.id}: a lost worker is suspect"
-
-
-def _check_tiers(state: RunState) -> None:
-    for name, tier in state.tiers.items():
-        here = sum(worker.tier == name and worker.acquired for worker in state.workers.values())
-        assert tier.connected == here, f"{name}: workers are miscounted"
 
 
 def _check_reservations(state: RunState) -> None:
@@ -520,7 +517,6 @@ _CHECKS = (
     _check_workers,
     _check_contexts,
     _check_quarantine,
-    _check_tiers,
     _check_reservations,
     _check_sessions,
 )

@@ -336,11 +336,8 @@ def _release(state: RunState, tier: TierState, target: int, out: list[Command]) 
     """
     if tier.connected <= target and not tier.emptying:
         return
-    held = [
-        w
-        for w in state.workers.values()
-        if w.tier == tier.spec.name and w.acquired and w.noticed is None and (not w.draining or w.id in tier.emptying)
-    ]
+    there = [w for w in state.workers.values() if w.tier == tier.spec.name and w.acquired and w.noticed is None]
+    held = [w for w in there if not w.draining or w.id in tier.emptying]
     surplus = max(0, len(held) - target)
     able = [w for w in held if w.id in tier.emptying or not (w.loading or any(a.items for a in w.running.values()))]
     frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
@@ -350,24 +347,17 @@ def _release(state: RunState, tier: TierState, target: int, out: list[Command]) 
     for worker in able[surplus:]:
         if worker.id in tier.emptying:  # It is wanted again.
             tier.emptying.remove(worker.id)
-            worker.draining = False
-            state.streams.unsettled = True
-            state.update_free(worker)
+            state.drain(worker, draining=False)
 
 
 def _give_back(state: RunState, tier: TierState, worker: Worker, out: list[Command]) -> None:
-    worker.draining = True
-    state.streams.unsettled = True
-    state.update_free(worker)
+    state.drain(worker)
     if worker.running or worker.loading or not empty(state, worker):
         tier.emptying.add(worker.id)
     else:
         tier.emptying.discard(worker.id)
         worker.released = True
         out.append(Release(worker.id))
-
-
-# --- waiting for workers before the first call
 
 
 def first_needed(state: RunState) -> int:
@@ -384,8 +374,7 @@ def _measure(state: RunState) -> None:
     for tier in state.tiers.values():
         if tier.lacking_since is not None:
             tier.lacking_seconds += state.now - tier.lacking_since
-        lacks = tier.connected < (tier.asked or 0)
-        tier.lacking_since = state.now if lacks else None
+        tier.lacking_since = state.now if tier.connected < (tier.asked or 0) else None
 
 
 def worker_joined(state: RunState, worker: Worker) -> None:

@@ -214,8 +214,7 @@ def _often_enough(state: RunState, worker: Worker, context: ContextState) -> boo
     limit, tried = state.limits.failures, context.failures >= 3 * state.limits.failures
     builders = [each for each in state.workers.values() if each is worker or able(state, each, context.spec)]
     hosts = {each.host for each in builders}
-    permits = state.plan.permits
-    asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if permits(context.spec.id, name))
+    asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(context.spec.id, name))
     awaited = max(0, asked - len(builders))
     failed_on = set(context.failed_workers.values())
     if len(hosts) == 1 and not awaited:
@@ -300,8 +299,8 @@ def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
 
 
 def _hold(state: RunState, worker: Worker) -> None:
-    worker.draining = worker.held = state.streams.unsettled = True
-    state.update_free(worker)
+    worker.held = True
+    state.drain(worker)
 
 
 def _give_back(state: RunState, out: list[Command]) -> None:
@@ -322,9 +321,8 @@ def _release_unit(state: RunState, unit: Unit, out: list[Command]) -> None:
     state.wards.units.remove(unit)
     for worker in state.workers.values():
         if worker.held and not worker.released and unit.has(worker) and state.wards.of(worker) is None:
-            worker.held = worker.draining = False
-            state.streams.unsettled = True
-            state.update_free(worker)
+            worker.held = False
+            state.drain(worker, draining=False)
     what = f"worker {unit.worker} on host {unit.host}" if unit.worker else f"host {unit.host}"
     out.append(Note(f"{what} is tried again"))
 

@@ -198,8 +198,8 @@ def _hold(state: RunState, reservation: Reservation, out: list[Command]) -> None
     if state.now < until:
         state.wake(until)
         return
-    reservation.state, worker.draining, state.streams.unsettled = "leaving", True, True
-    state.update_free(worker)
+    reservation.state = "leaving"
+    state.drain(worker)
     out.append(Note(f"the worker of the context {_name(state, reservation)} has nothing to do, and is given back"))
     _leave(state, reservation, worker, out)
 
@@ -210,8 +210,7 @@ def _leave(state: RunState, reservation: Reservation, worker: Worker, out: list[
         _expect_gone(state, reservation, worker, out)
     elif _waiting(state, reservation.context) is not None:
         reservation.state, reservation.idle_since = "held", None
-        worker.draining, state.streams.unsettled = False, True
-        state.update_free(worker)
+        state.drain(worker, draining=False)
     elif not worker.running and empty(state, worker):
         worker.released, reservation.due = True, state.now + GONE_SECONDS
         state.wake(reservation.due)
@@ -278,13 +277,11 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
         if held.worker in room.victims:
             held.due = reservation.due
     for worker in victims:
-        worker.draining = True
-        state.update_free(worker)
+        state.drain(worker)  # Sessions that it carries go elsewhere.
         if worker.running:
             out.append(Drain(worker.id))
     if victims:
         state.wake(grace)
-        state.streams.unsettled = True  # Sessions that they carry go elsewhere.
 
 
 # --- what is the case

@@ -12,21 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ctxflow.option_values import number, whole
-from ctxflow.policies.protocols import (
-    BatchingPolicy,
-    HealthPolicy,
-    PlacementPolicy,
-    Plan,
-    Planning,
-    PlanningPolicy,
-    PreemptionPolicy,
-    Room,
-    RoutingPolicy,
-    ScalingPolicy,
-    SessionPolicy,
-    View,
-    WarmingPolicy,
-)
+from ctxflow.policies import protocols
 from ctxflow.policies.registry import DEFAULTS, described, having, make
 from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import App, Arrivals, ContextState, Deal, Group, Place, Ready
@@ -57,17 +43,19 @@ class Policies:
     :ivar coalescing: who says how many sessions a step serves: the batching policy, if it has an opinion.
     """
 
-    routing: RoutingPolicy
-    batching: BatchingPolicy
-    placement: PlacementPolicy
-    preemption: PreemptionPolicy
-    scaling: ScalingPolicy
-    sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
-    health: HealthPolicy = dataclasses.field(default_factory=lambda: make("health", DEFAULTS["health"]))
+    routing: protocols.RoutingPolicy
+    batching: protocols.BatchingPolicy
+    placement: protocols.PlacementPolicy
+    preemption: protocols.PreemptionPolicy
+    scaling: protocols.ScalingPolicy
+    sessions: protocols.SessionPolicy = dataclasses.field(
+        default_factory=lambda: make("sessions", DEFAULTS["sessions"])
+    )
+    health: protocols.HealthPolicy = dataclasses.field(default_factory=lambda: make("health", DEFAULTS["health"]))
     choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    warming: WarmingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
-    planning: PlanningPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
-    coalescing: BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
+    warming: protocols.WarmingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    planning: protocols.PlanningPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    coalescing: protocols.BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -120,7 +108,7 @@ class Reservation:
 
     pin: int
     context: str
-    room: Room
+    room: protocols.Room
     state: str  # "clearing", "asked", "started", "held" or "leaving".
     due: float  # When that has lasted too long.
     grace_until: float
@@ -202,7 +190,7 @@ class Counters:
 class RunState:
     """Everything that the scheduler knows."""
 
-    view: View  # What policies see of it, read-only; made with the scheduler.
+    view: protocols.View  # What policies see of it, read-only; made with the scheduler.
 
     def __init__(self, policies: Policies, limits: Limits, seed: int, start_when: float = 0.0) -> None:
         if not 0 <= start_when <= 1:
@@ -212,9 +200,9 @@ class RunState:
         self.seed = seed
         self.random = random.Random(seed)
         self.now = 0.0
-        self.plan = Plan()
+        self.plan = protocols.Plan()
         # What is computed for the next plan, and why the last could not be; kept by dispatch.py.
-        self.planning: Planning | None = None
+        self.planning: protocols.Planning | None = None
         self.planning_failure: str | None = None
         self.workers: dict[str, Worker] = {}
         self.apps: dict[str, App] = {}
@@ -306,6 +294,12 @@ class RunState:
                 self._holders_free.setdefault(context, {})[name] = worker
         elif self.free.pop(name, None) is not None:
             dict.__delitem__(self.free_shown, name)
+
+    def drain(self, worker: Worker, draining: bool = True) -> None:
+        """Have a worker take nothing new, or take work again; the session policy is asked about its sessions."""
+        worker.draining = draining
+        self.streams.unsettled = True
+        self.update_free(worker)
 
     def wake(self, time: float) -> None:
         """Ask for a Tick at that time at the latest."""

@@ -16,16 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from ctxflow.policies.views import (
-    AppView,
-    AttemptView,
-    ContextOnWorkerView,
-    MachineView,
-    RegionView,
-    SessionView,
-    TierView,
-    WorkerView,
-)
+from ctxflow.policies import views
 from ctxflow.scheduler.app_state import App, Place
 from ctxflow.scheduler.events import RegionSpec
 from ctxflow.scheduler.run_state import RunState, has_work
@@ -118,9 +109,9 @@ class ShownWorker(_Proxy):
     pin: int | None
     joined: float
     acquired: bool
-    contexts: Mapping[str, ContextOnWorkerView]
-    running: Mapping[int, AttemptView]
-    sessions: Mapping[int, SessionView]
+    contexts: Mapping[str, views.ContextOnWorkerView]
+    running: Mapping[int, views.AttemptView]
+    sessions: Mapping[int, views.SessionView]
     free_slots: int = _live("free_slots")
     noticed: float | None = _live("noticed")
     draining: bool = _live("draining")
@@ -208,7 +199,7 @@ class ShownTier(_Proxy):
         return None if lived is None else tuple(lived)
 
 
-def shown_region(spec: RegionSpec) -> RegionView:
+def shown_region(spec: RegionSpec) -> views.RegionView:
     """Return a region as policies see it."""
     latency, bandwidth = MappingProxyType(dict(spec.latency)), MappingProxyType(dict(spec.bandwidth))
     return dataclasses.replace(spec, latency=latency, bandwidth=bandwidth, tiers=tuple(spec.tiers))
@@ -236,15 +227,15 @@ class RunView(ReadOnly):
     _can_carry: _CanCarry
     now: float
     random: random.Random
-    workers: Mapping[str, WorkerView]
-    free: Mapping[str, WorkerView]
-    apps: Mapping[str, AppView]
-    attempts: Mapping[int, AttemptView]
-    tiers: Mapping[str, TierView]
-    regions: Mapping[str, RegionView]
-    sessions: Mapping[int, SessionView]
-    batch_size: Callable[[AppView, WorkerView], int]
-    capacity: Callable[[AppView, WorkerView], int]
+    workers: Mapping[str, views.WorkerView]
+    free: Mapping[str, views.WorkerView]
+    apps: Mapping[str, views.AppView]
+    attempts: Mapping[int, views.AttemptView]
+    tiers: Mapping[str, views.TierView]
+    regions: Mapping[str, views.RegionView]
+    sessions: Mapping[int, views.SessionView]
+    batch_size: Callable[[views.AppView, views.WorkerView], int]
+    capacity: Callable[[views.AppView, views.WorkerView], int]
 
     def __init__(self, state: RunState, could_load: _CouldLoad, can_carry: _CanCarry) -> None:
         _put(self, "_state", state)
@@ -268,7 +259,7 @@ class RunView(ReadOnly):
         return tuple(self._state.contexts)
 
     @property
-    def machines(self) -> Mapping[str, MachineView]:
+    def machines(self) -> Mapping[str, views.MachineView]:
         """The machines as they were surveyed last."""
         return MappingProxyType(self._state.surveys.machines)
 
@@ -282,7 +273,7 @@ class RunView(ReadOnly):
         """The items expected per second by app; worked out when somebody asks."""
         return self._state.arrivals.forecast()
 
-    def can_run(self, app: AppView, worker: WorkerView) -> bool:
+    def can_run(self, app: views.AppView, worker: views.WorkerView) -> bool:
         """Return whether a free worker could run the app now, or load its context for it."""
         state = self._state
         queue, there = state.apps[app.id], state.workers[worker.id]
@@ -291,21 +282,15 @@ class RunView(ReadOnly):
             return self._could_load(state, there, queue)
         return held.state == "ready" and (not queue.isolated.items or has_work(state, queue, there))
 
-    def permits(self, app: AppView, tier: TierView) -> bool:
-        """Return whether workers of the tier could run the app at all, as far as the plan allows it.
-
-        Not if only a worker with a place of its own may hold the context.
-        """
+    def permits(self, app: views.AppView, tier: views.TierView) -> bool:
+        """Return whether workers of the tier could run the app, as the plan allows, without a place of their own."""
         state = self._state
         wanted = state.contexts[app.context].spec
         own = wanted.affinity == "guaranteed" and wanted.id in state.reservations.wants
         return not own and self.able(app, tier) and state.plan.permits(app.context, tier.name)
 
-    def able(self, app: AppView, tier: TierView) -> bool:
-        """Return whether workers of the tier have the GPUs, and the memory on each, that the app's context declares.
-
-        Not if it is broken. What it took where it was built does not count: some take what there is.
-        """
+    def able(self, app: views.AppView, tier: views.TierView) -> bool:
+        """Return whether workers of the tier have the GPUs, and the memory on each, that the app's context declares."""
         context, offered = self._state.contexts[app.context], self._state.tiers[tier.name]
         if context.broken is not None or context.spec.gpus > offered.spec.gpus:
             return False
@@ -317,11 +302,11 @@ class RunView(ReadOnly):
         known = self._state.contexts.get(context)
         return known.holders if known is not None else 0
 
-    def free_holders(self, context: str) -> Iterable[WorkerView]:
+    def free_holders(self, context: str) -> Iterable[views.WorkerView]:
         """Return the free workers that hold the context ready, longest known as such first."""
         return [worker.shown for worker in self._state.free_holders(context)]
 
-    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
+    def can_carry(self, session: views.SessionView, worker: views.WorkerView) -> bool:
         """Return whether a worker may carry a session."""
         state = self._state
         return self._can_carry(state, state.streams.open[session.id], state.workers[worker.id])
