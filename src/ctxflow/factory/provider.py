@@ -91,6 +91,25 @@ class PoolSurvey:
     advice: tuple[str, ...] = ()
     workers: int | None = None
 
+    def reason(self) -> str:
+        """Return it as a reason to wait; "" if that says nothing.
+
+        >>> print(PoolSurvey(machines=4, free=0).reason(), PoolSurvey(machines=1, free=1).reason(), sep="\\n")
+        all 4 machines that would do are busy
+        1 machine would do, and 1 of them is free: its jobs are to start soon
+        """
+        if not self.may_submit:
+            return f"no more jobs are taken: {'; '.join(self.advice)}"
+        if self.machines is None:
+            return ""
+        if self.machines == 0:
+            return f"no machine will do: {'; '.join(self.advice) or 'change the requirements of the tier'}"
+        if self.free == 0:
+            many = f"all {self.machines:,} machines that would do are busy"
+            return "the one machine that would do is busy" if self.machines == 1 else many
+        free = f"{self.free:,} of them {'is' if self.free == 1 else 'are'} free"
+        return f"{counted(self.machines, 'machine')} would do, and {free}: its jobs are to start soon"
+
 
 @dataclass(frozen=True)
 class FoundJob:
@@ -266,22 +285,3 @@ def why_gone(words: str) -> str:
     ''
     """
     return explaining_line("\n".join(each for each in words.splitlines() if not _COMINGS.search(each)), "")
-
-
-def survey_reason(survey: PoolSurvey) -> str:
-    """Return what a batch system has, as a reason to wait; "" if that says nothing.
-
-    >>> survey_reason(PoolSurvey(machines=4, free=0)), survey_reason(PoolSurvey(machines=1, free=1))
-    ('all 4 machines that would do are busy', '1 machine would do, and 1 of them is free: its jobs are to start soon')
-    """
-    if not survey.may_submit:
-        return f"no more jobs are taken: {'; '.join(survey.advice)}"
-    if survey.machines is None:
-        return ""
-    if survey.machines == 0:
-        return f"no machine will do: {'; '.join(survey.advice) or 'change the requirements of the tier'}"
-    if survey.free == 0:
-        many = f"all {survey.machines:,} machines that would do are busy"
-        return "the one machine that would do is busy" if survey.machines == 1 else many
-    free = f"{survey.free:,} of them {'is' if survey.free == 1 else 'are'} free"
-    return f"{counted(survey.machines, 'machine')} would do, and {free}: its jobs are to start soon"

@@ -17,16 +17,7 @@ from typing import Any
 from ctxflow.errors import counted
 from ctxflow.factory.condor_machines import Places, located_by
 from ctxflow.factory.limits import SpendingMeter
-from ctxflow.factory.provider import (
-    Excluding,
-    JobChange,
-    JobState,
-    Provider,
-    ProviderError,
-    WorkerJob,
-    explaining_line,
-    survey_reason,
-)
+from ctxflow.factory.provider import Excluding, JobChange, JobState, Provider, ProviderError, WorkerJob, explaining_line
 from ctxflow.host.linux import advice, none_left
 
 logger = logging.getLogger("ctxflow")
@@ -54,15 +45,11 @@ class TrackedJob:
 
 @dataclasses.dataclass(frozen=True)
 class NextJobs:
-    """What to do about a tier's jobs now.
-
-    :ivar surplus: pending jobs that are not wanted any more.
-    :ivar absent: running jobs whose workers should have joined by now.
-    """
+    """What to do about a tier's jobs now."""
 
     submit: int = 0
-    surplus: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()  # Pending jobs that are not wanted any more.
+    absent: tuple[str, ...] = ()  # Running jobs whose workers should have joined by now.
 
 
 class TierJobs:
@@ -193,20 +180,17 @@ class TierJobs:
 
 @dataclasses.dataclass
 class AcquirerState:
-    """What an acquirer shares with its tiers' threads; `condition` guards it and the tiers' fields.
-
-    :ivar decided: called with a tier and a sentence for each decision, `troubled` for each failure.
-    :ivar machines: answers to surveys: tier, its machines' topologies by name, and why none.
-    """
+    """What an acquirer shares with its tiers' threads; `condition` guards it and the tiers' fields."""
 
     changed: Callable[[], None]
-    decided: Callable[[str, str], None]
+    decided: Callable[[str, str], None]  # Called with a tier and a sentence for each decision; the next, each failure.
     troubled: Callable[[str, str], None]
     took_over: Callable[[str], bool]
     condition: threading.Condition = dataclasses.field(default_factory=threading.Condition)  # Reentrant.
     look_until: float = 0.0
     stopped: bool = False
     news: list[tuple[str, JobChange]] = dataclasses.field(default_factory=list)
+    # Answers to surveys: tier, its machines' topologies by name, and why none.
     machines: list[tuple[str, dict[str, Any], str]] = dataclasses.field(default_factory=list)
 
 
@@ -430,7 +414,7 @@ class TierAcquirer:
         self.survey_at = now + _SURVEY_SECONDS
         survey = self.provider.survey(self.job)
         with self.shared.condition:
-            self.has = survey_reason(survey)
+            self.has = survey.reason()
         if not survey.may_submit:
             self.shared.troubled(self.name, f"its jobs wait, and no more are taken: {'; '.join(survey.advice)}")
         elif survey.machines == 0:
