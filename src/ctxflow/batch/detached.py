@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ctxflow.batch.job_status import read_status
 from ctxflow.errors import CtxflowError, UsageError
@@ -47,10 +47,8 @@ class Standing:
 
     :ivar state: "queued" (its driver waits to start, or to start again), "running", "held", or how it ended: "done"
         (every row was tried), "failed", "cancelled", "lost" (HTCondor has it no more, and does not say why).
-    :ivar since: when that began, in seconds since 1970.
-    :ivar restarts: how often the driver was started again.
-    :ivar reason: why, "" where there is nothing to say.
-    :ivar status: the driver's exit status, None if it has not ended by itself.
+    :ivar since: when that began, in seconds since 1970; `restarts`, of the driver.
+    :ivar reason: why, "" where there is nothing to say; `status`, the driver's exit status, if it ended by itself.
     """
 
     state: State
@@ -72,10 +70,7 @@ class Standing:
 
 
 def standing_of(events: Iterable[Mapping[str, Any]], submitted: float) -> Standing:
-    """Return how a job stands after some events.
-
-    :param events: HTCondor's, each with "time"; in the order of its log.
-    :param submitted: when the job was submitted.
+    """Return how a job stands after HTCondor's events, in the order of its log.
 
     >>> begin = {"EventTypeNumber": 1, "Cluster": 12, "Proc": 0, "time": 5.0}
     >>> standing_of([begin], submitted=4.0).state
@@ -101,10 +96,8 @@ def standing_of(events: Iterable[Mapping[str, Any]], submitted: float) -> Standi
             reason = "" if state == "done" else change.reason
         elif kind == _ABORTED:
             state = "cancelled"
-        elif change.state == "held":
-            state = "held"
-        elif change.state == "running":
-            state = "running"
+        elif change.state in ("held", "running"):
+            state = cast(State, change.state)
         else:
             state, reason = "queued", _why_again(event, change.reason) if kind == _EVICTED else change.reason
         since = float(event["time"])
@@ -112,11 +105,7 @@ def standing_of(events: Iterable[Mapping[str, Any]], submitted: float) -> Standi
 
 
 def _why_again(event: Mapping[str, Any], reason: str) -> str:
-    """Return why a driver that ended starts again.
-
-    >>> _why_again({"TerminatedAndRequeued": True, "TerminatedNormally": True, "ReturnValue": 130}, "OnExitRemove ...")
-    'it was interrupted'
-    """
+    """Return why a driver that ended starts again."""
     if not event.get("TerminatedAndRequeued"):
         return reason or "it was vacated"
     if event.get("TerminatedNormally"):
@@ -133,13 +122,10 @@ def _why_again(event: Mapping[str, Any], reason: str) -> str:
 class Detached:
     """A job that was detached.
 
-    :ivar id: what people call it, a number.
     :ivar tag: by which HTCondor knows its driver and its workers.
-    :ivar cluster: the driver's job, CLUSTER.PROC.
-    :ivar host: the machine whose schedd has it.
-    :ivar directory: where the driver runs.
+    :ivar cluster: the driver's job, CLUSTER.PROC; `host`, the machine whose schedd has it.
+    :ivar directory: where the driver runs; `does`, what it does, in some words.
     :ivar submitted: when, in seconds since 1970.
-    :ivar does: what, in some words.
     """
 
     id: int
@@ -166,10 +152,7 @@ class Detached:
 
 @dataclasses.dataclass(frozen=True)
 class DetachedView:
-    """A job, and how it stands.
-
-    :ivar status: its status file, None if there is none of this job's.
-    """
+    """A job, how it stands, and its status file, None if there is none of this job's."""
 
     job: Detached
     standing: Standing
@@ -177,11 +160,7 @@ class DetachedView:
 
 
 def jobs_directory() -> Path:
-    """Return the folder of the user's jobs.
-
-    >>> jobs_directory().parts[-2:]
-    ('ctxflow', 'jobs')
-    """
+    """Return the folder of the user's jobs."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(base) / "ctxflow" / "jobs"
 
@@ -202,9 +181,8 @@ def job_named(name: str) -> Detached:
     :raises ValueError: if there is none.
     """
     jobs = found_jobs()
-    for job in jobs:
-        if name == str(job.id):
-            return job
+    if (job := next((job for job in jobs if name == str(job.id)), None)) is not None:
+        return job
     known = f"there are {', '.join(str(job.id) for job in jobs[-10:])}" if jobs else "there is none yet"
     raise ValueError(f"there is no job {name!r}: {known}; `ctxflow jobs` lists them")
 
@@ -236,7 +214,7 @@ def view_of(job: Detached) -> DetachedView:
 
 
 def _lost(view: DetachedView) -> DetachedView:
-    """Return a job that the queue no longer has: it ended in this moment, or nobody knows how."""
+    """Return a job that the queue no longer has: it ended in this moment, or for an unknown reason."""
     if view.standing.state in ENDED:
         return view
     reason = "HTCondor has it no more, and does not say why: the same ctxflow batch command goes on"
@@ -266,8 +244,7 @@ def site_for_detaching(job: Job) -> Site:
     """Return the site of a job that is to be detached.
 
     :raises UsageError: if it is a site for which no driver can be submitted.
-    :raises CtxflowError: if none can be submitted from here, or one that is not over writes the same
-        output; saying what to do.
+    :raises CtxflowError: if none can be submitted from here, or another that goes on writes the same output.
     """
     from ctxflow.sites import load_site
 
@@ -349,7 +326,7 @@ def _new_folder() -> tuple[int, Path]:
 def self_contained(job: Job) -> dict[str, Any]:
     """Return a job as JSON, with absolute paths, and with the text of its templates in place of their files.
 
-    The model stays as it was named: it is a part of what tells jobs apart, and the driver runs in the same directory.
+    The model stays as it was named, since it is a part of the job's identity; the driver runs in the same directory.
 
     >>> from ctxflow.batch import Job
     >>> made = self_contained(Job(input="in.csv", output="out.jsonl", model="lm", site="campus.toml", top_k=3))
@@ -369,9 +346,7 @@ def self_contained(job: Job) -> dict[str, Any]:
 
 
 def carried(environment: Mapping[str, str], keep_runtime: bool = False) -> dict[str, str]:
-    """Return the environment variables that a driver gets.
-
-    :param keep_runtime: whether XDG_RUNTIME_DIR is one of them: a factory of the login's is found there.
+    """Return the environment variables that a driver gets; XDG_RUNTIME_DIR only to find a factory of the login's there.
 
     >>> carried({"HF_HOME": "/data/hf", "TERM": "xterm", "XDG_RUNTIME_DIR": "/run/user/1000"})
     {'HF_HOME': '/data/hf'}
@@ -387,13 +362,17 @@ def carried(environment: Mapping[str, str], keep_runtime: bool = False) -> dict[
 def driver_script(about: Detached, folder: Path, environment: Mapping[str, str], flags: Sequence[str]) -> str:
     """Return the shell script that becomes the driver."""
     log, job = shlex.quote(str(folder / "driver.log")), shlex.quote(str(folder / "job.json"))
-    words = [*_this_command(), "batch", "--job"]
+    script = os.path.abspath(sys.argv[0])  # ctxflow is started as it was started now.
+    called = os.path.basename(script) == "ctxflow" and os.path.isfile(script)
+    words = [sys.executable, *([script] if called else ["-m", "ctxflow"]), "batch", "--job"]
+    mask = os.umask(0o077)
+    os.umask(mask)
     return "\n".join(
         [
             "#!/bin/sh",
             f"# The driver of job {about.id}. It may be run by hand, when the job is over.",
             f"exec >>{log} 2>&1 </dev/null",
-            "umask " + f"{_umask():03o}",
+            f"umask {mask:03o}",
             f"unset {' '.join(_TEMPORARY)}",
             *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
             f"export {BATCH_VARIABLE}={about.tag}",
@@ -403,19 +382,6 @@ def driver_script(about: Detached, folder: Path, environment: Mapping[str, str],
             "",
         ]
     )
-
-
-def _this_command() -> list[str]:
-    """Return the command line that starts ctxflow as it was started now."""
-    script = os.path.abspath(sys.argv[0])
-    called = os.path.basename(script) == "ctxflow" and os.path.isfile(script)
-    return [sys.executable, script] if called else [sys.executable, "-m", "ctxflow"]
-
-
-def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
 
 
 def what_it_does(job: Job) -> str:

@@ -1,15 +1,11 @@
-"""Show a job while it runs: a live view on a terminal, lines elsewhere, nothing with `--quiet`.
-
-`Display` is the protocol, so that another can take its place. `JobView` renders a `Progress` on any terminal from 80
-columns on, in the terminal's own colours, and tells nothing by colour alone. It adds no figure of its own.
-"""
+"""Show a job while it runs: a live view on a terminal, lines elsewhere, nothing with `--quiet`."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -24,8 +20,8 @@ from ctxflow.terminal import timed, visible, visible_console
 _SHOWN_ERRORS = 10
 
 
-class Display(Protocol):
-    """The protocol of what shows a job. All is called on the job's thread."""
+class Display:
+    """What shows a job: nothing here, which others override. All is called on the job's thread."""
 
     def note(self, text: str) -> None:
         """Show a sentence."""
@@ -40,27 +36,12 @@ class Display(Protocol):
         """End: nothing more comes."""
 
 
-class QuietDisplay:
+class QuietDisplay(Display):
     """Show nothing: an error that ends the job is printed by the command."""
 
-    def note(self, text: str) -> None:
-        """Do nothing."""
 
-    def dead(self, place: str, message: str) -> None:
-        """Do nothing."""
-
-    def progress(self, now: Progress) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
-class LineDisplay:
-    """Print a line every ten seconds; for logs, and wherever there is no terminal.
-
-    :param every: seconds from line to line.
-    """
+class LineDisplay(Display):
+    """Print a line every ten seconds; for logs, and wherever there is no terminal."""
 
     def __init__(self, stream: TextIO | None = None, every: float = 10.0) -> None:
         self._stream = stream or sys.stderr
@@ -86,18 +67,12 @@ class LineDisplay:
             self._next = time.monotonic() + self._every
             self._print(describe(now))
 
-    def end(self) -> None:
-        """Do nothing."""
-
     def _print(self, text: str) -> None:
         print(timed(visible(text)), file=self._stream, flush=True)
 
 
 class LiveDisplay(LineDisplay):
-    """Show the job's view, which stays where it is, on a terminal. Sentences go above it.
-
-    :param title: what the job is called.
-    """
+    """Show the job's view on a terminal, below sentences."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__()
@@ -121,10 +96,7 @@ class LiveDisplay(LineDisplay):
 
 
 def make_display(quiet: bool, title: str = "") -> Display:
-    """Return the display that fits standard error.
-
-    :param title: what the job is called.
-    """
+    """Return the display that fits standard error, with a title for the job."""
     if quiet:
         return QuietDisplay()
     console = visible_console(stderr=True)
@@ -139,20 +111,15 @@ _STATES = ("warm", "loading", "staging")
 
 
 class JobView:
-    """A job's view.
+    """A job's view, from 80 columns on, in the terminal's own colours, which carry no information alone.
 
     :param title: what the job is called, such as its output.
-    :param state: what it does, such as "running".
-    :param note: a sentence below it, such as why it failed.
-    :param style: of state and note.
+    :param note: a sentence below it, such as why it failed; `style`, of this and the state.
     """
 
     def __init__(self, now: Progress, title: str, state: str = "running", note: str = "", style: str = "") -> None:
-        self._now = now
-        self._title = title
-        self._state = state
-        self._note = note
-        self._style = style
+        self._now, self._title = now, title
+        self._state, self._note, self._style = state, note, style
         self._ended = state not in ("starting", "running", "silent")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -161,8 +128,7 @@ class JobView:
         yield self._headline(width)
         if now.total:
             share = min(1.0, (now.done + now.dead) / now.total)
-            bar_width = width - 7
-            bar = _bar(now.done / now.total, now.dead / now.total, bar_width, options.ascii_only)
+            bar = _bar(now.done / now.total, now.dead / now.total, width - 7, options.ascii_only)
             yield bar.append(f" {_percent(share):>6}", "bold")
         rows = _job_lines(now, self._ended) if now.counts_rows else []
         job: RenderableType = _grid(rows + _session_lines(now, self._ended))
@@ -182,10 +148,8 @@ class JobView:
     def _headline(self, width: int) -> Table:
         right = Text(self._state, f"bold {self._style}".strip(), no_wrap=True)
         if self._now.seconds:
-            right.append(
-                f" {'for' if self._state in ('starting', 'running') else 'after'} {duration(self._now.seconds)}",
-                "not bold",
-            )
+            since = "for" if self._state in ("starting", "running") else "after"
+            right.append(f" {since} {duration(self._now.seconds)}", "not bold")
         line = Table.grid(padding=(0, 2), expand=True)
         line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         line.add_column(justify="right", no_wrap=True)
@@ -193,8 +157,7 @@ class JobView:
         return line
 
 
-Lines = list[tuple[str, Text]]
-"""Labels and what stands beside them."""
+Lines = list[tuple[str, Text]]  # Labels and what stands beside them.
 
 
 def _job_lines(now: Progress, ended: bool) -> Lines:
@@ -251,23 +214,14 @@ def _run_lines(now: Progress) -> Lines:
     if now.crashes:
         lost.append(", ").append(counted(now.crashes, "crash", "crashes"), "red")
     lines.append(("losses", lost))
-    lines.append(("used", Text(_used(now.gpu_hours, now.worker_hours, now.cost))))
+    used = f"{hours(now.gpu_hours)} GPU-hours" if now.gpu_hours else f"{hours(now.worker_hours)} worker-hours"
+    lines.append(("used", Text(used if now.cost is None else f"{used}, cost {now.cost:,.2f}")))
     lines += [("limit", Text(_limit(each), "yellow" if each["used"] >= each["limit"] else "")) for each in now.limits]
     return lines
 
 
-def _used(gpu_hours: float, worker_hours: float, cost: float | None) -> str:
-    """Return the GPU-hours, or the worker-hours where none has a GPU, and the cost where there are prices."""
-    used = f"{hours(gpu_hours)} GPU-hours" if gpu_hours else f"{hours(worker_hours)} worker-hours"
-    return used if cost is None else f"{used}, cost {cost:,.2f}"
-
-
 def _limit(each: Mapping[str, Any]) -> str:
-    """Return how much of a limit is used.
-
-    >>> _limit({"scope": "run", "measure": "gpu_hours", "used": 1.5, "limit": 8.0})
-    '1.5 of 8 GPU-hours (run)'
-    """
+    """Return how much of a limit is used."""
     unit = "GPU-hours" if each["measure"] == "gpu_hours" else "cost"
     return f"{each['used']:.4g} of {each['limit']:g} {unit} ({each['scope']})"
 
@@ -313,9 +267,6 @@ def _sum(tiers: list[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-# --- parts
-
-
 def _beside(left: RenderableType, right: RenderableType) -> Table:
     both = Table.grid(padding=(0, 4), expand=True)
     both.add_column(ratio=1)
@@ -338,27 +289,15 @@ def _bar(done: float, dead: float, width: int, ascii_only: bool) -> Text:
     good, bad, open_ = ("#", "x", "-") if ascii_only else ("━", "╍", "─")
     first = min(width, int(done * width))
     second = min(width - first, max(int(dead > 0), round(dead * width)))
-    return (
-        Text(no_wrap=True)
-        .append(good * first, "green")
-        .append(bad * second, "red")
-        .append(open_ * (width - first - second))
-    )
+    bar = Text(no_wrap=True).append(good * first, "green").append(bad * second, "red")
+    return bar.append(open_ * (width - first - second))
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, never 100% before the end.
-
-    >>> _percent(0.99999), _percent(1.0), _percent(0.5)
-    ('99.9%', '100%', '50.0%')
-    """
+    """Return a share in percent, never 100% before the end."""
     return "100%" if share >= 1 else f"{int(share * 1000) / 10:.1f}%"
 
 
 def _end_of(path: str, width: int) -> str:
-    """Return a path without its beginning where it is too long.
-
-    >>> _end_of("/a/long/way/results.jsonl", 16)
-    '...results.jsonl'
-    """
+    """Return a path without its beginning where it is too long."""
     return path if len(path) <= width else "..." + path[-max(1, width - 3) :]

@@ -1,7 +1,6 @@
 """Run a job from its beginning to its end: open or resume its files, run what is missing, make the output.
 
-`run_job` is `ctxflow batch`; `begin_job` does all of it that comes before the run. Whether a job may add to the results
-that are there is decided here too: the job, its model or function, and the rows that are done must be as they were.
+A job may add to earlier results only if its settings, its model or function, and the rows that are done are unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ctxflow.identity import Identity, changes
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.source import Limited, Source
 
-_PATIENCE = 2.0  # Seconds until a person is told how far it is; and from one time to the next.
+_PATIENCE = 2.0  # Seconds from one note on a long wait to the next.
 _INSTEAD = "name another output, or begin anew with --fresh"
 
 
@@ -41,14 +40,12 @@ _INSTEAD = "name another output, or begin anew with --fresh"
 class Outcome:
     """How a job ended: all its rows are done or dead.
 
-    :ivar done: rows with a result; `dead`, rows in the dead letters.
-    :ivar done_now: those of this run; `dead_now` likewise.
-    :ivar seconds: that this run took.
-    :ivar already: whether there was nothing to do, since an earlier run had finished.
+    :ivar done: rows with a result, `done_now` those of this run; `dead` and `dead_now` likewise.
+    :ivar seconds: that this run took; `already`, whether an earlier run had finished, so that there was nothing to do.
     :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
     :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
         `altered`, texts and keys of dictionaries that had to be written otherwise.
-    :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
+    :ivar summary: of this run, as `ctxflow report` has it; None if nothing ran.
 
     >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
     3
@@ -80,10 +77,10 @@ def run_job(
     metrics: tuple[str, int] | None = None,
     passed_on: Callable[[bytes], None] | None = None,
 ) -> Outcome:
-    """Do what is missing of a job.
+    """Run what is missing of a job.
 
     :param fresh: begin anew, and forget what an earlier run did.
-    :param retry_errors: try the dead letters again.
+    :param retry_errors: retry the dead letters.
     :param metrics: the address and the port at which Prometheus may ask how it stands.
     :param passed_on: gets the lines of results, too, as they are kept.
     :raises UsageError: a ValueError, for an input, output or choice that makes no sense, saying what to do.
@@ -114,25 +111,23 @@ def run_job(
             display.note(f"going on: {counted(ledger.done, 'row')} done, {ledger.dead:,} dead")
         try:
             begun.work.passed_on = passed_on
-            _finish(begun.work, ledger, files, begun.job, metrics, began)
+            _finish(begun.work, ledger, files, metrics, began)
         finally:
             display.end()
         if not ledger.done + ledger.dead:
             display.note(f"{begun.work.source.name} holds no rows: nothing to do")
-        now = (ledger.done - before[0], ledger.dead - before[1])
-        took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
-        cut, held = begun.work.truncated, begun.work.held
+        now = (ledger.done - before[0], ledger.dead - before[1], time.monotonic() - began)
+        work, held = begun.work, begun.work.held
         return Outcome(
-            ledger.done, ledger.dead, *now, took, nulled=held.nulled, altered=held.altered, summary=summary,
-            truncated_now=cut,
+            ledger.done, ledger.dead, *now, nulled=held.nulled, altered=held.altered,
+            summary=kept_summary(work.directory, display), truncated_now=work.truncated,
         )  # fmt: skip
 
 
 def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> bool:
-    """Do what `run_job` does before it runs anything, and keep that; whether there is something to run.
+    """Check and prepare a job as `run_job` does, for another process to run; return whether there is something to run.
 
-    Whoever has another process run the job learns here what is wrong with it, and that process needs neither of the
-    flags: it could not tell after a restart whether they were heeded.
+    That process needs neither of the flags: after a restart it could not tell whether they were applied.
 
     :raises ValueError, CtxflowError: as `run_job`.
     """
@@ -142,36 +137,28 @@ def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, disp
 
 @dataclasses.dataclass(frozen=True)
 class _Begun:
-    """A job whose files are open.
+    """A job whose files are open; whether an earlier run did all of it."""
 
-    :ivar job: with what its input decides.
-    :ivar ended: whether an earlier run did all of it.
-    """
-
-    job: Job
     work: Work
     ledger: Ledger
     files: Files
-    ended: bool = False
+    ended: bool
 
 
 @contextlib.contextmanager
 def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
-    """Open a job's files, once all that can be told before is seen to be in order."""
+    """Check a job, and open its files."""
     work = prepare(job, display)
     with contextlib.ExitStack() as stack:
         with refused():
             files = stack.enter_context(_files(work))
             ledger = stack.enter_context(Ledger(files.rows, files.errors, files.journal, fresh))
             ended = _opened(work, files, ledger, fresh, retry_errors)
-        yield _Begun(work.job, work, ledger, files, ended)
+        yield _Begun(work, ledger, files, ended)
 
 
 def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors: bool) -> bool:
-    """See that a job may go on where its files are; whether an earlier run did all of it.
-
-    :raises ValueError: if it may not, saying what to do.
-    """
+    """Check that a job may go on where its files are; return whether an earlier run did all of it."""
     job, source, display = work.job, work.source, work.display
     facts = facts_of(job, source, work.identity(), ledger.facts)
     if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
@@ -209,8 +196,9 @@ def _files(work: Work) -> Iterator[Files]:
         yield work.files
 
 
-def _finish(work: Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
+def _finish(work: Work, ledger: Ledger, files: Files, metrics: tuple[str, int] | None, began: float) -> None:
     """Run what is missing, and make the output of it, while others can see how it stands."""
+    job = work.job
     with StatusFile(files.output) as file, serving(lambda: file.progress, metrics) as port:
         if metrics is not None:
             work.display.note(f"metrics are at http://{metrics[0]}:{port}/metrics")
@@ -230,10 +218,7 @@ def _say_finished(ledger: Ledger, files: Files) -> None:
 
 
 def facts_of(job: Job, source: Source, identity: Identity, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the ledger keeps of a job, as JSON.
-
-    :param known: what it has, where what is not on this machine any more was told.
-    """
+    """Return what the ledger keeps of a job, as JSON; `known` is what it has, for what this machine has no more."""
     stats = [path.stat() for path in source.files]
     earlier = Identity.from_json(known.get("made_of", {}))
     facts = {
@@ -245,14 +230,12 @@ def facts_of(job: Job, source: Source, identity: Identity, known: Mapping[str, A
 
 
 def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_errors: bool, display: Display) -> None:
-    """Refuse to mix the results of two jobs.
+    """Refuse to mix the results of two jobs, unless with `retry_errors`.
 
-    :param retry_errors: whether they may be mixed.
     :raises ValueError: if the output holds those of another, saying what differs.
     """
-    # What an earlier ctxflow did not know was as it is by default.
-    known, settings = {**defaults(), **ledger.facts.get("settings", {})}, facts["settings"]
     # An earlier ctxflow did not know all choices: what it did is their default.
+    known, settings = {**defaults(), **ledger.facts.get("settings", {})}, facts["settings"]
     before = {name: known.get(name, Job.model_fields[name].default) for name in settings}
     changed = [f"{name} was {before[name]!r} and is {new!r}" for name, new in settings.items() if new != before[name]]
     if "made_of" in ledger.facts:
@@ -279,10 +262,7 @@ def input_changed(ledger: Ledger, facts: Mapping[str, Any]) -> bool:
 
 
 def maker_then(ledger: Ledger, job: Job, make: Callable[[Job], Make]) -> Make:
-    """Return what made items of the rows that are done: by the settings as they were.
-
-    :raises ValueError: if it cannot be had any more.
-    """
+    """Return what made items of the rows that are done: by the settings as they were."""
     settings = ledger.facts.get("settings", {})
     if settings == job.identity():
         return make(job)
@@ -290,7 +270,7 @@ def maker_then(ledger: Ledger, job: Job, make: Callable[[Job], Make]) -> Make:
 
 
 def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: Files, display: Display) -> bool:
-    """See that the rows that are done are in the input as they were; whether it has others that were not tried.
+    """Check that the rows that are done are in the input as they were; return whether it has others.
 
     :param make: what made items of them then.
     :raises ValueError: for the first that is not, saying where it is and what to do.
@@ -313,12 +293,14 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
         if time.monotonic() > due:
             due = time.monotonic() + _PATIENCE
             display.note(f"the input has changed: {source.fraction():.0%} of it are compared with what is done")
-    by_numbers = job.id_column is None
-    if by_numbers and compared < len(keys):
+    if job.id_column is None and compared < len(keys):
         called = job.reading.name or f"the input {job.input}"
+        why = f"it lacks {counted(int((~found).sum()), 'row')} done before"
+        if (digests == 0).any():
+            why = "of the rows that an earlier ctxflow did nobody can tell whether they are as they were"
         raise ValueError(
             f"{called} has changed since {files.output} was begun, and its rows are known by their "
-            f"numbers alone: {_not_compared(found, digests)}: {_INSTEAD}; another time, know rows by an --id-column"
+            f"numbers alone: {why}: {_INSTEAD}; another time, know rows by an --id-column"
         )
     gone = len(keys) - int(found.sum())
     done = f"its rows that are done ({compared:,}) are as they were" if compared else "done rows are not run again"
@@ -343,17 +325,8 @@ def _check_row(row: Prepared, digest: int, source: Source, job: Job, files: File
     raise ValueError(f"{source.place(row.number)}: {what}, {_INSTEAD}")
 
 
-def _not_compared(found: Any, digests: Any) -> str:
-    if (digests == 0).any():
-        return "of the rows that an earlier ctxflow did nobody can tell whether they are as they were"
-    return f"it lacks {counted(int((~found).sum()), 'row')} done before"
-
-
 def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
-    """Return a sentence or two on how a job ended.
-
-    :param goes_on: whether it can be taken up again.
-    """
+    """Return a sentence or two on how a job ended; `goes_on` says whether it can be resumed."""
     if outcome.already:
         text = f"nothing to do: {counted(outcome.done, 'row')} done before, in {output}"
     else:

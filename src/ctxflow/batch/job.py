@@ -45,10 +45,7 @@ def error_limit(text: str) -> tuple[int | None, float | None]:
 
 
 def template_text(text: str) -> str:
-    """Return the template itself, read from its file if only that is named.
-
-    :raises ValueError: if the file cannot be read.
-    """
+    """Return the template itself, read from its file if only that is named."""
     if not text.startswith("@"):
         return text
     try:
@@ -65,17 +62,13 @@ WHAT, ROWS, PARAMETERS, WHERE, RUN = (
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The help and flags of a key of a job, in addition to its name, its type and its checks.
-
-    :ivar flags: if they are not just the key's name with dashes.
-    :ivar free: whether another run of the same job may change it, since no result depends on it.
-    """
+    """The help and flags of a key of a job, in addition to its name, its type and its checks."""
 
     help: str
     panel: str
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # By default the key's name with dashes.
     metavar: str | None = None
-    free: bool = False
+    free: bool = False  # Whether another run of the same job may change it, since no result depends on it.
 
 
 class Job(pydantic.BaseModel):
@@ -259,27 +252,28 @@ class Job(pydantic.BaseModel):
             hub = re.fullmatch(r"https://(?:www\.)?huggingface\.co/([^/]+/[^/?#]+)/?", self.model)
             what = f"name it as the hub does: {hub[1]}" if hub else "fetch it into a folder, and name that"
             raise ValueError(f"the model {self.model} is a URL: {what}")
-        if self.function is not None and (self.task or self.label or self.parameters or self.row_parameter):
-            raise ValueError("a function decides itself what it does: leave tasks, labels and parameters to it")
-        if self.function is not None and self.too_long != "error":
-            raise ValueError("a function decides itself what is too long: leave --too-long out")
-        if self.constants and self.function is None:
-            raise ValueError("constants are a function's: give --function, or leave --set out")
-        if self.task == "classify" and len(self.label) < 2:
-            raise ValueError("to classify takes two labels or more: give --label for each")
-        if self.label and self.task != "classify":
-            raise ValueError("labels are for classifying: give --task classify")
-        if self.backend == "vllm" and self.task in ("embed", "classify"):
-            raise ValueError("vLLM serves to generate and to chat: leave --backend out")
-        if self.system is not None and self.task != "chat":
-            raise ValueError("a system message is for conversations: give --task chat")
-        if self.function is None and len(self.column) > 1:
-            raise ValueError("a model reads one column: make one text of several with --template")
-        if self.template is not None and self.column:
-            raise ValueError("a template names its columns itself: leave --column out")
-        if set(self.row_parameter) & set(self.keep):
-            raise ValueError("a column cannot be both kept and a parameter")
+        if sentence := next((sentence for wrong, sentence in self._rules() if wrong), None):
+            raise ValueError(sentence)
         return self
+
+    def _rules(self) -> tuple[tuple[object, str], ...]:
+        """Return what excludes each other, and what to say of it."""
+        own, task = self.function is not None, self.task
+        decided = task or self.label or self.parameters or self.row_parameter
+        classifies, generates = task == "classify", task not in ("embed", "classify")
+        both = set(self.row_parameter) & set(self.keep)
+        return (
+            (own and decided, "a function decides itself what it does: leave tasks, labels and parameters to it"),
+            (own and self.too_long != "error", "a function decides itself what is too long: leave --too-long out"),
+            (self.constants and not own, "constants are a function's: give --function, or leave --set out"),
+            (classifies and len(self.label) < 2, "to classify takes two labels or more: give --label for each"),
+            (self.label and not classifies, "labels are for classifying: give --task classify"),
+            (self.backend == "vllm" and not generates, "vLLM serves to generate and to chat: leave --backend out"),
+            (self.system is not None and task != "chat", "a system message is for conversations: give --task chat"),
+            (not own and len(self.column) > 1, "a model reads one column: make one text of several with --template"),
+            (self.template is not None and self.column, "a template names its columns itself: leave --column out"),
+            (both, "a column cannot be both kept and a parameter"),
+        )
 
     @pydantic.model_validator(mode="after")
     def _samples(self) -> Job:
@@ -331,11 +325,7 @@ class Job(pydantic.BaseModel):
 
 
 def options() -> dict[str, Option]:
-    """Return what is said of each key of a job, in the order of the help.
-
-    >>> options()["id_column"].panel
-    'Input and output'
-    """
+    """Return the help of each key of a job, in the order of `ctxflow batch --help`."""
     return {
         name: next(each for each in field.metadata if isinstance(each, Option))
         for name, field in Job.model_fields.items()
@@ -343,11 +333,7 @@ def options() -> dict[str, Option]:
 
 
 def defaults() -> dict[str, Any]:
-    """Return the settings of `Job.identity` by default.
-
-    >>> defaults()["keep"], defaults()["backend"]
-    ([], 'transformers')
-    """
+    """Return the settings of `Job.identity` by default."""
     return load_job(None, input="in", output="out", model="any").identity() | {"model": None}
 
 
@@ -385,16 +371,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    if not error["loc"]:
+    if not error["loc"] or error["type"] == "value_error":
         return str(error["msg"]).removeprefix("Value error, ")
     key = str(error["loc"][0])
     if error["type"] == "missing":
         return f"a job needs its {key}: give it on the command line or in the job file"
     if error["type"] == "extra_forbidden":
         close = difflib.get_close_matches(key, Job.model_fields, n=1)
-        return f"a job has no key {key!r}: " + (
-            f"did you mean {close[0]!r}?" if close else f"its keys are {', '.join(Job.model_fields)}"
-        )
-    if error["type"] == "value_error":
-        return str(error["msg"]).removeprefix("Value error, ")
+        hint = f"did you mean {close[0]!r}?" if close else f"its keys are {', '.join(Job.model_fields)}"
+        return f"a job has no key {key!r}: {hint}"
     return f"{key} cannot be {error['input']!r}: {error['msg'].lower()}"

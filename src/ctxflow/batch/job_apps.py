@@ -30,8 +30,7 @@ from ctxflow.rows.source import RowError, cell, closest, columns_for, item_maker
 def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, Any]]:
     """Return the app that does a job's task, and its constants.
 
-    :param family: "generate" (which answers conversations too), "embed" or "classify".
-    :param staged: whether workers get a model's folder sent, since they do not share this machine's disk.
+    :param family: what `family_of` returns; `staged`, whether a model's folder is sent to workers.
     """
     from ctxflow.models import encoder, generator, vllm_generator
     from ctxflow.models.answering import classify, embed, generate, label_chooser
@@ -44,26 +43,22 @@ def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, 
         options["files"] = {"model": str(folder.absolute())}
     else:
         inputs["model"] = str(folder.absolute()) if folder.is_dir() else job.model
-    if family == "embed":
-        return _app(job, embed, encoder.options(**options)(**inputs)), {}
+    generates = vllm_generator if job.backend == "vllm" else generator
+    of_family: dict[str, tuple[Any, Any]] = {"embed": (embed, encoder), "classify": (classify, label_chooser)}
+    function, recipe = of_family.get(family, (generate, generates))
     if family == "classify":
-        return _app(job, classify, label_chooser.options(**options)(labels=tuple(job.label), **inputs)), {}
-    if job.task == "chat":
+        inputs = {"labels": tuple(job.label), **inputs}
+    elif job.task == "chat":
         inputs["task"] = "chat"
-    recipe = (vllm_generator if job.backend == "vllm" else generator).options(**options)(**inputs)
-    return _app(job, generate, recipe), {"parameters": job.parameters}
-
-
-def _app(job: Job, function: Any, recipe: Any) -> BatchApp:
-    options: dict[str, Any] = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries}
-    app: BatchApp = batch_app(recipe, **options)(function)
-    return app
+    how: dict[str, Any] = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries}
+    app: BatchApp = batch_app(recipe.options(**options)(**inputs), **how)(function)
+    return app, {"parameters": job.parameters} if recipe is generates else {}
 
 
 def function_app(job: Job) -> BatchApp:
     """Return the user's own batch app that a job names, or a function made one.
 
-    :raises ValueError: if there is none of that name, or it is something else; its module may raise what it likes.
+    :raises ValueError: if there is none of that name, or it is something else.
     """
     found = _found(str(job.function))
     if not isinstance(found, BatchApp):
@@ -112,7 +107,7 @@ def _raised(error: BaseException, module: str) -> str:
 
 
 def _no_function(found: Any) -> str | None:
-    """Return what something is that is neither a batch app nor a function, and what to write."""
+    """Return why something is no function, and what to write; None if it is one."""
     if inspect.isfunction(found):
         return None
     from ctxflow.sessions import SessionApp
@@ -123,15 +118,14 @@ def _no_function(found: Any) -> str | None:
         return "a session_app, whose sessions are opened in Python: make it a batch_app, a function over lists"
     if isinstance(found, (Context, ContextFunction)):
         return "a context, not a function: name a batch_app that uses it"
-    if not callable(found) or isinstance(found, type):
-        kind = "a class" if isinstance(found, type) else article(type(found).__name__)
-        return f"{kind}, not a function or a batch app"
-    return None
+    if isinstance(found, type):
+        return "a class, not a function or a batch app"
+    return None if callable(found) else f"{article(type(found).__name__)}, not a function or a batch app"
 
 
 Item = tuple[Any, ...]
-Make = Callable[[Mapping[str, Any]], Item]
-"""Makes the item of a row's values, or raises `RowError`."""
+Make = Callable[[Mapping[str, Any]], Item]  # Makes the item of a row's values, or raises `RowError`.
+Render = Callable[[Mapping[str, Any]], str]
 
 URLS = {"/v1/chat/completions": "generate", "/v1/completions": "generate", "/v1/embeddings": "embed"}
 # The body's names for generation parameters -> ours.
@@ -154,13 +148,11 @@ def family_of(job: Job) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """A row on its way.
+    """A row in flight.
 
-    :ivar key: what the ledger knows it by.
-    :ivar id: its id, None where rows are known by their numbers.
-    :ivar item: what the app gets, () for a row that failed before.
+    :ivar key: what the ledger knows it by; `id`, its id, None where rows are known by their numbers.
+    :ivar item: what the app gets, () for a row that failed before; `error`, why it did.
     :ivar kept: columns that go to the output.
-    :ivar error: why it failed, None if it did not.
     :ivar context: the name of the context that answered it, where the app has alternatives.
     """
 
@@ -179,7 +171,7 @@ def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) ->
 
     :param app: the job's own function, None where a model does it.
     :param known: the input's columns, None where each row has its own.
-    :raises ValueError: if the app's parameters do not fit the columns, or for a template that is none.
+    :raises ValueError: if the app's parameters do not fit the columns, or a template is invalid.
     """
     if app is not None:
         return function_maker(job, app, known)
@@ -257,11 +249,7 @@ def _conversation(content: Any, column: str, system: Render | None, values: Mapp
 
 
 def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) -> Make:
-    """Return what makes arguments of the user's own batch app of rows of columns.
-
-    :param known: the input's columns, None where each row has its own.
-    :raises ValueError: if the app's parameters do not fit the columns.
-    """
+    """Return what makes arguments of the user's own batch app of rows of columns."""
     names = app.parameters
     if job.template is not None:
         render = compile_template(job.template)
@@ -350,20 +338,16 @@ def _shown(value: Any) -> str:
 
 # --- templates
 
-Render = Callable[[Mapping[str, Any]], str]
-
 
 class LacksColumn(RowError):
-    """A row has not what a template needs."""
+    """A row lacks what a template needs."""
 
 
 def compile_template(text: str, what: str = "template") -> Render:
-    """Return a function that renders a row.
-
-    Columns are variables; one whose name is no identifier is `row["the name"]`.
+    """Return a function that renders a row, whose columns are variables, or `row["the name"]`.
 
     :param text: the template, or "@" and the path of its file.
-    :raises ValueError: for a template that is none, with the line where it goes wrong.
+    :raises ValueError: for an invalid template, with the line where it goes wrong.
 
     >>> compile_template("Is it true that {{ claim }}?")({"claim": "2 > 1"})
     'Is it true that 2 > 1?'
@@ -400,8 +384,6 @@ def _environment() -> tuple[Any, Any]:
 
 def columns_named(text: str) -> list[str]:
     """Return the columns that a template names, sorted.
-
-    :param text: a template that `compile_template` takes.
 
     >>> columns_named("{{ claim }} {% for each in parts %}{{ each }}{% endfor %} {{ row['the source'] }}")
     ['claim', 'parts', 'the source']

@@ -1,8 +1,7 @@
 """The files of a job: where it writes, that it does not write what it reads, and `-`, the standard input and output.
 
-Files are told apart before any is opened. A stream cannot be read again after a restart, so the standard input is
-copied beside the output first, to OUTPUT.input. What is written to the standard output cannot be taken back: such a job
-cannot go on where it was stopped.
+A stream cannot be read again after a restart, so the standard input is first copied to OUTPUT.input. What is written to
+the standard output cannot be taken back: such a job cannot be resumed.
 """
 
 from __future__ import annotations
@@ -26,44 +25,35 @@ from ctxflow.files import part_of, sync_folder, written_whole
 from ctxflow.ownership import AppendFile
 from ctxflow.rows.source import Source
 
+Named = tuple[str, Path]  # What a person calls a file ("the input"), and its path.
+
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Where a job writes.
-
-    :ivar output: what the user asked for; `rows`, the lines that it is made of: the same, unless it is made at the end.
-    """
+    """Where a job writes."""
 
     output: Path
-    rows: Path
+    rows: Path  # The lines that the output is made of: the same, unless it is made at the end.
     errors: Path
     journal: Path
 
     @property
     def written(self) -> list[Named]:
         """Return all of them, by what messages call them."""
-        status = status_path(self.output)
-        named = [
+        status, made = status_path(self.output), self.rows != self.output
+        return [
             ("the output", self.output),
-            ("the file of results", self.rows),
+            *([("the file of results", self.rows)] * made),
             ("the file of dead letters", self.errors),
             ("the job's journal", self.journal),
             ("the job's status file", status),
             ("the job's status file", part_of(status)),
+            *([("the output", part_of(self.output))] * made),
         ]
-        if self.rows == self.output:
-            del named[1]
-        else:
-            named.append(("the output", part_of(self.output)))
-        return named
 
 
 def files_of(output: Path, form: str) -> Files:
-    """Return the files of a job with that output.
-
-    >>> files_of(Path("/results/out.parquet"), "parquet").rows.name
-    'out.parquet.rows.jsonl'
-    """
+    """Return the files of a job with that output."""
     real = output.resolve()
 
     def beside(suffix: str) -> Path:
@@ -79,8 +69,6 @@ _FORMS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl"
 def form_of(output: Path) -> str:
     """Return the form that an output's name asks for.
 
-    :raises UsageError: if it is none that can be written.
-
     >>> form_of(Path("out.csv")), form_of(Path("out"))
     ('csv', 'jsonl')
     """
@@ -94,11 +82,7 @@ def form_of(output: Path) -> str:
 
 
 def keeps(output: Path) -> bool:
-    """Return whether an output keeps what is written to it, as all do but the null device.
-
-    >>> keeps(Path("/dev/null")), keeps(Path("results.jsonl"))
-    (False, True)
-    """
+    """Return whether an output keeps what is written to it, as all do but the null device."""
     try:
         return not os.path.samefile(output, os.devnull)
     except OSError:  # It is not there.
@@ -106,9 +90,9 @@ def keeps(output: Path) -> bool:
 
 
 def check_files(job: Job, source: Source, files: Files) -> None:
-    """See that a job can write its files, and that it reads none of them, before any is opened.
+    """Check that a job can write its files, and that it reads none of them, before any is opened.
 
-    :raises UsageError: if it would, saying which file is to have another name.
+    :raises UsageError: if not, saying which file is to have another name.
     """
     if files.output.is_dir():
         raise UsageError(f"the output {job.output} is a folder: name a file")
@@ -136,15 +120,8 @@ def _read_beside(job: Job) -> list[Named]:
     return named
 
 
-Named = tuple[str, Path]
-"""What a person calls a file ("the input"), and its path."""
-
-
 def check_apart(reads: Iterable[Named], writes: Sequence[Named]) -> None:
-    """Refuse a job that would write a file that it reads, or one file under two names.
-
-    Files are told apart by what they are, not by their names: hard links, symbolic links, `/proc/self/fd/3`, and names
-    that differ in case where the filesystem takes them for one are the same file.
+    """Refuse a job that would write a file that it reads, or one file under two names, such as a link.
 
     :raises UsageError: naming both.
 
@@ -156,26 +133,21 @@ def check_apart(reads: Iterable[Named], writes: Sequence[Named]) -> None:
     """
     known: dict[object, Named] = {}
     for what, path in writes:
-        for key in _keys(path):
-            other = known.setdefault(key, (what, path))
-            if other != (what, path):
-                raise UsageError(
-                    f"{other[0]} {other[1]} and {what} {path} are one file by two names: "
-                    "name another output, or remove one of them"
-                )
+        other = known.setdefault(_identity(path), (what, path))
+        if other != (what, path):
+            raise UsageError(
+                f"{other[0]} {other[1]} and {what} {path} are one file by two names: "
+                "name another output, or remove one of them"
+            )
     for what, path in reads:
-        for key in _keys(path):
-            if key in known:
-                theirs, written = known[key]
-                raise UsageError(f"{theirs} {written} is {what} {path}{_how(written, path)}: name another output")
+        if (key := _identity(path)) in known:
+            theirs, written = known[key]
+            how = "" if os.path.abspath(written) == os.path.abspath(path) else " by another name"
+            raise UsageError(f"{theirs} {written} is {what} {path}{how}: name another output")
 
 
 def check_not_among(folder: Path, shards: Iterable[Path], writes: Sequence[Named]) -> None:
-    """Refuse an output that the next start would read as one more part of its input's folder.
-
-    :param shards: the files of that folder that are read.
-    :raises UsageError: naming it.
-    """
+    """Refuse an output that the next start would read as one more part of its input's folder."""
     read = {(os.path.realpath(shard.parent), shard.suffix.lower()) for shard in shards}
     for what, path in writes:
         if (os.path.realpath(path.parent), path.suffix.lower()) in read:
@@ -184,31 +156,23 @@ def check_not_among(folder: Path, shards: Iterable[Path], writes: Sequence[Named
             )
 
 
-def _keys(path: Path) -> Iterable[object]:
-    """Yield what identifies a file: itself if it exists, else where it would be made."""
+def _identity(path: Path) -> object:
+    """Return what identifies a file, whatever links lead to it: itself if it exists, else where it would be made."""
     try:
         found = os.stat(path)
     except OSError:
-        yield os.path.realpath(path)
-        return
-    yield found.st_dev, found.st_ino
+        return os.path.realpath(path)
+    return found.st_dev, found.st_ino
 
 
-def _how(written: Path, read: Path) -> str:
-    return "" if os.path.abspath(written) == os.path.abspath(read) else " by another name"
+STANDARD = Path("-")  # The standard input or output.
 
-
-STANDARD = Path("-")
-"""What stands for the standard input or output."""
-
-_PATIENCE = 2.0  # Seconds until a person is told how much is copied; and from one time to the next.
+_PATIENCE = 2.0  # Seconds from one note on a long wait to the next.
 _BLOCK = 1 << 20
 
 
 def with_input(job: Job, stream: BinaryIO, told: Callable[[str], None]) -> Job:
-    """Return the job with a copy of the stream as its input.
-
-    Where the stream is a terminal, or is empty, the copy that an earlier run made is taken.
+    """Return the job with a copy of the stream as its input: that of an earlier run for a terminal, or an empty one.
 
     :param told: called with sentences to the person.
     :raises UsageError: if there is neither a stream nor a copy.
@@ -274,20 +238,17 @@ def _pass_on(stream: BinaryIO, file: BinaryIO, told: Callable[[str], None]) -> i
     return size
 
 
-DEAD_LETTERS = Path("standard-output.errors.jsonl")
-"""Where the dead letters of a job stay that writes to the standard output: in the directory where it was started."""
+DEAD_LETTERS = Path("standard-output.errors.jsonl")  # Of a job that writes to the standard output: where it started.
 
-Take = Callable[[bytes], None]
-"""Takes lines of results as they come."""
+Take = Callable[[bytes], None]  # Takes lines of results as they come.
 
 
 @contextlib.contextmanager
 def to_output(job: Job, descriptor: int, told: Callable[[str], None]) -> Iterator[tuple[Job, Take]]:
     """Yield the job with an output that is passed on and removed, and what passes its lines on.
 
-    A form that is made at the end is passed on as a whole then.
+    A form that is made at the end is passed on as a whole then. Nothing else may be written to the descriptor.
 
-    :param descriptor: where it goes to; nothing else may be written there.
     :raises CtxflowError: if nobody reads it any more.
     """
     told("results go to the standard output: nothing is kept of them, so that a job that is stopped begins anew")

@@ -35,10 +35,7 @@ def status_path(output: Path) -> Path:
 
 
 def find_status(path: Path) -> Path | None:
-    """Find the status file that is meant.
-
-    :param path: it, its job's output, or a run's directory or the one above it.
-    """
+    """Find a status file, given it, its job's output, or a run's directory or the one above it."""
     if path.is_dir():
         inside = [path / STATUS, *path.glob(f"*/{STATUS}")]
         found = sorted((each for each in inside if each.is_file()), key=lambda each: each.stat().st_mtime)
@@ -66,12 +63,10 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 class StatusFile:
-    """Write a job's status file while the job runs, from a thread of its own: a slow disk delays no row.
+    """Write a job's status file while the job runs, once a second, from a thread of its own: a slow disk delays no row.
 
-    It is rewritten once a second, also when nothing changes, so that a reader sees that the driver lives; the last
-    time at the end, with what became of the job. A disk that is full ends no job.
+    The last time is at the end, with the job's outcome. A disk that is full ends no job.
 
-    :param output: the job's output.
     :ivar progress: how the job stood last.
 
     >>> import tempfile
@@ -143,10 +138,7 @@ LIVE = ("starting", "running")
 
 
 def found_below(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the status files below a folder, four levels deep: the live ones first, then the newest.
-
-    A run's copy of a job's status is left out where the job's own is found.
-    """
+    """Return the status files below a folder, four levels deep, the live ones first, then the newest; none twice."""
     found = [(path, status) for path in _files(folder) if (status := load_status(path)) is not None]
     outputs = {path for path, _ in found if path.name != STATUS}
     ours = [each for each in found if each[0].name != STATUS or Path(f"{each[1]['output']}{SUFFIX}") not in outputs]
@@ -166,11 +158,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def exit_status(status: Mapping[str, Any]) -> int:
-    """Return 0 while it runs and when it is done, 3 if rows failed, 1 if it ended otherwise or is silent.
-
-    >>> exit_status({"state": "done", "dead": 2}), exit_status({"state": "failed"})
-    (3, 1)
-    """
+    """Return 0 while it runs and when it is done, 3 if rows failed, 1 if it ended otherwise or is silent."""
     state = condition(status)
     if state == "done":
         return 3 if status.get("dead") else 0
@@ -178,11 +166,7 @@ def exit_status(status: Mapping[str, Any]) -> int:
 
 
 def told(status: Mapping[str, Any], now: float | None = None) -> tuple[str, str, str]:
-    """Return what became of a job: its condition, a sentence that says more where there is more to say, and a style.
-
-    >>> told({"state": "failed", "reason": "the disk is full"})
-    ('failed', 'the disk is full', 'red')
-    """
+    """Return a job's condition, a sentence with details where there are any, and a style."""
     now = time.time() if now is None else now
     state = condition(status, now)
     age = duration(max(0.0, now - float(status.get("updated") or 0.0)))
@@ -215,10 +199,7 @@ _COUNTERS = {
 
 
 class BatchCollector:
-    """Reads the figures at the moment that somebody asks. A figure that nobody knows is left out.
-
-    :param now: gives how the job stands.
-    """
+    """Read a job's figures when Prometheus asks, without those that are unknown."""
 
     def __init__(self, now: Callable[[], Progress]) -> None:
         self._now = now
@@ -272,9 +253,8 @@ class BatchCollector:
 
 @contextlib.contextmanager
 def serving(now: Callable[[], Progress], place: tuple[str, int] | None) -> Iterator[int | None]:
-    """Serve a job's metrics to Prometheus; yields the port.
+    """Serve a job's metrics to Prometheus at an address and port, 0 for any, or not at all; yields the port.
 
-    :param place: the address and the port, 0 for any; None for nowhere.
     :raises CtxflowError: if prometheus-client is missing.
     :raises UsageError: if nobody can listen there.
     """
@@ -317,16 +297,12 @@ def number(value: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Return hours of workers or GPUs as text.
-
-    >>> hours(0.0312), hours(48), hours(1234.5)
-    ('0.03', '48.0', '1,234')
-    """
+    """Return hours of workers or GPUs as text."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def time_left(left: float | None, low: float | None, high: float | None) -> str:
-    """Return how long it still takes, and between which bounds that is likely.
+    """Return how long it still takes, and the likely bounds.
 
     >>> time_left(100, 90, 120), time_left(100, 60, None), time_left(7, 6.99, 7.01), time_left(100, None, None)
     ('1 min 40 s, likely 1 min 30 s to 2 min 00 s', '1 min 40 s, likely 1 min 00 s at least', '7.0 s', '1 min 40 s')
@@ -342,11 +318,7 @@ def time_left(left: float | None, low: float | None, high: float | None) -> str:
 
 
 def lacking(tiers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return why tiers have fewer workers than requested.
-
-    >>> lacking({"gpu": {"joined": 0, "asked": 4, "reason": "all 4 machines are busy"}})
-    ['gpu lacks 4 workers: all 4 machines are busy']
-    """
+    """Return why tiers have fewer workers than requested."""
     return [
         f"{name} lacks {counted(tier['asked'] - tier['joined'], 'worker')}: {one_line(tier['reason'])}"
         for name, tier in tiers.items()

@@ -1,8 +1,4 @@
-"""Prepare a job: open its input, settle what that decides, and check everything before anything starts or is written.
-
-`prepare` is what a run and a dry run (`preview`) share. Choices that exclude each other are checked in job.py, single
-rows in job_apps.py.
-"""
+"""Prepare a job: open its input, settle what that decides, and check everything before anything is started."""
 
 from __future__ import annotations
 
@@ -28,25 +24,19 @@ from ctxflow.sites import load_site
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A job under check, with what its checks need.
+    """A job under check, with what its checks need."""
 
-    :ivar job: with what its input decides (its form, its task).
-    :ivar app: the job's own function; None where a model does it, or where the function cannot be had.
-    :ivar model: what the job's model can do; None where it is not on this machine.
-    """
-
-    job: Job
+    job: Job  # With what its input decides (its form, its task).
     head: Head
-    app: BatchApp | None = None
-    model: Ability | None = None
+    app: BatchApp | None = None  # The job's own function, as far as it can be had.
+    model: Ability | None = None  # What the job's model can do, if it is on this machine.
 
 
-Check = Callable[[Subject], Iterable[str]]
-"""Says what is wrong in its part, a sentence each."""
+Check = Callable[[Subject], Iterable[str]]  # Says what is wrong in its part, a sentence each.
 
 
 def check(subject: Subject, before: Sequence[str] = ()) -> None:
-    """Refuse a job that cannot go well.
+    """Refuse a job that cannot succeed.
 
     :param before: what was found wrong before.
     :raises UsageError: with all that is wrong.
@@ -113,14 +103,13 @@ def _function(subject: Subject) -> Iterator[str]:
     if app is None:
         return
     try:
-        chosen = job.column
-        columns = columns_for(str(job.function), app.parameters, chosen, head.columns, head.name)
+        columns = columns_for(str(job.function), app.parameters, job.column, head.columns, head.name)
     except ValueError as error:
         if job.template is None:
             yield str(error)
     else:
         if head.columns is None and job.template is None:
-            reads = "--column names" if chosen else f"{job.function} takes"
+            reads = "--column names" if job.column else f"{job.function} takes"
             yield from filter(None, (head.lacks(name, reads) for name in columns))
     yield from _constants(job, app)
 
@@ -130,18 +119,16 @@ def _constants(job: Job, app: BatchApp) -> Iterator[str]:
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
     by_name = {name: each for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    for name in job.constants:
-        if name in by_name:
-            continue
+    for name in (name for name in job.constants if name not in by_name):
         if name in parameters:
             yield (
                 f"--set {name}: {job.function} takes it for each item, not as a constant: make it keyword-only, "
-                f"behind a *, or name its column with --column"
+                "behind a *, or name its column with --column"
             )
-            continue
-        close = closest(name, list(by_name))
-        hint = f" (did you mean {close!r}?)" if close else ""
-        yield f"--set {name}: {job.function} has no such constant; it has {', '.join(by_name) or 'none'}{hint}"
+        else:
+            close = closest(name, list(by_name))
+            hint = f" (did you mean {close!r}?)" if close else ""
+            yield f"--set {name}: {job.function} has no such constant; it has {', '.join(by_name) or 'none'}{hint}"
     for name, each in by_name.items():
         if each.default is each.empty and name not in job.constants:
             yield f"{job.function} needs the constant {name!r}: give --set {name}=VALUE"
@@ -179,7 +166,7 @@ CHECKS: tuple[Check, ...] = (_choices, _model, _function, _columns, _templates)
 def prepare(job: Job, display: Display) -> Work:
     """Open a job's input, and find all that is wrong with the job before anything is written or started.
 
-    :raises UsageError: for what a person is to mend.
+    :raises UsageError: with what is wrong.
     :raises CtxflowError: if something is not installed that it takes.
     """
     with refused():
@@ -206,7 +193,7 @@ def prepare(job: Job, display: Display) -> Work:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Take what is refused before anything runs for what another command mends, unless another driver is at it."""
+    """Turn what is refused before anything runs into an error of usage, unless another driver is at it."""
     try:
         yield
     except BusyError:
@@ -225,10 +212,7 @@ def _noted(wrong: list[str]) -> Iterator[None]:
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:
-    """Return the job with what its input decides: the task of OpenAI's requests, the form of the output.
-
-    :raises ValueError: for choices that do not fit the input.
-    """
+    """Return the job with what its input decides: the task of OpenAI's requests, the form of the output."""
     changes: dict[str, Any] = {"input_format": form}
     requests = form == "openai" and job.function is None
     if requests:
@@ -259,24 +243,21 @@ def resolved(job: Job, form: str, source: Source) -> Job:
 
 def _task_of(source: Source) -> str:
     """Return what the first request with a known URL asks for."""
-    for chunk in source.chunks():
-        for row in chunk:
-            family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
-            if family is not None:
-                return "chat" if family == "generate" else family
-        break
+    for row in next(iter(source.chunks()), []):
+        family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
+        if family is not None:
+            return "chat" if family == "generate" else family
     return "chat"
 
 
+_NO_PARAMETERS = {"row", "place", "messages", "prompt", "input", "parameters"}
 _SHOWN = 3
 _COUNTED_BYTES = 16 << 20  # Of files up to this, rows are counted by reading them.
 _LONGEST = 2000
 
 
 def preview(job: Job) -> dict[str, Any]:
-    """Return what a job would do, and its first rows' prompts, having checked all that is checked before it starts.
-
-    Nothing is started, and nothing written.
+    """Check a job, and return what it would do, with its first rows' prompts; nothing is started or written.
 
     :returns: "input", its "form", "rows" (None where only reading a large file would tell) and "columns"; "does", the
         "site" with its "engine"; the files that it "writes", whether it "goes_on" where an earlier run ended; and
@@ -328,10 +309,7 @@ def _asked(item: Item) -> dict[str, Any]:
 
 
 def preview_text(found: Mapping[str, Any]) -> str:
-    """Return a preview as a person reads it.
-
-    :param found: what `preview` returned.
-    """
+    """Return what `preview` returned as text."""
     rows = "rows" if found["rows"] is None else counted(found["rows"], "row")
     does = ", ".join(f"{name} {value}" for name, value in found["does"].items())
     going_on = "going on where an earlier run ended" if found["goes_on"] else "from its beginning"
@@ -360,9 +338,6 @@ def _shown(row: Mapping[str, Any]) -> Iterator[str]:
         yield _short(value)
     if own := {name: value for name, value in row.items() if name not in _NO_PARAMETERS}:
         yield f"({', '.join(f'{name} {value}' for name, value in own.items())})"
-
-
-_NO_PARAMETERS = {"row", "place", "messages", "prompt", "input", "parameters"}
 
 
 def _short(text: str) -> str:

@@ -1,7 +1,4 @@
-"""Make Parquet and CSV of a finished job's lines: no lines can be appended to these, so they are made at the end.
-
-Parquet needs pyarrow, which is imported only then. Columns of the input keep their Arrow types (`restored`).
-"""
+"""Make Parquet and CSV of a finished job's lines; columns of the input keep their Arrow types (`restored`)."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ import datetime
 import io
 import itertools
 import json
+import operator
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +20,7 @@ from ctxflow.files import written_whole
 from ctxflow.installing import how_to_install
 from ctxflow.ownership import naming
 
-PUBLISHED = ("parquet", "csv")
-"""The forms that are made at the end."""
+PUBLISHED = ("parquet", "csv")  # The forms that are made at the end, as no lines can be appended to them.
 _ROWS = 5000
 
 
@@ -37,10 +34,9 @@ def publish(
 ) -> None:
     """Make a job's output of its file of JSON lines, at once or not at all.
 
-    :param form: one of `PUBLISHED`.
     :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
     :param types: the Arrow types of columns that are the input's own.
-    :param columns: of a CSV file's header, where there are no rows to tell them.
+    :param columns: of a CSV file's header, where there are no rows.
     """
     with naming(output):
         if form == "csv":
@@ -55,8 +51,7 @@ _NUL_IN_CSV = sys.version_info >= (3, 11)  # Before, the csv module neither writ
 def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
     """Write a file of JSON lines as CSV with a header, tab-separated if its name ends in .tsv.
 
-    Text stands as it is, null as nothing, all else as its JSON. A character that cannot stand there is written as
-    Python escapes it.
+    Text stands as it is, null as nothing, all else as its JSON, an impossible character as Python escapes it.
     """
     names = list(dict.fromkeys(name for records in _records(rows) for record in records for name in record))
     delimiter = "\t" if output.suffix.lower() == ".tsv" else ","
@@ -83,9 +78,7 @@ def _cell(value: Any) -> str:
 def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: Mapping[str, Any] | None = None) -> None:
     """Write a file of JSON lines as Parquet, holding some thousand rows at a time.
 
-    A column whose values have no common type becomes text: the values' JSON.
-
-    :param embeddings, types: see `publish`; a type counts if all of its column's values are of it.
+    A column whose values have no common type becomes text: the values' JSON. A given type counts if all values fit.
     """
     try:
         import pyarrow
@@ -113,7 +106,7 @@ def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
-    """Write the rows, over what is there; return the column whose values are not of its type after all, if any."""
+    """Write the rows, over what is there; return a column whose values are not of its type after all, if any."""
     import pyarrow
     import pyarrow.parquet
 
@@ -133,7 +126,7 @@ def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[
                     columns.append(restored(values, kind))
                     continue
                 if name in mixed:
-                    values = [None if each is None else json.dumps(each) for each in values]
+                    values = _each(values, json.dumps)
                 try:
                     columns.append(_array(values, kind))
                 except (pyarrow.ArrowException, OverflowError):
@@ -182,14 +175,12 @@ def _common(known: Any, values: list[Any]) -> Any:
         return known
     try:
         found = _array(values).type
-        if known is None:
-            common = found
-        else:
+        if known is not None:
             fields = [pyarrow.schema([("", kind)]) for kind in (known, found)]
-            common = pyarrow.unify_schemas(fields, promote_options="permissive").field(0).type
+            found = pyarrow.unify_schemas(fields, promote_options="permissive").field(0).type
     except (pyarrow.ArrowException, OverflowError):
         return _MIXED
-    return common if _storable(common) else _MIXED
+    return found if _storable(found) else _MIXED
 
 
 def _storable(kind: Any) -> bool:
@@ -223,7 +214,6 @@ def restored(values: Sequence[Any], kind: Any) -> Any:
     >>> restored([{"day": "2026-01-02"}], pyarrow.struct([("day", pyarrow.date32())])).to_pylist()
     [{'day': datetime.date(2026, 1, 2)}]
     """
-
     import pyarrow
 
     types = pyarrow.types
@@ -231,21 +221,16 @@ def restored(values: Sequence[Any], kind: Any) -> Any:
         return restored(values, kind.value_type).cast(kind)
     if types.is_struct(kind):
         fields = [kind.field(n) for n in range(kind.num_fields)]
-        parts = [
-            restored([None if each is None else each[field.name] for each in values], field.type) for field in fields
-        ]
+        parts = [restored(_each(values, operator.itemgetter(field.name)), field.type) for field in fields]
         return pyarrow.StructArray.from_arrays(parts, fields=fields, mask=_missing(values))
     if types.is_map(kind):
         pairs = _flat(values)
         keys = restored([key for key, _ in pairs], kind.key_type)
-        return pyarrow.MapArray.from_arrays(
-            _offsets(values), keys, restored([item for _, item in pairs], kind.item_type)
-        )
+        items = restored([item for _, item in pairs], kind.item_type)
+        return pyarrow.MapArray.from_arrays(_offsets(values), keys, items)
     if types.is_fixed_size_list(kind):
-        filled = [[None] * kind.list_size if each is None else each for each in values]
-        return pyarrow.FixedSizeListArray.from_arrays(
-            restored(_flat(filled), kind.value_type), type=kind, mask=_missing(values)
-        )
+        flat = restored(_flat([None] * kind.list_size if each is None else each for each in values), kind.value_type)
+        return pyarrow.FixedSizeListArray.from_arrays(flat, type=kind, mask=_missing(values))
     if types.is_list(kind) or types.is_large_list(kind):
         array = pyarrow.LargeListArray if types.is_large_list(kind) else pyarrow.ListArray
         return array.from_arrays(_offsets(values), restored(_flat(values), kind.value_type), type=kind)
@@ -263,12 +248,17 @@ def _plain(values: Sequence[Any], kind: Any) -> Any:
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind):
         return pyarrow.array(values, pyarrow.string()).cast(kind)
     if types.is_time(kind):
-        return pyarrow.array([None if each is None else datetime.time.fromisoformat(each) for each in values], kind)
+        return pyarrow.array(_each(values, datetime.time.fromisoformat), kind)
     if types.is_duration(kind):
-        return pyarrow.array([None if each is None else _duration(each, kind.unit) for each in values], kind)
+        return pyarrow.array(_each(values, lambda each: _duration(each, kind.unit)), kind)
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return pyarrow.array([None if each is None else each.encode("latin-1") for each in values], kind)
+        return pyarrow.array(_each(values, lambda each: each.encode("latin-1")), kind)
     return pyarrow.array(values, kind)
+
+
+def _each(values: Iterable[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """Return values changed, None as it is."""
+    return [None if each is None else change(each) for each in values]
 
 
 def _missing(values: Iterable[Any]) -> Any:

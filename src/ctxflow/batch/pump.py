@@ -1,9 +1,10 @@
-"""The loop of a job: rows in, answers out, in bounded memory, until all are done or too many have failed."""
+"""The loop of a job: rows not yet settled in, answers out, in bounded memory, until all are done or too many failed."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,16 +25,11 @@ from ctxflow.observe.history import Causes
 from ctxflow.ownership import uninterrupted
 from ctxflow.rows.source import Row, RowError, Source
 
-_ITEM_OVERHEAD = 500  # Bytes that an item on its way takes beside its values.
+_ITEM_OVERHEAD = 500  # Bytes that an item in flight takes beside its values.
 
 
 class SeenKeys:
-    """The keys seen so far, as a few sorted runs of falling sizes.
-
-    >>> seen = SeenKeys()
-    >>> seen.add(as_keys([5, 7, 5])).tolist(), seen.add(as_keys([7, 8])).tolist()
-    ([False, False, True], [True, False])
-    """
+    """The keys seen so far, as a few sorted runs of falling sizes."""
 
     def __init__(self) -> None:
         self._runs: list[Keys] = []
@@ -62,9 +58,7 @@ class SeenKeys:
 class Intake:
     """The rows of an input that are not settled.
 
-    :param make: makes items of rows.
     :param id_column: the column of the ids; None knows rows by their numbers.
-    :param keep: columns to be kept.
     :param ledger: what is settled; without one nothing is.
     :ivar read: how many rows the input has up to where it is read.
     """
@@ -120,8 +114,7 @@ class Intake:
         values = row.values
         if isinstance(values, RowError):
             error = values
-        if error is None:
-            assert isinstance(values, dict)
+        elif error is None:
             try:
                 kept = {name: _kept(values, name) for name in self._keep} if self._keep else _NOTHING
                 return Prepared(row.number, key, identifier, self._make(values), kept, row.size + _ITEM_OVERHEAD)
@@ -131,6 +124,12 @@ class Intake:
 
 
 _NOTHING: Mapping[str, Any] = {}
+
+
+def _kept(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise RowError(f"the row has no {name!r}, which is to be kept")
+    return values[name]
 
 
 def _id(row: Row, column: str) -> str | int:
@@ -143,14 +142,7 @@ def _id(row: Row, column: str) -> str | int:
     return identifier
 
 
-def _kept(values: Mapping[str, Any], name: str) -> Any:
-    if name not in values:
-        raise RowError(f"the row has no {name!r}, which is to be kept")
-    return values[name]
-
-
-FIRST = 100
-"""So many rows are looked at before a job can be said to go wrong throughout, or a share be told."""
+FIRST = 100  # Rows before which neither a failing job nor a share of failures is judged.
 
 
 class TooManyErrors(CtxflowError):
@@ -158,9 +150,9 @@ class TooManyErrors(CtxflowError):
 
 
 class Tolerance:
-    """Count what fails in this run of a job, and say when it is too much.
+    """Count the failures of this run of a job, and say when they are too many.
 
-    By default that is when each of the first `FIRST` rows failed, and no other row went well so far.
+    By default that is when each of the first `FIRST` rows failed, and no other row succeeded so far.
 
     :param most: as a person writes it, None for the default.
 
@@ -213,8 +205,7 @@ class Tolerance:
         return f"{share}{cause.error}: {one_line(cause.message)}"
 
 
-Submit = Callable[[Sequence[Any], Stream], range]
-"""Submits items, whose answers go to the stream; returns their numbers."""
+Submit = Callable[[Sequence[Any], Stream], range]  # Submits items, answered to the stream; returns their numbers.
 
 WINDOW_ROWS = 20_000
 WINDOW_BYTES = 64 << 20
@@ -226,59 +217,44 @@ class ResultError(CtxflowError, ValueError):
     """A function's result cannot be written; the message says what is wrong with it."""
 
 
+@dataclasses.dataclass(eq=False)
 class Pump:
     """Submit the rows of some chunks, and commit their results.
 
-    At most `WINDOW_ROWS` rows or `WINDOW_BYTES` are on their way, or wait for their turn.
+    At most `WINDOW_ROWS` rows or `WINDOW_BYTES` are in flight, or wait for their turn.
 
-    :param submit: called for the first time when there is a row to run.
-    :param place: where a row stands, for a person.
-    :param in_order: whether results are kept in the order of the rows, instead of as they come.
-    :param told: called with the place and the message of each dead letter.
-    :param show: called now and then with the number of rows on their way.
-    :param counted: the tokens of an answer, where they are to be counted.
-    :param tolerance: how many rows may fail.
-    :param cut: whether an answer is to an input that was cut, where there can be any.
-    :param held: makes lines of records.
-    :param passed_on: gets lines of results, too, once they are kept.
-    :ivar rows: how many are on their way.
-    :ivar tokens: the sum of what `counted` gave; `truncated`, how many answers were to inputs that were cut.
+    :ivar submit: called for the first time when there is a row to run.
+    :ivar place: where a row stands, for a person.
+    :ivar in_order: whether results are kept in the order of the rows, instead of as they come.
+    :ivar told: called with the place and the message of each dead letter.
+    :ivar show: called now and then with the number of rows in flight.
+    :ivar counted: the tokens of an answer, where they are to be counted.
+    :ivar cut: whether an answer is to an input that was cut, where there can be any.
+    :ivar passed_on: gets lines of results, too, once they are kept.
+    :ivar rows: how many are in flight; `tokens`, the sum of what `counted` gave; `truncated`, how many were cut.
     """
 
-    def __init__(
-        self,
-        chunks: Iterator[list[Prepared]],
-        submit: Submit,
-        ledger: Ledger,
-        record: Record,
-        place: Callable[[int], str],
-        in_order: bool,
-        told: Callable[[str, str], None],
-        show: Callable[[int], None],
-        counted: Callable[[Any], int] | None = None,
-        tolerance: Tolerance | None = None,
-        cut: Callable[[Any], bool] | None = None,
-        held: Held | None = None,
-        passed_on: Callable[[bytes], None] | None = None,
-    ) -> None:
-        self._chunks = chunks
-        self._submit = submit
-        self._ledger = ledger
-        self._record = record
-        self._place = place
-        self._told = told
-        self._show = show
-        self._counted = counted
-        self._tolerance = tolerance or Tolerance()
-        self._cut = cut
-        self._held = held or Held()
-        self._passed_on = passed_on
+    chunks: Iterator[list[Prepared]]
+    submit: Submit
+    ledger: Ledger
+    record: Record
+    place: Callable[[int], str]
+    in_order: bool
+    told: Callable[[str, str], None]
+    show: Callable[[int], None]
+    counted: Callable[[Any], int] | None = None
+    tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
+    cut: Callable[[Any], bool] | None = None
+    held: Held = dataclasses.field(default_factory=Held)
+    passed_on: Callable[[bytes], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.rows = self.tokens = self.truncated = 0
         self._passing: list[bytes] = []
-        self.tokens = self.truncated = 0
         self._stream = Stream()
-        self._turns = _Turns() if in_order else None
+        self._turns = _Turns() if self.in_order else None
         self._waiting: dict[int, Prepared] = {}
-        self.rows = self._bytes = 0
+        self._bytes = 0
         self._exhausted = False
         self._broken: ValueError | None = None
         self._fatal: BaseException | None = None
@@ -293,17 +269,17 @@ class Pump:
         """
         try:
             while self._feed() or self._waiting:
-                if (reason := self._tolerance.exceeded()) is not None:
+                if (reason := self.tolerance.exceeded()) is not None:
                     raise TooManyErrors(
                         f"{reason}; the rest is not run, what is done is kept: mend it and give --retry-errors, or "
                         "go on in any case with --max-errors 100%"
                     )
-                self._show(self.rows)
+                self.show(self.rows)
                 self._settle(self._answers(_PATIENCE))
                 if self._fatal is not None:
                     raise self._fatal
         except BaseException:
-            with contextlib.suppress(OSError):  # The disk may be full, which is told already.
+            with contextlib.suppress(OSError):  # The disk may be full, which is reported already.
                 self._settle(self._answers(0))
             raise
         if self._broken is not None:
@@ -314,7 +290,7 @@ class Pump:
         until = time.monotonic() + _PATIENCE
         while not self._exhausted and self.rows < WINDOW_ROWS and self._bytes < WINDOW_BYTES:
             try:
-                chunk = next(self._chunks, None)
+                chunk = next(self.chunks, None)
             except ValueError as error:
                 chunk, self._broken = None, error
             if chunk is None:
@@ -326,14 +302,14 @@ class Pump:
         return not self._exhausted
 
     def _take_in(self, chunk: list[Prepared]) -> None:
-        self._tolerance.read([row.number for row in chunk])
+        self.tolerance.read([row.number for row in chunk])
         self.rows += len(chunk)
         self._bytes += sum(row.size for row in chunk)
         if self._turns is not None:
             self._turns.expect(chunk)
         good = [row for row in chunk if row.error is None]
         if good:
-            items = self._submit([row.item for row in good], self._stream)
+            items = self.submit([row.item for row in good], self._stream)
             self._waiting.update(zip(items, good, strict=True))
         if len(good) < len(chunk):
             self._settle((row, Failed(row.error)) for row in chunk if row.error is not None)
@@ -352,8 +328,8 @@ class Pump:
     def _settle(self, answers: Iterable[tuple[Prepared, Any]]) -> None:
         """Keep answers, or have them wait for their turn."""
         self._keep(list(answers))
-        while self._passing and self._passed_on is not None:  # Where it may be interrupted: a reader may be slow.
-            self._passed_on(self._passing.pop(0))
+        while self._passing and self.passed_on is not None:  # Where it may be interrupted: a reader may be slow.
+            self.passed_on(self._passing.pop(0))
 
     @uninterrupted
     def _keep(self, answers: list[tuple[Prepared, Any]]) -> None:
@@ -364,7 +340,6 @@ class Pump:
         done: list[Pair] = []
         dead: list[Pair] = []
         digests: list[bytes] = []
-        counted = self._counted
         for row, result in self._turns.next(answers) if self._turns is not None else answers:
             self.rows -= 1
             self._bytes -= row.size
@@ -376,26 +351,26 @@ class Pump:
                 continue
             if error is None:
                 try:
-                    results.append(self._held.line(self._record(row, result)))
+                    results.append(self.held.line(self.record(row, result)))
                     done.append((row.key, row.number))
                     digests.append(row_digest(row.item, row.kept))
-                    if counted is not None:
-                        self.tokens += counted(result)
-                    if self._cut is not None:
-                        self.truncated += self._cut(result)
+                    if self.counted is not None:
+                        self.tokens += self.counted(result)
+                    if self.cut is not None:
+                        self.truncated += self.cut(result)
                 except (ValueError, TypeError, RecursionError) as reason:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:
-                place = self._place(row.number)
+                place = self.place(row.number)
                 errors.append(error_line(dead_letter(row.number, row.key, row.id, place, error)))
                 dead.append((row.key, row.number))
-                self._told(place, str(error))
-                self._tolerance.dead(row.number, type(error).__name__, str(error))
-        self._tolerance.done(len(done))
+                self.told(place, str(error))
+                self.tolerance.dead(row.number, type(error).__name__, str(error))
+        self.tolerance.done(len(done))
         if done or dead:
             lines = b"".join(results)
-            self._ledger.commit(lines, b"".join(errors), done, dead, b"".join(digests))
-            if self._passed_on is not None:
+            self.ledger.commit(lines, b"".join(errors), done, dead, b"".join(digests))
+            if self.passed_on is not None:
                 self._passing.append(lines)
 
 

@@ -1,7 +1,4 @@
-"""Make lines of answers: results in OpenAI's batch form or plain, and dead letters. Pure.
-
-A value that the output's form cannot hold costs that value, and never the answer (`Held`).
-"""
+"""Make lines of answers: results in OpenAI's batch form or plain, and dead letters. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +13,18 @@ from ctxflow.batch.job_apps import Prepared
 from ctxflow.errors import CallError, RemoteTraceback, article
 from ctxflow.rows.source import RowError
 
-Record = Callable[[Prepared, Any], dict[str, Any]]
-"""Makes the object of a result's line from its row and its answer."""
+Record = Callable[[Prepared, Any], dict[str, Any]]  # Makes the object of a result's line from its row and its answer.
 
 _GENERATION = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "truncated")
 _PARTS = {"generate": _GENERATION, "chat": _GENERATION, "embed": ("embedding",), "classify": ("label", "scores")}
-_CUT = ("prompt_tokens", "truncated", "original_prompt_tokens")
-"""What is told of every row where inputs may be cut."""
+_CUT = ("prompt_tokens", "truncated", "original_prompt_tokens")  # Of every row, where inputs may be cut.
 
 
 def line(record: Mapping[str, Any], nan: bool = False) -> bytes:
     """Return a record as a line of JSON.
 
     :param nan: whether NaN and infinities may be written, as Python reads them; JSON lacks them.
-    :raises ValueError: if it holds such a number and may not, or itself, or half of a surrogate pair in a text.
-    :raises TypeError: if it holds what JSON cannot.
+    :raises ValueError, TypeError: if it holds what JSON cannot.
     """
     return (_ENCODE_NAN if nan else _ENCODE)(record).encode() + b"\n"
 
@@ -107,13 +101,10 @@ def plain_record(job: Job) -> Record:
         if row.id is not None:
             record[name] = row.id
         record.update(row.kept)
-        if job.task is None:
-            record["result"] = answer
         if job.task == "embed":
             vectors = answer["embeddings"]
             record["embedding"] = vectors[0] if isinstance(row.item[0]["input"], str) else vectors
-        if job.task is not None:
-            record.update((name, answer[name]) for name in copied)
+        record.update({"result": answer} if job.task is None else ((name, answer[name]) for name in copied))
         if row.context is not None:
             record.setdefault("context", row.context)
         return record
@@ -124,8 +115,7 @@ def plain_record(job: Job) -> Record:
 def openai_record(job: Job, created: int) -> Record:
     """Return what makes lines of OpenAI's batch output.
 
-    :param created: the time that responses name, in seconds since 1970. One for all, so that a job that is run
-        again writes the same lines.
+    :param created: the time that all responses name, in seconds since 1970: a job that is run again writes the same.
     """
     model = str(job.model)
 
@@ -162,33 +152,20 @@ def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[st
 
 
 def tokens_of(answer: Mapping[str, Any]) -> int:
-    """Return the tokens that a model read and wrote for an answer that counts them.
-
-    >>> tokens_of({"prompt_tokens": 5, "completion_tokens": 2}), tokens_of({"prompt_tokens": 5})
-    (7, 5)
-    """
+    """Return the tokens that a model read and wrote for an answer."""
     count: int = answer["prompt_tokens"] + answer.get("completion_tokens", 0)
     return count
 
 
 def truncated(answer: Mapping[str, Any]) -> bool:
-    """Return whether a model read less than it was given.
-
-    >>> truncated({"text": "Paris", "truncated": True, "original_prompt_tokens": 600})
-    True
-    """
+    """Return whether a model read less than it was given."""
     return bool(answer.get("truncated"))
 
 
 def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = answer["prompt_tokens"]
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(answer["embeddings"])
-        ],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
+    tokens, vectors = answer["prompt_tokens"], answer["embeddings"]
+    data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)]
+    return {"object": "list", "data": data, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
 
 
 def dead_letter(number: int, key: int, identifier: Any, place: str, error: BaseException) -> dict[str, Any]:
@@ -222,7 +199,7 @@ class Held:
     :param kept: the columns that are the input's own; the others are the answer.
     :param nan: whether NaN and infinities may stand in the lines, since they are only read again here.
     :param told: called with a sentence the first time that a column loses a value.
-    :ivar nulled: how many values are null for that, by column; `altered`, how many texts and keys are other ones.
+    :ivar nulled: how many values are null for that, by column; `altered`, how many texts and keys are changed.
 
     >>> held = Held(["price"], told=print)
     >>> held.line({"row": 0, "price": float("nan"), "result": "yes"})
@@ -243,9 +220,7 @@ class Held:
         self._said: set[tuple[str, tuple[str, str]]] = set()
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """Return a record as a line.
-
-        Values of kept columns that cannot be held are null, and so are those that are a part of an answer.
+        """Return a record as a line, with null for parts of an answer, and kept values, that cannot be held.
 
         :raises ValueError, TypeError, RecursionError: if the answer itself cannot be held, saying why.
         """
@@ -258,29 +233,24 @@ class Held:
                 changes.append(_Changes(name, self._nan, name not in self._kept))
                 mended[name] = changes[-1].mended(value, itself=name not in self._kept)
             made = line(mended, self._nan)
-        for change in changes:
-            self._count(change)
+        for each in changes:
+            self._count(each.name, _NULL, each.lost, self.nulled)
+            self._count(each.name, _KEYS, each.keys, self.altered)
+            self._count(each.name, _HALVES, each.halves, self.altered)
         return made
 
-    def _count(self, change: _Changes) -> None:
-        name = change.name
-        for what, values, counts in (
-            (_NULL, change.lost, self.nulled),
-            (_KEYS, change.keys, self.altered),
-            (_HALVES, change.halves, self.altered),
-        ):
-            if not values:
-                continue
-            counts[name] = counts.get(name, 0) + len(values)
-            if (name, what) not in self._said:
-                self._said.add((name, what))
-                self._told(f"the column {name} has {what[0]}, such as {_shown(values[0])}: {what[1]}")
+    def _count(self, name: str, what: tuple[str, str], values: list[Any], counts: dict[str, int]) -> None:
+        if not values:
+            return
+        counts[name] = counts.get(name, 0) + len(values)
+        if (name, what) not in self._said:
+            self._said.add((name, what))
+            self._told(f"the column {name} has {what[0]}, such as {_shown(values[0])}: {what[1]}")
 
 
 class _Changes:
     """The changes to a column's value that let the output hold it.
 
-    :param nan: whether NaN and infinities can.
     :param answer: whether the column is the answer, or a part of it, not one of the input.
     :ivar lost: what became null; `keys`, of dictionaries, that became text; `halves`, texts that lost half a character.
     """
@@ -294,10 +264,7 @@ class _Changes:
         self._answer = answer
 
     def mended(self, value: Any, itself: bool, level: int = 0) -> Any:
-        """Return a value with something else in place of what cannot be held.
-
-        :param itself: whether it is the answer, not a part of it: then it is refused if it cannot be held.
-        """
+        """Return a value that can be held; the answer `itself`, not a part of it, is refused if it cannot be."""
         if level > _DEEP:
             if self._answer:
                 raise RecursionError("it is nested too deeply")

@@ -1,8 +1,4 @@
-"""Run what is missing of a job, report its progress, and note in the run's folder what a report needs.
-
-`Work` has the rows pumped (pump.py) through an executor that it starts with the first of them; `ProgressReporter` tells
-the display and the status file how it stands; `note_job` and `kept_summary` write what reports read (observe/).
-"""
+"""Run what is missing of a job, report its progress, and note in the run's folder what a report needs."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.pump import Intake, Pump, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.executors.bare import BareExecutor
-from ctxflow.executors.figures import Status, figures_of
+from ctxflow.executors.figures import figures_of
 from ctxflow.executors.pending import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress, Rates
@@ -31,7 +27,7 @@ from ctxflow.rows.source import Source
 from ctxflow.sites import Site
 
 _SHOW_SECONDS = 0.5
-_PATIENCE = 2.0  # Seconds until a person is told why it takes so long; and from one time to the next.
+_PATIENCE = 2.0  # Seconds from one note on a long wait to the next.
 _OF_SITE = {
     "name", "engine", "level", "slots", "routing", "batching", "placement", "preemption", "scaling", "health",
     "sessions",
@@ -39,10 +35,7 @@ _OF_SITE = {
 
 
 class ProgressReporter:
-    """Report how a job stands while it runs, to its display and its status file.
-
-    :param began: the monotonic time at which it began.
-    """
+    """Report how a job stands while it runs, to its display and its status file."""
 
     def __init__(self, source: Source, ledger: Ledger, display: Display, file: StatusFile, began: float) -> None:
         self._source = source
@@ -54,7 +47,6 @@ class ProgressReporter:
         self._rates = Rates()
         self._next = 0.0
         self._newest_dead = ""
-        self._status: Status | None = None
 
     def dead(self, place: str, message: str) -> None:
         """Report that a row went to the dead letters."""
@@ -64,21 +56,15 @@ class ProgressReporter:
     def look(
         self, intake: Intake, executor: BareExecutor | None, running: int, tokens: int | None, last: bool = False
     ) -> None:
-        """Say how it stands, if it is time.
+        """Report how it stands, if it is time.
 
-        :param running: rows on their way.
+        :param running: rows in flight.
         :param tokens: that models read and wrote, None if nobody counts them.
         :param last: whether it is time in any case.
         """
         if not last and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _SHOW_SECONDS
-        status = executor.status() if executor is not None else None
-        progress = self._progress(intake, status, running, tokens)
-        self._file.update(progress)
-        self._display.progress(progress)
-
-    def _progress(self, intake: Intake, status: Status | None, running: int, tokens: int | None) -> Progress:
         ledger, seconds = self._ledger, time.monotonic() - self._began
         total, fraction = self._source.total, self._source.fraction()
         if total is None and fraction > 0.001:
@@ -87,7 +73,7 @@ class ProgressReporter:
         rest = None if total is None else max(0, total - ledger.done - ledger.dead)
         self._rates.note(seconds, done_now + dead_now, tokens)
         pace = self._rates.pace(seconds, done_now + dead_now, tokens, rest)
-        return Progress(
+        progress = Progress(
             done=ledger.done,
             dead=ledger.dead,
             done_now=done_now,
@@ -100,15 +86,18 @@ class ProgressReporter:
             tokens=tokens,
             newest_dead=self._newest_dead,
             **vars(pace),
-            **(figures_of(status) if status is not None else {}),
+            **(figures_of(executor.status()) if executor is not None else {}),
         )
+        self._file.update(progress)
+        self._display.progress(progress)
 
 
 class Work:
-    """Run what is missing of a job.
+    """Run what is missing of a job, with an executor that is started with the first row.
 
-    :ivar job: with what its input decides; `source`, its input.
+    :ivar job: with what its input decides.
     :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
+    :ivar directory: the run's, once there is one; `truncated`, rows of this run that were cut.
     :raises ValueError: if the job makes no sense.
     """
 
@@ -119,12 +108,12 @@ class Work:
         self.source = source
         self.files = files
         self.display = display
-        self.directory: Path | None = None  # The run's, once there is one.
+        self.directory: Path | None = None
         self.passed_on: Callable[[bytes], None] | None = None
         self._executor: BareExecutor | None = None
         self._counted: Callable[[Any], int] | None = None
         self._cut: Callable[[Any], bool] | None = None
-        self.truncated = 0  # Rows of this run that were cut.
+        self.truncated = 0
         self.site = site
         self._app: BatchApp
         self._constants: dict[str, Any]
@@ -147,10 +136,7 @@ class Work:
             self._record = plain_record(job)
 
     def maker(self, job: Job) -> Make:
-        """Return what makes items of rows, by that job's settings.
-
-        :raises ValueError: if it makes no sense.
-        """
+        """Return what makes items of rows, by that job's settings."""
         return maker(job, self._own, self.source.columns())
 
     def identity(self) -> Identity:
@@ -211,10 +197,7 @@ def note_job(run: Path, job: Job, output: Path, errors: Path, site: Site, displa
 
 
 def kept_summary(run: Path | None, display: Display) -> dict[str, Any] | None:
-    """Return the summary of a run that has ended, which is also kept in its directory; None if nothing ran.
-
-    A job that is done must not fail for it: what is wrong is told in a sentence.
-    """
+    """Return the summary of a run that has ended, also kept in its directory; None if nothing ran or it cannot be."""
     if run is None:
         return None
     from ctxflow.observe.run_report import EVENTS, summary_of
@@ -232,7 +215,7 @@ def kept_summary(run: Path | None, display: Display) -> dict[str, Any] | None:
 
 
 def _telling(size: int, display: Display) -> Callable[[int], None]:
-    """Return what tells now and then how far the event log is read, if that takes a while."""
+    """Return what reports now and then how far the event log is read."""
     read, due = 0, time.monotonic() + _PATIENCE
 
     def advance(count: int) -> None:
