@@ -174,7 +174,7 @@ def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors:
     if ledger.forgotten:
         lost = counted(ledger.forgotten, "row")
         display.note(f"{files.rows} is shorter than it was: {lost} that it lost will run again")
-    # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
+    # Where nothing is done there is nothing that could be mixed, so that a mistake can be fixed at once.
     if retry_errors or (not ledger.done and ledger.facts != facts):
         ledger.retry()
     ended = ledger.finished and not missing and not retry_errors and files.output.exists()

@@ -228,11 +228,11 @@ class Held:
             return line(record, self._nan)
         except (ValueError, TypeError, RecursionError):
             changes: list[_Changes] = []
-            mended: dict[str, Any] = {}
+            replaced: dict[str, Any] = {}
             for name, value in record.items():
                 changes.append(_Changes(name, self._nan, name not in self._kept))
-                mended[name] = changes[-1].mended(value, itself=name not in self._kept)
-            made = line(mended, self._nan)
+                replaced[name] = changes[-1].replaced(value, itself=name not in self._kept)
+            made = line(replaced, self._nan)
         for each in changes:
             self._count(each.name, _NULL, each.lost, self.nulled)
             self._count(each.name, _KEYS, each.keys, self.altered)
@@ -263,7 +263,7 @@ class _Changes:
         self._nan = nan
         self._answer = answer
 
-    def mended(self, value: Any, itself: bool, level: int = 0) -> Any:
+    def replaced(self, value: Any, itself: bool, level: int = 0) -> Any:
         """Return a value that can be held; the answer `itself`, not a part of it, is refused if it cannot be."""
         if level > _DEEP:
             if self._answer:
@@ -283,7 +283,7 @@ class _Changes:
         if isinstance(value, dict):
             return self._dictionary(value, level)
         if isinstance(value, (list, tuple)):
-            return [self.mended(each, False, level + 1) for each in value]
+            return [self.replaced(each, False, level + 1) for each in value]
         if value is None or isinstance(value, bool):
             return value
         try:
@@ -295,21 +295,21 @@ class _Changes:
             if itself:
                 raise
             return self._null(value)
-        return self.mended(plain, itself, level + 1)
+        return self.replaced(plain, itself, level + 1)
 
     def _dictionary(self, value: dict[Any, Any], level: int) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         others = []
         for key, each in value.items():
             if _holds({key: None}, self._nan):
-                made[key] = self.mended(each, False, level + 1)
+                made[key] = self.replaced(each, False, level + 1)
             else:
                 others.append((key, each))
         for key, each in others:  # Behind those whose names they must not take.
             name = self._key(key)
             while name in made:
                 name = f"{name}'"
-            made[name] = self.mended(each, False, level + 1)
+            made[name] = self.replaced(each, False, level + 1)
         return made
 
     def _key(self, key: Any) -> Any:

@@ -1,6 +1,6 @@
 """The command's frame: its verbs, its version, and how errors become one sentence and an exit status.
 
-Exit statuses: 0 all went well, 1 it failed, 2 refused before anything was started, where another command line mends it,
+Exit statuses: 0 all went well, 1 it failed, 2 refused before anything was started, where another command line fixes it,
 3 some rows of a batch failed, 4 a limit of GPU-hours or cost is reached, 130 interrupted.
 """
 
@@ -35,7 +35,7 @@ VERBS = {
     "factory": 'Acquire workers for all live runs of yours whose site says acquire = "factory".',
     "worker-command": "Print the line that starts a worker for a run by hand.",
     "topo": "Draw a machine's topology: this machine's, or that of a file.",
-    "preempt": "Decide who gives way to a preemptor, in a cluster given as data (docs/preemption.md has the form).",
+    "preempt": "Decide what to preempt for a preemptor, in a cluster given as data (docs/preemption.md has the form).",
     "simulate": "Predict a run in virtual time, before GPU time is spent on it.",
     "profile-scaling": 'Find the levels of `scaling = "closed-loop"`, in simulation.',
     "reproduce": "Run a paper's experiments and print its figures beside ours.",
@@ -44,7 +44,7 @@ VERBS = {
     "env": "Pack the environment for workers that see neither it nor a shared filesystem.",
     "site": "Check a site file, and print all that it says.",
 }
-"""The verbs in the order of the help, each with the first sentence of its own."""
+"""In the order of the help, each with the first sentence of its own."""
 
 MODULES = {
     "machine_commands": ("doctor", "demo", "topo"),
@@ -65,11 +65,7 @@ MODULES = {
 
 
 def load_verb(verb: str) -> Any:
-    """Return a verb as typer runs it, of its module, which is imported now.
-
-    >>> load_verb("topo").help.splitlines()[0] == VERBS["topo"]
-    True
-    """
+    """Return a verb as typer runs it, of its module, which is imported now."""
     name = verb.replace("-", "_")
     module = next(module for module, verbs in MODULES.items() if verb in verbs)
     found = getattr(importlib.import_module(f"ctxflow.cli.{module}"), name)
@@ -114,16 +110,8 @@ def _frame(
     pass
 
 
-def _in_help() -> None:
-    """Stand for a verb in the help."""
-
-
 for _verb, _sentence in VERBS.items():
-    app.command(_verb, help=_sentence)(_in_help)
-
-
-LASTING = (["batch"], ["factory"])
-"""The verbs that go on for as long as there is work."""
+    app.command(_verb, help=_sentence)(lambda: None)
 
 
 def main() -> None:
@@ -144,6 +132,6 @@ def main() -> None:
 
 
 def _say(text: str, refused: bool = False) -> None:
-    """Say how a command ended: with the time of day where it may have gone on for hours."""
-    line, goes_on = f"ctxflow: {text}", not refused and sys.argv[1:2] in LASTING
-    print(timed(line) if goes_on else line, file=sys.stderr)
+    """Print how a command ended: with the time of day where it may have gone on for hours."""
+    line, lasted = f"ctxflow: {text}", not refused and sys.argv[1:2] in (["batch"], ["factory"])
+    print(timed(line) if lasted else line, file=sys.stderr)

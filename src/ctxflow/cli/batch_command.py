@@ -7,7 +7,6 @@ Its options, and their reference, are made of the keys of a job (`ctxflow.batch.
 from __future__ import annotations
 
 import contextlib
-import enum
 import inspect
 import json
 import signal
@@ -42,11 +41,14 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     def called(**given: Any) -> None:
         command(
             **{each.name: given.pop(each.name) for each in own},
-            **{name: _value(name, value) for name, value in given.items() if value is not None},
+            **{
+                name: constants(value) if typing.get_origin(_plain(name)) is dict else value
+                for name, value in given.items()
+                if value is not None
+            },
         )
 
-    called.__doc__ = command.__doc__
-    called.__name__ = command.__name__
+    called.__doc__, called.__name__ = command.__doc__, command.__name__
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
@@ -62,11 +64,7 @@ def _parameter(name: str, said: Option) -> inspect.Parameter:
 
 
 def flags(name: str, said: Option) -> tuple[str, ...]:
-    """Return a key's flags.
-
-    >>> flags("id_column", options()["id_column"]), flags("model", options()["model"])
-    (('--id-column',), ('-m', '--model'))
-    """
+    """Return a key's flags."""
     return said.flags or (f"--{name.replace('_', '-')}",)
 
 
@@ -82,18 +80,9 @@ def _written(name: str) -> Any:
     """Return the type that typer takes for a key: the job's own check says what is wrong with a value."""
     kind = _plain(name)
     origin = typing.get_origin(kind)
-    if origin is Literal:
-        return enum.Enum(name, {each: each for each in typing.get_args(kind)}, type=str)
     if origin in (tuple, dict):
         return list[str]
-    return kind if kind in (int, float) else str
-
-
-def _value(name: str, value: Any) -> Any:
-    """Return what a person wrote as a job takes it."""
-    if isinstance(value, enum.Enum):
-        return value.value
-    return constants(value) if typing.get_origin(_plain(name)) is dict else value
+    return kind if origin is Literal or kind in (int, float) else str
 
 
 def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
@@ -102,8 +91,6 @@ def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
 
 def constants(given: Sequence[str]) -> dict[str, Any]:
     """Return the constants of NAME=VALUE, where a value is JSON if it can be, else text.
-
-    :raises UsageError: for what is no constant.
 
     >>> constants(["top=3", "name=Paris"])
     {'top': 3, 'name': 'Paris'}
@@ -179,7 +166,8 @@ def batch(
         return
     output = "standard output" if filtering else str(chosen.output)
     try:
-        outcome = _run(chosen, output, fresh, retry_errors, metrics, quiet, as_json, detach)
+        how = {"fresh": fresh, "retry_errors": retry_errors}
+        outcome = _run(chosen, output, metrics, detach, quiet, as_json, **how)
     except KeyboardInterrupt:
         kept = "what was written is all there is" if filtering else _KEPT
         print(timed(f"ctxflow: interrupted; {kept}"), file=sys.stderr)
@@ -194,14 +182,7 @@ def batch(
 
 
 def _run(
-    job: Job,
-    output: str,
-    fresh: bool,
-    retry_errors: bool,
-    metrics: str | None,
-    quiet: bool,
-    as_json: bool,
-    detach: bool,
+    job: Job, output: str, metrics: str | None, detach: bool, quiet: bool, as_json: bool, **how: bool
 ) -> Outcome | None:
     """Run a job with the standard input and output where it names them; None if it was submitted."""
     from ctxflow.batch.display import make_display
@@ -219,10 +200,10 @@ def _run(
         if detach:
             from ctxflow.cli.detached_commands import submit_detached
 
-            if submit_detached(job, fresh, retry_errors, metrics, quiet, as_json):
+            if submit_detached(job, metrics, quiet, as_json, **how):
                 return None
-            fresh = retry_errors = False  # All is done: what follows says so.
-        return run_job(job, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place, passed_on=passed_on)
+            how = {}  # All is done: what follows says so.
+        return run_job(job, display=display, metrics=place, passed_on=passed_on, **how)
 
 
 _KEPT = "what is done is kept, the same command goes on from there"
@@ -241,10 +222,7 @@ def _tell(outcome: Outcome, output: str, filtering: bool) -> None:
 
 
 def _check_streams(reads: bool, writes: bool, dry_run: bool, detach: bool, retry_errors: bool, as_json: bool) -> None:
-    """See that the standard input and output are not asked for where they cannot be had.
-
-    :raises UsageError: if they are.
-    """
+    """Refuse the standard input and output where they cannot be used."""
     if writes and (detach or retry_errors):
         flag = "--detach" if detach else "--retry-errors"
         raise UsageError(
@@ -273,8 +251,6 @@ def _end_as_by_ctrl_c() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-# --- the reference
-
 _HEAD = """# Options of `ctxflow batch`, and keys of a job file
 
 This page is generated from the options (`python -m ctxflow.cli.batch_command`). A job file, TOML or JSON, holds any
@@ -288,7 +264,7 @@ def reference() -> str:
     sections: dict[str, list[str]] = {}
     for name, said in options().items():
         shown = ", ".join(f"`{flag}`" for flag in flags(name, said)) if said.panel else f"`{said.metavar}`"
-        free = "" if not said.free else "yes"
+        free = "yes" if said.free else ""
         text = said.help.replace("|", "\\|")
         sections.setdefault(said.panel or "Input", []).append(
             f"| {shown} | `{name}` | {_kind(name)} | {free} | {text} |"

@@ -124,8 +124,6 @@ def _as_data(run: KnownRun) -> dict[str, Any]:
 def seconds_of(age: str) -> float:
     """Return a length of time, as people write it, in seconds.
 
-    :raises UsageError: if it is none.
-
     >>> seconds_of("7d"), seconds_of("1.5 h"), seconds_of("0")
     (604800.0, 5400.0, 0.0)
     """

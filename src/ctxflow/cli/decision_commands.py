@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -27,15 +26,9 @@ if TYPE_CHECKING:
     from ctxflow.policies.flextopo.preemption import Decision
 
 
-class SolutionMethod(str, enum.Enum):
-    """How a problem is solved: the names of `ctxflow.policies.agh.solution.METHODS`."""
-
-    gh = "gh"
-    agh = "agh"
-    agh_printed = "agh-printed"
-    improved = "improved"
-    exact = "exact"
-
+# The names of `ctxflow.policies.agh.solution.METHODS`.
+SolutionMethod = Literal["gh", "agh", "agh-printed", "improved", "exact"]
+SelectionMethod = Literal["standard", "imp", "exhaustive", "exact"]
 
 _PROBLEM = (
     "The problem's JSON file (docs/placement.md lists its fields), or one of ctxflow's own instances: paper, azure."
@@ -57,7 +50,7 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the problem that was made, for --problem.")
     ] = None,
-    method: Annotated[SolutionMethod, typer.Option(help="How it is solved.")] = SolutionMethod.agh,
+    method: Annotated[SolutionMethod, typer.Option(help="How it is solved.")] = "agh",
     as_json: Annotated[bool, typer.Option("--json", help="Print the solution as JSON.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random orderings of agh and improved.")] = 0,
     time_limit: Annotated[
@@ -111,7 +104,7 @@ def plan(
             save.write_text(given.to_json(), encoding="utf-8")
     with spinner("Solving ..."), native_output_aside():
         try:
-            found = solve(given, method.value, seed=seed, time_limit=time_limit, gap=gap)
+            found = solve(given, method, seed=seed, time_limit=time_limit, gap=gap)
         except ModuleNotFoundError as error:
             raise ValueError(str(error)) from None
     if as_json:
@@ -239,35 +232,19 @@ def _routes(found: Solution) -> Table:
     return table
 
 
-class SelectionMethod(str, enum.Enum):
-    """How victims are selected."""
-
-    standard = "standard"
-    imp = "imp"
-    exhaustive = "exhaustive"
-    exact = "exact"
-
-
-class Basis(str, enum.Enum):
-    """What topology is judged on."""
-
-    allocation = "allocation"
-    victims = "victims"
-
-
 def preempt(
     cluster: Annotated[
         Path,
         typer.Option(help="The nodes, what runs on them, and the preemptor, as JSON.", exists=True, dir_okay=False),
     ],
-    policy: Annotated[SelectionMethod, typer.Option(help="How victims are selected.")] = SelectionMethod.exact,
+    policy: Annotated[SelectionMethod, typer.Option(help="How victims are selected.")] = "exact",
     alpha: Annotated[float, typer.Option(help="What counts: 0 topology, 1 priorities.", min=0.0, max=1.0)] = 0.0,
-    basis: Annotated[Basis, typer.Option(help="What topology is judged on.")] = Basis.allocation,
+    basis: Annotated[Literal["allocation", "victims"], typer.Option(help="What topology is judged on.")] = "allocation",
     as_json: Annotated[bool, typer.Option("--json", help="Print the decision as JSON.")] = False,
 ) -> None:
-    """Decide who gives way to a preemptor, in a cluster given as data (docs/preemption.md has the form).
+    """Decide what to preempt for a preemptor, in a cluster given as data (docs/preemption.md has the form).
 
-    Exits with 1 if the preemptor fits nowhere, whoever gives way.
+    Exits with 1 if the preemptor fits nowhere, whatever is preempted.
     """
     from ctxflow.policies.flextopo.candidates import Scoring
     from ctxflow.policies.flextopo.cluster import cluster_from_json
@@ -281,11 +258,11 @@ def preempt(
     if preemptor is None:
         raise ValueError(f'{cluster} names no preemptor: add "preemptor": {{"id", "priority", "gpus", ...}}')
     started = time.perf_counter()
-    decision = decide(nodes, preemptor, policy.value, Scoring(alpha, basis.value))
+    decision = decide(nodes, preemptor, policy, Scoring(alpha, basis))
     seconds = time.perf_counter() - started
     if as_json:
         data = {"node": None} if decision is None else decision.to_json()
-        print(json.dumps({"policy": policy.value, **data, "seconds": round(seconds, 6)}, indent=2))
+        print(json.dumps({"policy": policy, **data, "seconds": round(seconds, 6)}, indent=2))
     else:
         print(_in_words(decision, preemptor, len(nodes)))
     if decision is None:

@@ -42,18 +42,15 @@ def _complete(incomplete: str) -> list[tuple[str, str]]:
 _Job = Annotated[str, typer.Argument(metavar="JOB", help="Its number.", autocompletion=_complete)]
 
 
-def submit_detached(job: Job, fresh: bool, retry_errors: bool, metrics: str | None, quiet: bool, as_json: bool) -> bool:
-    """Submit a job's driver, and say how to follow it; False if all of the job is done already.
-
-    :raises CtxflowError, ValueError: if the job makes no sense, or cannot be submitted from here.
-    """
+def submit_detached(job: Job, metrics: str | None, quiet: bool, as_json: bool, **how: bool) -> bool:
+    """Submit a job's driver, and say how to follow it; False if all of the job is done already."""
     from ctxflow.batch.detached import detach, site_for_detaching
     from ctxflow.batch.display import LineDisplay, QuietDisplay
     from ctxflow.batch.driver import begin_job
 
     site = site_for_detaching(job)
     display = QuietDisplay() if quiet else LineDisplay()
-    if not begin_job(job, fresh=fresh, retry_errors=retry_errors, display=display):
+    if not begin_job(job, display=display, **how):
         return False
     flags = [*["--quiet"] * quiet, *["--json"] * as_json, *([] if metrics is None else ["--metrics", metrics])]
     made = detach(job, site, flags)
@@ -67,9 +64,6 @@ def submit_detached(job: Job, fresh: bool, retry_errors: bool, metrics: str | No
             f"  ctxflow cancel {made.id}          end it; what is done is kept"
         )
     return True
-
-
-# --- ctxflow jobs
 
 
 def jobs(
@@ -146,11 +140,7 @@ def _as_json(view: DetachedView) -> dict[str, Any]:
 
 
 def _rows(row: dict[str, Any]) -> str:
-    """Return the rows done, of how many.
-
-    >>> _rows({"done": 1200, "total": 20000, "guessed": True})
-    '1,200 of ~20,000'
-    """
+    """Return the rows done, of how many."""
     if row["done"] is None:
         return ""
     return f"{row['done']:,}" + ("" if row["total"] is None else f" of {'~' * bool(row['guessed'])}{row['total']:,}")
@@ -164,18 +154,11 @@ def _near(path: str) -> str:
 
 
 def _clock(then: float, now: float) -> str:
-    """Return a time of today, or of this year, or of another.
-
-    >>> _clock(0.0, 86_400.0 * 400)[:4] in ("1970", "1969")
-    True
-    """
+    """Return a time of today, or of this year, or of another."""
     when, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
     if when.date() == today.date():
         return f"{when:%H:%M:%S}"
     return f"{when:%d %b %H:%M}" if now - then < 300 * 86_400 else f"{when:%Y-%m-%d}"
-
-
-# --- ctxflow logs
 
 
 def logs(
@@ -219,9 +202,6 @@ def _print_from(job: Detached, start: int) -> int:
     return len(text)
 
 
-# --- ctxflow cancel
-
-
 def cancel(job: _Job) -> None:
     """End a detached batch: its driver, and all its workers.
 
@@ -244,7 +224,9 @@ def cancel(job: _Job) -> None:
             if time.monotonic() >= again:  # Its driver may have asked for a worker meanwhile.
                 end_jobs(left)
                 again = time.monotonic() + _AGAIN_SECONDS
-            spinner.update(_leaving(chosen, left))
+            workers = len(set(left) - {chosen.cluster})
+            parts = ["its driver"] * (chosen.cluster in left) + [counted(workers, "worker")] * bool(workers)
+            spinner.update(f"job {chosen.id}: {' and '.join(parts)} end")
             time.sleep(_LOOK_SECONDS)
     if left:
         rest = f"{len(left)} of job {chosen.id}'s jobs do not leave their machines ({', '.join(left)})"
@@ -256,12 +238,6 @@ def cancel(job: _Job) -> None:
         return
     done = "" if view.status is None else f"; {_near(chosen.output)} keeps {counted(view.status.get('done', 0), 'row')}"
     say(f"job {chosen.id} is cancelled{done}")
-
-
-def _leaving(job: Detached, left: dict[str, int]) -> str:
-    workers = len(set(left) - {job.cluster})
-    parts = ["its driver"] * (job.cluster in left) + [counted(workers, "worker")] * bool(workers)
-    return f"job {job.id}: {' and '.join(parts)} end"
 
 
 def _named(name: str) -> Detached:

@@ -28,18 +28,14 @@ if TYPE_CHECKING:
     from ctxflow.factory.tier_providers import Leftovers
     from ctxflow.sites import Site
 
-_SUMMARY_SECONDS = 60.0
+
+_METRICS = "Serve metrics for Prometheus there; ADDRESS is 127.0.0.1 if left out."
 
 
 def factory(
     site: Annotated[str, typer.Argument(metavar="SITE", help='The site file, with acquire = "factory".')],
     as_json: Annotated[bool, typer.Option("--json", help="Write each line as a JSON object.")] = False,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[ADDRESS:]PORT", help="Serve metrics for Prometheus there; ADDRESS is 127.0.0.1 if left out."
-        ),
-    ] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="[ADDRESS:]PORT", help=_METRICS)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be asked for, for each live run, and ask for nothing.")
     ] = False,
@@ -73,18 +69,20 @@ def factory(
     raise typer.Exit(_serve(site, as_json, metrics))
 
 
-# --- serving
-
-
-class DecisionLines:
-    """Writes decisions to stderr, a line each, from any thread."""
+class DecisionLines(logging.Handler):
+    """Writes decisions, and ctxflow's warnings, to stderr, a line each, from any thread."""
 
     def __init__(self, as_json: bool) -> None:
+        super().__init__(logging.WARNING)
         self._as_json = as_json
-        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a warning."""
+        self.say("", "", record.getMessage())
 
     def say(self, tier: str, run: str, sentence: str) -> None:
-        """Take note of a decision."""
+        """Write a decision."""
         now = datetime.now().astimezone()
         sentence = " ".join(sentence.split())
         if self._as_json:
@@ -92,21 +90,9 @@ class DecisionLines:
         else:
             about = ", ".join([tier] * bool(tier) + [f"run {run[:8]}"] * bool(run)) or "factory"
             line = f"{now:%H:%M:%S} {about}: {sentence}"
-        with self._lock:
+        with self._writing:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
-
-
-class _Warnings(logging.Handler):
-    """What ctxflow warns of becomes a line, too."""
-
-    def __init__(self, lines: DecisionLines) -> None:
-        super().__init__(logging.WARNING)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write it."""
-        self._lines.say("", "", record.getMessage())
 
 
 def _serve(path: str, as_json: bool, metrics: str | None) -> int:
@@ -119,9 +105,9 @@ def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     path = os.path.abspath(path) if os.path.exists(path) else path  # Whatever the working directory becomes.
     lines = DecisionLines(as_json)
     logger = logging.getLogger("ctxflow")
-    logger.addHandler(_Warnings(lines))
+    logger.addHandler(lines)
     logger.propagate = False
-    summaries = _SUMMARY_SECONDS if sys.stderr.isatty() else None
+    summaries = 60.0 if sys.stderr.isatty() else None
     service = Service(lambda: load_site(path), lines.say, summaries)
     with only_factory(service.site.name):
         if place is not None:
@@ -148,9 +134,6 @@ def _obey_signals(service: Service) -> list[int]:
     return came
 
 
-# --- a dry run
-
-
 def _rehearse(site: Site, as_json: bool) -> None:
     from ctxflow.factory.run_files import live_runs
     from ctxflow.factory.tier_providers import rehearse
@@ -164,9 +147,6 @@ def _rehearse(site: Site, as_json: bool) -> None:
         of = f"run {each.run}" if each.run else nobody
         print(f"# tier {each.tier}, {of}: {counted(each.count, 'worker')} at first")
         print(each.description)
-
-
-# --- cleaning
 
 
 def _clean(site: Site, as_json: bool, yes: bool) -> int:
@@ -187,7 +167,9 @@ def _clean(site: Site, as_json: bool, yes: bool) -> int:
             troubles += remove_leftovers(found)
     removed = wanted and not troubles
     if as_json:
-        print(json.dumps(_as_data(found, removed, troubles), indent=2))
+        jobs = [{**dataclasses.asdict(job), "provider": tier.provider} for tier, job in found.jobs]
+        about = {"jobs": jobs, "files": found.files, "elsewhere": found.elsewhere}
+        print(json.dumps({**about, "removed": removed, "troubles": troubles}, indent=2))
     else:
         _report(found, wanted, asked, troubles)
     return 0 if not troubles and (removed or not something) else 1
@@ -216,12 +198,6 @@ def _report(found: Leftovers, wanted: bool, asked: bool, troubles: list[str]) ->
         print(f"Runs of other machines that share your home have {counted(found.elsewhere, 'job')}: clean up there.")
     for trouble in troubles:
         say(trouble)
-
-
-def _as_data(found: Leftovers, removed: bool, troubles: list[str]) -> dict[str, object]:
-    jobs = [{**dataclasses.asdict(job), "provider": tier.provider} for tier, job in found.jobs]
-    about = {"jobs": jobs, "files": found.files, "elsewhere": found.elsewhere}
-    return {**about, "removed": removed, "troubles": troubles}
 
 
 def worker_command(
@@ -257,11 +233,7 @@ def worker_command(
 
 
 def _choose(runs: list[PublishedRun], wanted: str | None) -> PublishedRun:
-    """Return the run that is meant.
-
-    :raises CtxflowError: if there is none.
-    :raises UsageError: if it is not clear which, or none is of that name.
-    """
+    """Return the run that is meant, which has to be exactly one."""
     if wanted is None:
         fitting = runs
     else:

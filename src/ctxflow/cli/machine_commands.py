@@ -39,25 +39,19 @@ if TYPE_CHECKING:
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
 
-CORES_OF_A_GROUP = 8
-"""`ctxflow.topology.machine.GROUP_SIZE`, said again since a help text must not import the topology."""
+CORES_OF_A_GROUP = 8  # `ctxflow.topology.machine.GROUP_SIZE`, which a help text must not import.
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    :ivar state: "ok", "missing" (optional, and not there) or "bad" (something will not work).
-    :ivar advice: what to do, "" if nothing.
-    :ivar optional: whether the last line says of it too whether it is ready; without the others nothing is.
-    """
+    """One thing that was looked at."""
 
     topic: str
     name: str
-    state: str
+    state: str  # "ok", "missing" (optional, and not there) or "bad" (something will not work).
     found: str
     advice: str = ""
-    optional: bool = True
+    optional: bool = True  # Whether the last line says whether it is ready; without the others nothing is.
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
@@ -80,11 +74,9 @@ def _show(findings: list[Finding]) -> None:
     table = Table(box=None, padding=(0, 1), show_header=False)
     for column in range(3):
         table.add_column(no_wrap=column < 2, overflow="fold")
-    topic = ""
-    for finding in findings:
-        if finding.topic != topic:
-            topic = finding.topic
-            table.add_row(f"[bold]{topic}[/]")
+    for before, finding in zip([None, *findings], findings, strict=False):
+        if before is None or finding.topic != before.topic:
+            table.add_row(f"[bold]{finding.topic}[/]")
         text = escape(finding.found) + (f"\n[dim]{escape(finding.advice)}[/]" if finding.advice else "")
         table.add_row(_MARKS[finding.state], finding.name, text)
     console.print(table)
@@ -147,15 +139,11 @@ def _packages() -> Iterable[Finding]:
 
 
 class Use(NamedTuple):
-    """Something that people do with ctxflow, and what it takes.
-
-    :ivar packages: distribution -> the module by which it is imported; "" for a program.
-    :ivar extra: the extra that brings them.
-    """
+    """Something that people do with ctxflow, and what it takes."""
 
     name: str
-    packages: dict[str, str]
-    extra: str
+    packages: dict[str, str]  # Distribution -> the module by which it is imported; "" for a program.
+    extra: str  # That brings them.
 
 
 _MODELS = {"torch": "torch", "transformers": "transformers"}
@@ -260,19 +248,16 @@ def _embedded() -> Finding:
     return Finding("Engines", "embedded", *told, optional=False)
 
 
+_TOPOLOGY = "Not this machine, but JSON, a FlexTopo resource or machine ads."
+
+
 def topo(
     as_json: AsJson = False,
     classad: Annotated[bool, typer.Option("--classad", help="Print attributes for HTCondor's machine ad.")] = False,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Not this machine, but JSON, a FlexTopo resource or machine ads.", exists=True, dir_okay=False
-        ),
-    ] = None,
+    file: Annotated[Path | None, typer.Option(help=_TOPOLOGY, exists=True, dir_okay=False)] = None,
     group_size: Annotated[int, typer.Option(help="The cores of a core group.", min=1)] = CORES_OF_A_GROUP,
     state: Annotated[
-        Path | None,
-        typer.Option(help="Print only what has changed since the last time, which is kept in this file."),
+        Path | None, typer.Option(help="Print only what has changed since the last time, which is kept in this file.")
     ] = None,
 ) -> None:
     """Draw a machine's topology: this machine's, or that of a file.
@@ -292,12 +277,12 @@ def topo(
             raise UsageError("--state is for one machine: the file has several")
         if not _news(topologies[0], state):
             return
+    if classad and len(topologies) != 1:
+        raise UsageError("--classad is for one machine's ad: the file has several")
     if as_json:
         graphs = [to_graph(each) for each in topologies]
         print(json.dumps(graphs[0] if len(graphs) == 1 else graphs, indent=2))
     elif classad:
-        if len(topologies) != 1:
-            raise UsageError("--classad is for one machine's ad: the file has several")
         print(to_classad(topologies[0]))
     else:
         print("\n".join(map(draw, topologies)))
@@ -325,7 +310,7 @@ def _news(topology: Topology, state: Path) -> bool:
 
 
 def _asker() -> str:
-    """Return who asks: a startd that was started anew knows nothing, and has to be told all again."""
+    """Return who asks: a startd that was restarted knows nothing yet."""
     try:
         with open(f"/proc/{os.getppid()}/stat", encoding="utf-8") as file:
             started = file.read().rpartition(")")[2].split()[19]

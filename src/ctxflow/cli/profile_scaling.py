@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ctxflow.policies.turboserve.autoscaling import Profiled
     from ctxflow.simulator.scaling_profile import RecordedSessions
 
-SHARES = "0.25,0.35,0.5,0.65,0.8,1.0"
-"""`ctxflow.simulator.scaling_profile.SHARES`, said again since a help text must not import the simulator."""
+SHARES = "0.25,0.35,0.5,0.65,0.8,1.0"  # `ctxflow.simulator.scaling_profile.SHARES`, which a help must not import.
 
 
 def profile_scaling(
@@ -113,7 +112,7 @@ def _sessions_of(run: str) -> RecordedSessions | None:
     from ctxflow.simulator.scaling_profile import read_sessions
 
     if not Path(run).is_dir():
-        return None  # Which is told where a run of items is looked for.
+        return None  # Reported where a run of items is looked for.
     log = find_run(Path(run)) / EVENTS
     if not log.is_file():
         return None

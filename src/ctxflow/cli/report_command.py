@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,15 +15,10 @@ from ctxflow.errors import UsageError
 if TYPE_CHECKING:
     from ctxflow.observe.run_report import Report
 
-_PLAIN = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
+_PLAIN = str.maketrans("├└─│", "|`-|")
 
 
-class Format(str, enum.Enum):
-    """What pictures can be written as."""
-
-    png = "png"
-    svg = "svg"
-    pdf = "pdf"
+Format = Literal["png", "svg", "pdf"]
 
 
 def report(
@@ -45,7 +39,7 @@ def report(
         bool, typer.Option("--json", help="Print all of it as JSON; pictures only with --output.")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for the pictures; by default the run's own.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="What pictures are written as.")] = Format.png,
+    form: Annotated[Format, typer.Option("--format", help="What pictures are written as.")] = "png",
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Whether to draw pictures.")] = True,
     every: Annotated[
         bool, typer.Option("--all", help="Show every transfer of a large tree, and every cause of failures.")
@@ -129,7 +123,7 @@ def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
     from ctxflow.observe.plots import draw
 
     with spinner("Drawing ..."):
-        written = draw(directory, what.history, what.transfers, what.trees, form.value)
+        written = draw(directory, what.history, what.transfers, what.trees, form)
     if written and not quiet:
         print("\nPictures")
         for path in written:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ctxflow.batch.display import JobView
     from ctxflow.observe.progress import StatusReader
 
-_LOOK_SECONDS = 0.5
-_LINE_SECONDS = 10.0
+_LOOK_SECONDS, _LINE_SECONDS = 0.5, 10.0
 
 Which = Annotated[
     Path | None,
@@ -92,13 +91,12 @@ def status(
 
 def chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
     """Return the status file that is meant, and what it says."""
-    from ctxflow.batch.job_status import LIVE, find_status, found_below, read_status
-    from ctxflow.observe.progress import condition
+    from ctxflow.batch.job_status import LIVE, find_status, found_below
+    from ctxflow.observe.progress import condition, load_status
 
     if which is not None:
         path = find_status(which)
-        status = read_status(path) if path is not None else None
-        if path is not None and status is not None:
+        if path is not None and (status := load_status(path)) is not None:
             return path, status
         if not which.is_dir():
             raise UsageError(
@@ -221,10 +219,7 @@ def _table(found: list[Worker]) -> Table:
 
 
 def _named(found: list[Worker], name: str) -> Worker:
-    """Return the worker that is meant.
-
-    :raises UsageError: if that is none, or not one alone.
-    """
+    """Return the worker that is meant, which has to be exactly one."""
     keys = ("worker", "job", "host")
     exact = [each for each in found if name in (each[key] for key in keys)]
     meant = exact or [each for each in found if any(str(each[key] or "").startswith(name) for key in keys)]
@@ -239,10 +234,7 @@ def _named(found: list[Worker], name: str) -> Worker:
 
 
 def _print_log(worker: Worker, run: str) -> None:
-    """Print the files that a worker's output is in.
-
-    :raises UsageError: if there is none here.
-    """
+    """Print the files that a worker's output is in, of which there has to be one here."""
     place = Path(worker["log"] or os.path.join(run, "taskvine", "jobs", worker["tier"], f"{worker['job']}.out"))
     found = sorted(place.iterdir(), key=os.path.getmtime) if place.is_dir() else [place] if place.is_file() else []
     if not found:
@@ -276,7 +268,7 @@ def drain(
 
     \b
     Exit status
-      0    the run is asked to, and hears of it within seconds      2    there is no such run, host or tier
+      0    the run is asked to, and does so within seconds      2    there is no such run, host or tier
     """
     from ctxflow.batch.job_status import LIVE
     from ctxflow.executors.figures import ask, drained
@@ -308,7 +300,7 @@ def drain(
 
 
 def _host(name: str, there: set[str]) -> str:
-    """Return the host that is meant: by its name, or by what that begins with, up to a dot."""
+    """Return the host that is meant, by its name or the first part of that."""
     meant = [name] if name in there else sorted(host for host in there if host.partition(".")[0] == name)
     if len(meant) != 1:
         known = ", ".join(sorted(there)) or "none yet"

@@ -46,11 +46,7 @@ def metrics_place(metrics: str | None) -> tuple[str, int] | None:
 
 @contextlib.contextmanager
 def native_output_aside() -> Iterator[None]:
-    """Send what native code prints on standard output to standard error, so that --json prints JSON alone.
-
-    HiGHS prints a line of its own now and then, whatever it is told. For a command's main thread: descriptors belong
-    to the whole process.
-    """
+    """Send what native code (HiGHS) prints on standard output to standard error; for a command's main thread."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

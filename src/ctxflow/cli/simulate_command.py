@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ctxflow.simulator.studies import Case, Summary
 
 AS_IT_WAS = "as it was"
+Changes = Sequence["Change"]
 
 
 def simulate(
@@ -76,7 +78,8 @@ def simulate(
     common = [parse_change(text) for text in changes or ()]
     swept = combinations([parse_sweep(text) for text in sweeps or ()])
     recorded = recorded_of(what, workload)
-    cases = list(_cases(what, workload, recorded, common, swept, output))
+    scenario = functools.partial(scenario_of, what, workload, recorded)
+    cases = list(_cases(scenario, recorded is not None, common, swept, output))
     with share_bar("Simulating") as tell:
         summaries = study(cases, range(seed, seed + runs), hours * 3600, tell)
     pictures = [path for case in cases if case.log for path in _draw(case.log)]
@@ -105,7 +108,7 @@ def recorded_of(what: str, workload: Path | None) -> Recorded | None:
     return read_recorded(Path(what))
 
 
-def scenario_of(what: str, workload: Path | None, recorded: Recorded | None, changes: Sequence[Change]) -> Scenario:
+def scenario_of(what: str, workload: Path | None, recorded: Recorded | None, changes: Changes) -> Scenario:
     """Return the scenario of a recorded run, or of a site and a workload, with changes."""
     from ctxflow.simulator.scenario import load_scenario, recorded_scenario
 
@@ -116,26 +119,20 @@ def scenario_of(what: str, workload: Path | None, recorded: Recorded | None, cha
 
 
 def _cases(
-    what: str,
-    workload: Path | None,
-    recorded: Recorded | None,
-    common: Sequence[Change],
-    swept: Sequence[tuple[Change, ...]],
-    output: Path | None,
+    scenario: Callable[[Changes], Scenario], recorded: bool, common: Changes, swept: Sequence[Changes], to: Path | None
 ) -> Iterator[Case]:
     """Yield the scenarios to simulate, with their names and places."""
     from ctxflow.simulator.studies import Case
 
-    wanted: list[tuple[str, Sequence[Change]]] = [
+    wanted: list[tuple[str, Changes]] = [
         (", ".join(change.text for change in each) or ", ".join(c.text for c in common) or "simulated", each)
         for each in swept
     ]
-    if recorded is not None:
+    if recorded:
         wanted = [each for each in wanted if each[1] or common]
-        yield Case(AS_IT_WAS, scenario_of(what, workload, recorded, []), _place(output, AS_IT_WAS, bool(wanted)))
+        yield Case(AS_IT_WAS, scenario([]), _place(to, AS_IT_WAS, bool(wanted)))
     for name, each in wanted:
-        several = len(wanted) > 1 or recorded is not None
-        yield Case(name, scenario_of(what, workload, recorded, [*common, *each]), _place(output, name, several))
+        yield Case(name, scenario([*common, *each]), _place(to, name, recorded or len(wanted) > 1))
 
 
 def _place(output: Path | None, name: str, several: bool) -> Path | None:

@@ -89,16 +89,13 @@ def _check_file(check: _Check, live: bool) -> None:
             raise
         check.problems += error.lines
         return
-    check.advice += hints(found, not live, _others_read(check.file))
+    others_read = False
+    with contextlib.suppress(OSError):  # It is none, but a site of ours by its name.
+        others_read = bool(os.stat(check.file).st_mode & 0o044)
+    check.advice += hints(found, not live, others_read)
     if found.tiers:
         check.problems += network_problems(found)
         check.advice += network_advice(found)
-
-
-def _others_read(file: str) -> bool:
-    with contextlib.suppress(OSError):  # It is none, but a site of ours by its name.
-        return bool(os.stat(file).st_mode & 0o044)
-    return False
 
 
 def _policy_problems(found: Site) -> Iterator[str]:

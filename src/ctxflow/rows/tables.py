@@ -120,7 +120,7 @@ class _ArrowSource(InputFiles):
     """Files of record batches, one after the other."""
 
     def __init__(self, files: Sequence[Path], name: str) -> None:
-        arrow()  # If it is missing, that is told before anything else.
+        arrow()  # If it is missing, that is reported first.
         super().__init__(files, name)
         self._done = 0
         self._ended = False
