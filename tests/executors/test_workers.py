@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.executors import kept_files
+from ctxflow.executors import live_run
 from ctxflow.executors.local_workers import share
 
 
@@ -62,7 +62,7 @@ def site(tmp_path):
 
 
 def test_the_first_call_waits_for_all_and_says_so(site, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(kept_files, "_AWAITING_SECONDS", 0.0)
+    monkeypatch.setattr(live_run, "_AWAITING_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "ctxflow")
     executor = ContextExecutor(site=site)
     executor.run_dir = str(tmp_path / "run")

@@ -1,14 +1,11 @@
 """The embedded engine: workers on this machine, each a context host process that is spoken to over a socket.
 
-For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers. What does not live
-here: which workers there are (local_workers.py), how they are told what to do (local_hosts.py), and what they do with
-that (host/).
+For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -120,7 +117,7 @@ class EmbeddedEngine:
             self._scratch = self._folder.path
             # The folder is this user's alone (0700), so only this user's processes can connect.
             address = os.path.join(self._scratch, "driver.sock")
-            self._lines = LibraryLines(run, self._selector, address, self._line_connected, self._events)
+            self._lines = LibraryLines(run, self._selector, address, self._events)
         except OSError as error:
             self._selector.close()
             raise CtxflowError(
@@ -265,10 +262,7 @@ class EmbeddedEngine:
             self._local.joined(worker)
             return [ev.WorkerJoined(self._run.clock(), self._spec(worker))]
         if isinstance(report, (ContextBuilt, BuildFailed, LibraryDied)):
-            line = worker.lines.get(report.context)
-            if line is None or line.key != report.key:
-                return ()  # About an earlier load of the context.
-            return self._told_of_library(line, report)
+            return self._lines.reported(worker, report)
         if isinstance(report, CallRaised) and (line := worker.lines.get(report.context)) is not None:
             self._lines.serve(line)  # What it answered before still counts.
             line.calls.pop(report.call, None)
@@ -277,33 +271,6 @@ class EmbeddedEngine:
             if worker not in self._noticed:
                 self._noticed.append(worker)
         return events_of(self._run.clock(), worker.name, report)
-
-    def _told_of_library(
-        self, line: LibraryLine, report: ContextBuilt | BuildFailed | LibraryDied
-    ) -> Iterable[ev.Event]:
-        """Events about a library process: it counts as built when its line is there too, and as ended once."""
-        worker, now = line.worker, self._run.clock()
-        if isinstance(report, ContextBuilt):
-            [line.ready] = events_of(now, worker.name, report)
-            return self._now_ready(line) if line.channel is not None else ()
-        if isinstance(report, BuildFailed):
-            self._lines.drop(worker, line.context)
-            return events_of(now, worker.name, report)
-        self._lines.serve(line)  # What it answered before still counts; what it ran is lost.
-        died = dataclasses.replace(report, calls=list(line.calls))
-        self._lines.drop(worker, line.context)
-        # If it never was of use, it was built all the same: so much for what comes next to undo.
-        return [*self._now_ready(line), *events_of(now, worker.name, died)]
-
-    @staticmethod
-    def _now_ready(line: LibraryLine) -> Iterable[ev.Event]:
-        """Return the host's report that a context is built, once its line is there to take calls."""
-        if line.ready is not None:
-            yield line.ready
-            line.ready = None
-
-    def _line_connected(self, line: LibraryLine) -> None:
-        self._events.extend(self._now_ready(line))
 
     def _spec(self, worker: LocalWorker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None

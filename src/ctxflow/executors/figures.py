@@ -22,6 +22,9 @@ from ctxflow.scheduler.dispatch import first_needed
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import SessionState, Worker
 
+logger = logging.getLogger("ctxflow")
+NAME = "drain.json"
+
 
 @dataclasses.dataclass(frozen=True)
 class TierStatus:
@@ -105,8 +108,7 @@ class SessionStatus:
     @classmethod
     def of(cls, session: SessionState) -> SessionStatus:
         """Return how the scheduler's session stands now."""
-        state, worker, idle = session.state, session.worker, session.idle
-        return cls(state, worker, idle, session.chunks, session.chunk_seconds, session.state_bytes)
+        return cls(*(getattr(session, field.name) for field in dataclasses.fields(cls)))
 
 
 def awaiting_text(state: RunState) -> str:
@@ -166,21 +168,14 @@ def status_of(
 
 
 def _sessions(state: RunState) -> dict[str, int]:
-    """Return how many sessions do what."""
+    """Return how many sessions are in each of `SESSION_STATES`."""
     if not state.sessions and not state.counters.steps:
         return {}
     counts = dict.fromkeys(SESSION_STATES, 0)
     for session in state.sessions.values():
-        counts[_does(session)] += 1
+        active = "running" if session.state == "placed" else session.state
+        counts["suspended" if session.suspending else "idle" if session.idle else active] += 1
     return counts
-
-
-def _does(session: SessionState) -> str:
-    if session.suspending:
-        return "suspended"
-    if session.idle:
-        return "idle"
-    return "running" if session.state == "placed" else session.state
 
 
 def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str, TierStatus]:
@@ -206,39 +201,28 @@ def figures_of(status: Status) -> dict[str, Any]:
     """Return what `ctxflow.observe.progress.Progress` says of workers and sessions: from `workers` to `migrations`."""
     tiers = {
         name: {
-            "joined": tier.joined,
-            "asked": tier.asked,
+            **{key: getattr(tier, key) for key in ("joined", "asked", "cost", "reason")},
             "gpu_hours": tier.gpu_seconds / 3600,
             "worker_hours": tier.worker_seconds / 3600,
-            "cost": tier.cost,
-            "reason": tier.reason,
         }
         for name, tier in status.tiers.items()
     }
     costs = [tier["cost"] for tier in tiers.values() if tier["worker_hours"]]
+    counts = ("workers", "evictions", "crashes", "loads", "chunks", "migrations")
     return {
-        "workers": status.workers,
+        **{name: getattr(status, name) for name in counts},
         "tiers": tiers,
         "contexts": {
             name: {"warm" if state == "ready" else state: count for state, count in counts.items()}
             for name, counts in status.contexts.items()
             if name  # Library processes without a context have none.
         },
-        "evictions": status.evictions,
-        "crashes": status.crashes,
-        "loads": status.loads,
         "gpu_hours": sum(tier["gpu_hours"] for tier in tiers.values()),
         "worker_hours": sum(tier["worker_hours"] for tier in tiers.values()),
         "cost": None if not costs or None in costs else sum(costs),
         "sessions": dict(status.sessions),
         "limits": [dict(each) for each in status.limits],
-        "chunks": status.chunks,
-        "migrations": status.migrations,
     }
-
-
-logger = logging.getLogger("ctxflow")
-NAME = "drain.json"
 
 
 def drained(directory: str) -> tuple[list[str], list[str]]:
@@ -269,7 +253,7 @@ class DrainRequests:
     """Follows what is asked of a run.
 
     :param directory: the run's.
-    :ivar tiers: those that are to be left (tier_bounds.py).
+    :ivar tiers: those that are to be left.
     """
 
     def __init__(self, directory: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.executors.contract import Engine, KnowsJobs
-from ctxflow.executors.figures import Status, awaiting_text, figures_of
+from ctxflow.executors.figures import Status, figures_of
 from ctxflow.files import written_whole
 from ctxflow.host.linux import advice
 from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, write_status
@@ -149,9 +149,6 @@ def tokens_of(results: Any) -> int | None:
     return total or None  # An encoder that was not asked to count says 0.
 
 
-_AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
-
-
 class StatusWriter:
     """Rewrites status files. A disk that is full, or no descriptor left for one, ends nothing, and is told once."""
 
@@ -206,35 +203,12 @@ class RunStatusFile:
         self._writer.write(self._path, {**facts, **dataclasses.asdict(progress)})
 
 
-class AwaitingReminder:
-    """Now and then, who waits for calls learns that they wait for workers: so many may never come."""
-
-    def __init__(self) -> None:
-        self._due: float | None = None
-
-    def say(self, state: RunState, now: float) -> None:
-        """Say it, if calls have waited for long enough since it was said last; asked while they wait."""
-        if self._due is None:
-            self._due = now + _AWAITING_SECONDS
-        elif now >= self._due:
-            self._due = now + _AWAITING_SECONDS
-            logger.warning("%s", awaiting_text(state))
-
-
 WORKERS = "workers.json"
 NOTED = frozenset((ev.BatchFailed, ev.ContextFailed, ev.WorkerLost))
 """The events that it takes note of."""
 _SECONDS, _SECONDS_EACH = 2.0, 0.01  # How often it is written: the more seldom, the more workers there are.
 _MOST_GONE = 50
 _LENGTH = 300  # Of the last error.
-
-
-@dataclasses.dataclass(slots=True)
-class _Account:
-    """What went wrong on a worker."""
-
-    failed: int = 0
-    error: str = ""
 
 
 class WorkerTable:
@@ -248,7 +222,7 @@ class WorkerTable:
         self._path = Path(directory) / WORKERS
         self._soon = soon
         self._waits = False  # To be written.
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, tuple[int, str]] = {}  # How often calls failed on a worker, and the last error.
         self._gone: dict[str, dict[str, Any]] = {}  # Those that were lost last.
         self._due = 0.0
 
@@ -256,9 +230,9 @@ class WorkerTable:
         """Note an event; to be called before the scheduler hears of it."""
         if isinstance(event, (ev.BatchFailed, ev.ContextFailed)):
             if event.failure.kind != "cancelled":
-                account = self._accounts.setdefault(event.worker, _Account())
-                account.failed += 1
-                account.error = f"{event.failure.error}: {event.failure.message}"[:_LENGTH]
+                failed, _ = self._accounts.get(event.worker, (0, ""))
+                error = f"{event.failure.error}: {event.failure.message}"[:_LENGTH]
+                self._accounts[event.worker] = failed + 1, error
         elif isinstance(event, ev.WorkerLost):
             worker = state.workers.get(event.worker)
             if worker is not None:
@@ -286,7 +260,7 @@ class WorkerTable:
         self._soon(put)
 
     def _line(self, worker: Worker, now: float, does: str, engine: Engine) -> dict[str, Any]:
-        account = self._accounts.get(worker.id, _Account())
+        failed, error = self._accounts.get(worker.id, (0, ""))
         job, log = engine.job_of(worker.id) if isinstance(engine, KnowsJobs) else (None, "")
         return {
             "worker": worker.id,
@@ -299,8 +273,8 @@ class WorkerTable:
             "joined": round(time.time() - (now - worker.joined), 1),
             "ended": None if does in _STATES else round(time.time(), 1),
             "done": worker.done,
-            "failed": account.failed,
-            "error": account.error,
+            "failed": failed,
+            "error": error,
             "log": log,
         }
 

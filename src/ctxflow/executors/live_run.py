@@ -27,9 +27,9 @@ from ctxflow.executors.declarations import (
     payload_of,
     spec_of,
 )
-from ctxflow.executors.figures import SessionStatus, Status, status_of
+from ctxflow.executors.figures import SessionStatus, Status, awaiting_text, status_of
 from ctxflow.executors.futures import CallFuture
-from ctxflow.executors.kept_files import AwaitingReminder, DiskThread, EventLog, RunStatusFile, WorkerTable
+from ctxflow.executors.kept_files import DiskThread, EventLog, RunStatusFile, WorkerTable
 from ctxflow.executors.run_loop import TICK_SECONDS, RunLoop
 from ctxflow.host.linux import advice, none_left
 from ctxflow.ownership import belongs_here, foreign_text
@@ -40,6 +40,7 @@ from ctxflow.scheduler.log import first_line
 
 logger = logging.getLogger("ctxflow")
 _MOST_SAMPLES = 3600
+_AWAITING_SECONDS = 60.0  # How often to warn that workers are awaited before the first call.
 
 
 class LiveRun(RunLoop):
@@ -81,7 +82,7 @@ class LiveRun(RunLoop):
         self._status_file: RunStatusFile | None = None
         self._status_due = 0.0
         self._status_waits = False  # For the disk.
-        self._reminder = AwaitingReminder()
+        self._remind_at: float | None = None  # When to warn that calls still wait for workers.
         self.keeps_status = True
         self.each_second: Callable[[], None] | None = None
         self.samples: list[tuple[float, int, int]] = []
@@ -256,8 +257,10 @@ class LiveRun(RunLoop):
         self.samples.append((now, len(state.workers), state.counters.done))
         if len(self.samples) > _MOST_SAMPLES:  # An hour's; of a longer run, every second, fourth, ... of them.
             del self.samples[1::2]
-        if state.awaiting and state.ready:
-            self._reminder.say(state, now)
+        if state.awaiting and state.ready and (self._remind_at is None or now >= self._remind_at):
+            if self._remind_at is not None:
+                logger.warning("%s", awaiting_text(state))
+            self._remind_at = now + _AWAITING_SECONDS
         with self._lock:
             self._retire()
             self._forget_parts()

@@ -7,13 +7,14 @@ thread-safe: the engine locks.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 import selectors
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
@@ -24,14 +25,16 @@ from ctxflow.host.library_messages import (
     ANSWERS,
     FROM_LIBRARY,
     BuildContext,
+    BuildFailed,
     CallFinished,
+    ContextBuilt,
     ForgetParts,
     GivePart,
     LineOpened,
 )
 from ctxflow.host.linux import Acceptor, activity
 from ctxflow.host.local_files import cached
-from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, Ping, StageFiles, ToHost
+from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, LibraryDied, Ping, StageFiles, ToHost
 from ctxflow.host.wire import Channel, Head, listen, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -45,7 +48,6 @@ class LibraryLines:
     :param run: whose clock dates the answers.
     :param selector: where channels are registered; the data of a line's key is the line.
     :param address: the Unix socket that library processes connect to.
-    :param connected: called when a line is there.
     :param events: answers are added to these.
     :raises OSError: if the socket cannot be made.
     :ivar acceptor: of the connections.
@@ -56,13 +58,11 @@ class LibraryLines:
         run: RunServices,
         selector: selectors.BaseSelector,
         address: str,
-        connected: Callable[[LibraryLine], None],
         events: list[ev.Event],
     ) -> None:
         self.address = address
         self._run = run
         self._selector = selector
-        self._connected = connected
         self._events = events
         self._expected: dict[str, LibraryLine] = {}  # Those that are not there yet, by key.
         self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
@@ -88,7 +88,7 @@ class LibraryLines:
                 self._strangers.discard(channel)
                 line.channel = channel
                 self._selector.modify(channel, selectors.EVENT_READ, line)
-                self._connected(line)
+                self._events += self._now_ready(line)
                 return
             channel.closed = True
         if channel.closed:
@@ -126,6 +126,32 @@ class LibraryLines:
                 line.channel = None
         except Exception as error:
             line.worker.give_up(error)
+
+    def reported(self, worker: LocalWorker, report: ContextBuilt | BuildFailed | LibraryDied) -> Sequence[ev.Event]:
+        """Return the events that a host's report of a library process stands for.
+
+        It counts as built when its line is there too, and as ended once.
+        """
+        line, now = worker.lines.get(report.context), self._run.clock()
+        if line is None or line.key != report.key:
+            return ()  # About an earlier load of the context.
+        if isinstance(report, ContextBuilt):
+            [line.ready] = events_of(now, worker.name, report)
+            return self._now_ready(line) if line.channel is not None else ()
+        if isinstance(report, BuildFailed):
+            self.drop(worker, line.context)
+            return events_of(now, worker.name, report)
+        self.serve(line)  # What it answered before still counts; what it ran is lost.
+        died = dataclasses.replace(report, calls=list(line.calls))
+        self.drop(worker, line.context)
+        # One that never took calls was built all the same, for the scheduler to undo.
+        return [*self._now_ready(line), *events_of(now, worker.name, died)]
+
+    @staticmethod
+    def _now_ready(line: LibraryLine) -> list[ev.Event]:
+        """Return the host's report that a context is built, once its line is there to take calls."""
+        ready, line.ready = line.ready, None
+        return [] if ready is None else [ready]
 
     def drop(self, worker: LocalWorker, context: str) -> None:
         """Give up the line to a library process, if there is one."""

@@ -108,7 +108,9 @@ class RunLoop(abc.ABC):
             if self.callbacks.queue and not self.callbacks.run():
                 return  # To go on, on another thread.
         if self._failed is not None and not self._loop_over.is_set():
-            self._give_up(self._failed)
+            logger.error("%s", self._failed)
+            self._write_status("failed", str(self._failed))
+            self._fail_all(self._failed)
         self._loop_over.set()
 
     def _wake(self) -> None:
@@ -116,7 +118,7 @@ class RunLoop(abc.ABC):
             self.engine.wake()
 
     def _turn(self) -> None:
-        """Wait for events, and let the scheduler hear of them."""
+        """Wait for events, and pass them to the scheduler."""
         wake = self._scheduler.next_wake
         due = self._tick_due if wake is None else min(self._tick_due, wake)
         events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
@@ -207,13 +209,13 @@ class RunLoop(abc.ABC):
             raise self._broken_by(error, f"at {type(event).__name__}", answers) from error
         return answers
 
-    def _send(self, answers: Iterable[Answer] = ()) -> None:
+    def _send(self, answers: Iterable[Answer] = (), engine_ended: bool = False) -> None:
         """Send the engine its commands, unless another thread is at that, then answers; outside the lock.
 
         :raises EngineFailed: if anything goes wrong in the engine; answers follow with the end of the run then.
         """
         try:
-            while self._unsent and self._sending.acquire(blocking=False):
+            while self._unsent and not engine_ended and self._sending.acquire(blocking=False):
                 try:
                     while self._unsent:
                         commands, calls, contexts = self._unsent[0]
@@ -239,7 +241,7 @@ class RunLoop(abc.ABC):
                 logger.exception("a callback of a future raised")
 
     def _not_sent(self, call: cmd.Run, error: Exception) -> None:
-        """Have the scheduler hear that a call's inputs cannot be sent."""
+        """Report a call whose inputs cannot be sent as failed."""
         failure = ev.Failure("input", type(error).__name__, str(error))
         self.soon(lambda: self._feed(ev.BatchFailed(self.clock(), call.worker, call.attempt, failure, exception=error)))
 
@@ -248,7 +250,10 @@ class RunLoop(abc.ABC):
         if isinstance(command, cmd.MakePlan):
             self._make_plan(command)
         elif isinstance(command, cmd.Place):
-            self._say_reasons(command)
+            for reason in command.reasons:  # What no plan can do is said once.
+                if reason not in self._said:
+                    self._said.add(reason)
+                    logger.warning("placement: %s", reason)
         elif isinstance(command, cmd.Note):
             logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
 
@@ -257,16 +262,9 @@ class RunLoop(abc.ABC):
 
         def make() -> None:
             event = dataclasses.replace(computed(command.planning), time=self.clock())
-            self.soon(functools.partial(self._feed, event))  # Once the run has ended, nobody hears of it.
+            self.soon(functools.partial(self._feed, event))
 
         threading.Thread(target=make, name="ctxflow-plan", daemon=True).start()
-
-    def _say_reasons(self, plan: cmd.Place) -> None:
-        """Tell a person once what no plan can do."""
-        for reason in plan.reasons:
-            if reason not in self._said:
-                self._said.add(reason)
-                logger.warning("placement: %s", reason)
 
     # --- submissions
 
@@ -322,10 +320,10 @@ class RunLoop(abc.ABC):
 
     @uninterrupted
     def tell(self, make: Callable[[], ev.Event | None], app: Declaration | None = None) -> None:
-        """Have the scheduler hear of what somebody wants of a session.
+        """Pass the scheduler an event of a session.
 
         :param app: of a session that is opened.
-        :param make: gives the event, or None if there is nothing to hear; called under the run's lock.
+        :param make: gives the event, or None if there is none; called under the run's lock.
         :raises RunEnded: if the run was stopped.
         """
         with self._lock:
@@ -389,26 +387,18 @@ class RunLoop(abc.ABC):
             time.sleep(_IDLE_SECONDS)
 
     def _broken_by(self, error: Exception, where: str, answers: Iterable[Answer]) -> EngineFailed:
+        """Have the loop end the run, with these answers among its last; return why it ends."""
         if self._failed is None:
             self._failed = error if isinstance(error, EngineFailed) else _broken(error, where)
         self._undelivered += answers
         self._wake()
         return self._failed
 
-    def _give_up(self, error: EngineFailed) -> None:
-        """Fail all who wait, and all who come: nothing can run any more."""
-        logger.error("%s", error)
-        with self._lock:
-            self._failed = error
-        self._write_status("failed", str(error))
-        self._fail_all(error)
-
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits that no answer will come."""
         with self._lock:
             answers, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
-            self._unsent.clear()
-        self._send(answers)
+        self._send(answers, engine_ended=True)
 
 
 def _broken(error: Exception, where: str) -> EngineFailed:
