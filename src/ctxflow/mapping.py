@@ -78,7 +78,7 @@ class MapWork:
         self._reader: threading.Thread | None = None
         self._read_at = 0.0  # When that read last; without end while it waits for results.
         self.finished: Future[int] = Future()
-        self.forget: Callable[[], None] = lambda: None  # Has the executor forget this map.
+        self.forget: Callable[[], object] = lambda: None  # Has the executor forget this map.
 
     def begin(self) -> None:
         """Submit the first inputs."""

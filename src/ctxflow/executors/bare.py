@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -65,8 +66,7 @@ class BareExecutor:
         self.engine = self._make_engine()
         self.run: LiveRun | None = None
         self._calls: Calls | None = None
-        self._maps: dict[object, weakref.ref[OpenMap]] = {}
-        self._lock = threading.Lock()
+        self._maps: dict[int, weakref.ref[OpenMap]] = {}
         belongs_here(self)
 
     def _make_engine(self) -> SiteEngine:
@@ -120,7 +120,9 @@ class BareExecutor:
                 _active.remove(self)
                 atexit.unregister(self._at_exit)
                 if cancelled:
-                    tell(cancelled_text(cancelled, cause_of(sys.exc_info()[1])))
+                    error = sys.exc_info()[0]
+                    cause = f"the block ended with {error.__name__}" if error else "the executor was shut down"
+                    tell(cancelled_text(cancelled, cause))
         for each in self._open_maps():
             each.release()
         self._maps.clear()
@@ -136,7 +138,6 @@ class BareExecutor:
 
     def forked(self) -> None:
         """Be of no use, in a child."""
-        self._lock = threading.Lock()
         self._calls = None
 
     def __enter__(self: Self) -> Self:
@@ -202,16 +203,10 @@ class BareExecutor:
         """Return a sample a second: seconds since the start, workers connected, items done."""
         return list(self.calls.run.samples)
 
-    def add_map(self, open_map: OpenMap) -> Callable[[], None]:
-        """Have a map end with the run at the latest; gives what takes that back, waiting for no lock."""
-        token = object()
-        with self._lock:
-            self._maps[token] = weakref.ref(open_map)
-
-        def take_back() -> None:
-            self._maps.pop(token, None)
-
-        return take_back
+    def add_map(self, open_map: OpenMap) -> Callable[[], object]:
+        """Have a map end with the run at the latest; gives what takes that back. Neither waits for a lock."""
+        self._maps[id(open_map)] = weakref.ref(open_map)
+        return functools.partial(self._maps.pop, id(open_map), None)
 
     def _open_maps(self) -> list[OpenMap]:
         held = [reference() for reference in list(self._maps.values())]
@@ -253,13 +248,7 @@ def parsl_kernel() -> Any:
     return None if module is None else module.DataFlowKernelLoader._dfk
 
 
-def check_arguments(
-    site: Any,
-    label: Any,
-    workers: Any,
-    limits: Any,
-    log_events: Any,
-) -> None:
+def check_arguments(site: Any, label: Any, workers: Any, limits: Any, log_events: Any) -> None:
     """See that the arguments of an executor are what they can be.
 
     :raises TypeError, ValueError: for one that is not, by its name.
@@ -311,17 +300,8 @@ def waiting_text(calls: int, maps: int, status: Status) -> str:
 
 
 def cancelled_text(calls: int, cause: str) -> str:
-    """Return the line that says how many calls came to nothing, and why."""
+    """Return the line that says how many calls were cancelled, and why."""
     return f"{counted(calls, 'call')} cancelled before an answer came: {cause}"
-
-
-def cause_of(error: BaseException | None) -> str:
-    """Return why calls are cancelled, in words.
-
-    >>> cause_of(KeyboardInterrupt())
-    'the block ended with KeyboardInterrupt'
-    """
-    return "the executor was shut down" if error is None else f"the block ended with {type(error).__name__}"
 
 
 class Teller:

@@ -1,4 +1,4 @@
-"""What a run is told of apps and contexts before they are used, and when it forgets them.
+"""The apps and contexts that a run knows before they are used, and when it forgets them.
 
 An app without items and sessions for a minute is retired, sooner if many others were used since; a context a minute
 after the last of its apps, once no worker keeps it. What is used again is declared anew by its `Declaration`. Of the
@@ -16,7 +16,7 @@ import site
 import sys
 import sysconfig
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from types import ModuleType
 
 import cloudpickle
@@ -32,7 +32,7 @@ from ctxflow.scheduler.run_state import RunState
 class PickledParts:
     """What is pickled for calls and held by somebody, by name.
 
-    :ivar gone: the names of those that nobody holds any more, until they are told.
+    :ivar gone: the names of those that nobody holds any more, for workers to forget.
     """
 
     def __init__(self) -> None:
@@ -151,14 +151,6 @@ def check(spec: ev.ContextSpec, tiers: Collection[ev.TierSpec], reserves: bool) 
     refusal = refused(spec, tiers, reserves)
     if refusal is not None:
         raise ValueError(refusal)
-    _check_gpu_memory(spec, tiers)
-
-
-def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
-    """See that some tier may have the memory on each GPU that a context declares.
-
-    :raises ValueError: if the site says of all of them that they have not.
-    """
     if not spec.gpus or spec.gpu_memory is None:
         return
     found = [tier.gpu_memory for tier in tiers if max(tier.gpus, tier.machine_gpus) >= spec.gpus]
