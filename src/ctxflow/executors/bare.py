@@ -176,10 +176,7 @@ class BareExecutor:
 
     @property
     def calls(self) -> Calls:
-        """Where calls go in.
-
-        :raises CtxflowError: if the executor is not running.
-        """
+        """Return where calls go in; CtxflowError if the executor is not running."""
         if self._is_copy:
             raise CtxflowError(foreign_text(f"the executor {self.label!r}"))
         if self._calls is None:
@@ -249,10 +246,7 @@ def parsl_kernel() -> Any:
 
 
 def check_arguments(site: Any, label: Any, workers: Any, limits: Any, log_events: Any) -> None:
-    """See that the arguments of an executor are what they can be.
-
-    :raises TypeError, ValueError: for one that is not, by its name.
-    """
+    """Raise TypeError or ValueError for an argument of an executor that is not what it can be, by its name."""
     if not isinstance(site, (str, os.PathLike, Site)):
         raise refuse("site", site, '"local", the path of a site file, or a ctxflow.sites.Site', TypeError)
     text("label", label, 'text: a name for the executor, such as "ctxflow"')
@@ -268,10 +262,7 @@ _LONGEST_SECONDS = 60.0
 
 
 class OpenMap(Protocol):
-    """A map that goes on, as its executor sees it.
-
-    :ivar finished: done when it is over.
-    """
+    """A map that goes on, as its executor sees it; `finished` is done when it is over."""
 
     finished: Future[int]
 
@@ -331,11 +322,7 @@ class Teller:
 def await_answers(
     calls: Callable[[], Sequence[Future[Any]]], maps: Callable[[], Sequence[Future[Any]]], status: Callable[[], Status]
 ) -> None:
-    """Wait until no call is open and no map is read by another thread; callbacks may make new calls meanwhile.
-
-    :param calls: gives the calls that are not answered.
-    :param maps: gives, for each map that another thread reads, what is done when it is over.
-    """
+    """Wait until no call is open and no map is read by another thread; callbacks may make new calls meanwhile."""
     teller = Teller()
     while awaited := calls() or maps():
         for future in awaited:  # One after the other: to wait for all would cost a visit to each every time.

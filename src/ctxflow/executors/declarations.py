@@ -30,10 +30,7 @@ from ctxflow.scheduler.run_state import RunState
 
 
 class PickledParts:
-    """What is pickled for calls and held by somebody, by name.
-
-    :ivar gone: the names of those that nobody holds any more, for workers to forget.
-    """
+    """What is pickled for calls and held by somebody, by name; `gone`, what workers are to forget."""
 
     def __init__(self) -> None:
         self._held: dict[str, weakref.ref[Pickled]] = {}
@@ -98,10 +95,7 @@ class Declaration:
 
 @dataclasses.dataclass(frozen=True)
 class ApplyCall:
-    """A single call, pickled when it was submitted.
-
-    :ivar function: if it was pickled before; else it is in the body.
-    """
+    """A single call, pickled when it was submitted; its function is in the body unless it was pickled before."""
 
     function: Pickled | None
     body: bytes
@@ -109,12 +103,9 @@ class ApplyCall:
 
 
 class Declared:
-    """The apps and contexts that a run was told of and did not forget; the run locks what changes them.
+    """The apps (alternatives too) and contexts that a run knows, by id; the run locks what changes them.
 
-    :ivar contexts: by the id that the scheduler knows each by.
-    :ivar apps: by id; also alternatives.
     :ivar labels: of apps with alternatives, and of these, what results call the context that answered them.
-    :ivar parts: functions and constants.
     """
 
     def __init__(self) -> None:
@@ -225,10 +216,8 @@ class AppUse:
 class Retirement:
     """Notes what is used; its owner locks.
 
-    :ivar apps: the apps that are known; who uses one says so in its `AppUse`.
-
-    Looking through all of them is put off until there are many more than after the last look, so that a declaration
-    costs the same however many there are.
+    All are looked through only when there are many more than after the last look, so that a declaration costs the same
+    however many there are.
     """
 
     def __init__(self) -> None:

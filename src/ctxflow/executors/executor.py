@@ -190,10 +190,7 @@ def _check(working_dir: Any, storage_access: Any, remote_monitoring_radio: Any) 
 
 
 def _divided(executor: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide options into those of an executor and those of Parsl's configuration.
-
-    :raises TypeError: for one that neither knows.
-    """
+    """Divide options into those of an executor and those of Parsl's configuration; TypeError if neither knows one."""
     own, parsls = list(inspect.signature(executor).parameters), list(inspect.signature(Config).parameters)
     for name in options:
         if name not in own and name not in parsls:
@@ -247,8 +244,7 @@ class SharedDiskStaging(Staging):  # type: ignore[misc]
 class WorkerStaging(SharedDiskStaging):
     """Has `file:` inputs and outputs travel with the calls, and inputs of the web fetched by the workers.
 
-    It only says where each will be in the call's folder, and where it is here, which is meant relative to the driver's
-    current directory of now: the calls find it in their arguments.
+    It only notes in the file where it will be in the call's folder, and where it is here: calls find it there.
     """
 
     def can_stage_in(self, file: File) -> bool:

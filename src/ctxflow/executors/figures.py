@@ -128,12 +128,7 @@ def status_of(
     reasons: Mapping[str, str] | None = None,
     limits: Sequence[Mapping[str, Any]] = (),
 ) -> Status:
-    """Return the figures of a run's state.
-
-    :param contexts: for the contexts' names.
-    :param now: the time of the moment.
-    :param reasons: tier -> why it has fewer workers than were asked for.
-    """
+    """Return the figures of a run's state; `contexts` has their names, `reasons` why tiers have too few workers."""
     counters = state.counters
     queued = sum(app.backlog for app in state.apps.values())
     by_state: dict[str, dict[str, int]] = {}
@@ -250,11 +245,7 @@ def ask(directory: str, hosts: Iterable[str], tiers: Iterable[str]) -> None:
 
 
 class DrainRequests:
-    """Follows what is asked of a run.
-
-    :param directory: the run's.
-    :ivar tiers: those that are to be left.
-    """
+    """Follows which hosts and `tiers` a run is asked to leave."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -319,10 +310,7 @@ class TierBounds:
 
 
 class WorkerBounds:
-    """All that bounds a live run's workers besides its site: what a person asks, a factory's numbers, and limits.
-
-    :param directory: the run's.
-    """
+    """All that bounds a live run's workers besides its site: what a person asks, a factory's numbers, and limits."""
 
     def __init__(self, engine: Engine, directory: str) -> None:
         self._engine = engine

@@ -39,7 +39,6 @@ _KINDS: dict[str, type[errors.CallError]] = {
 def error_of(failure: Failure, exception: BaseException | None, context: str | None = None) -> BaseException:
     """Return the exception that a person gets for a failure: the app's own where it can be had here.
 
-    :param exception: the app's, if it could be pickled there and opened here.
     :param context: the name of the context, if it is that which failed.
     """
     host = host_of(failure)
@@ -135,10 +134,7 @@ class Callbacks:
             self._wake()
 
     def run(self) -> bool:
-        """Run the callbacks that wait, on the leading thread.
-
-        :returns: whether it leads still, and the run goes on.
-        """
+        """Run the callbacks that wait, on the leading thread; return whether it leads still, and the run goes on."""
         own, queue, lead = threading.get_ident(), self.queue, self._lead
         while queue:
             callback, future = queue.popleft()

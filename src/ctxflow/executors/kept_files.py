@@ -39,15 +39,11 @@ _MOST_BEHIND = 1 << 28  # Characters that wait for a disk which stalls.
 
 
 class EventLog:
-    """A run's events with the commands they led to, in a file.
+    """A run's events with the commands they led to, in a file; the first line says how it decides. Its owner locks.
 
     Lines are made 200 at a time, or when `flush` is called: one by one, between a call and the next, they cost
-    twice as much. A disk that is full, or stalls for long, ends the log with a warning, and not the run. Its owner
-    locks.
+    twice as much. A disk that is full, or stalls for long, ends the log with a warning, and not the run.
 
-    :param path: the file, which is begun anew.
-    :param first: its first line, which says how the run decides.
-    :param disk: who writes; one of its own by default.
     :raises OSError: if it cannot be opened.
     """
 
@@ -167,10 +163,7 @@ class StatusWriter:
 
 
 class RunStatusFile:
-    """Rewrites a run's status file; calls come one at a time.
-
-    :param directory: the run's.
-    """
+    """Rewrites a run's status file; calls come one at a time."""
 
     def __init__(self, directory: str) -> None:
         self._path = Path(directory) / STATUS
@@ -212,11 +205,7 @@ _LENGTH = 300  # Of the last error.
 
 
 class WorkerTable:
-    """Takes note of what workers do, and writes it now and then; calls come one at a time.
-
-    :param directory: the run's.
-    :param soon: has something done on the thread that writes.
-    """
+    """Notes what workers do, and has it written now and then on the thread of `soon`; calls come one at a time."""
 
     def __init__(self, directory: str, soon: Callable[[Callable[[], None]], None]) -> None:
         self._path = Path(directory) / WORKERS
@@ -292,10 +281,7 @@ def _does(worker: Worker) -> str:
 
 
 def read_workers(directory: str) -> list[Mapping[str, Any]]:
-    """Return the workers of a run, as it said last; none where it has not said.
-
-    :param directory: the run's.
-    """
+    """Return the workers of the run in a directory, as it wrote them last; none where it has not."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((Path(directory) / WORKERS).read_text(encoding="utf-8"))
         if isinstance(found, dict) and found.get("version") == 1:
@@ -304,10 +290,7 @@ def read_workers(directory: str) -> list[Mapping[str, Any]]:
 
 
 class DiskThread:
-    """Does what it is given in order; begins with the first of it, and ends with `close`.
-
-    What is given waits in memory as long as the disk stalls.
-    """
+    """Does what it is given, in order, until `close`; what is given waits in memory as long as the disk stalls."""
 
     def __init__(self) -> None:
         self._waiting: collections.deque[Callable[[], None]] = collections.deque()

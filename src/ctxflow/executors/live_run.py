@@ -10,14 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, RunEnded
-from ctxflow.executors.contract import (
-    Bounded,
-    Engine,
-    EngineFailed,
-    Explains,
-    Pickled,
-    placed,
-)
+from ctxflow.executors.contract import Bounded, Engine, EngineFailed, Explains, Pickled, placed
 from ctxflow.executors.declarations import (
     Declaration,
     DeclaredContext,
@@ -46,15 +39,11 @@ _AWAITING_SECONDS = 60.0  # How often to warn that workers are awaited before th
 class LiveRun(RunLoop):
     """Everything between a person's calls and an engine.
 
-    :param engine: carries out what is decided.
     :param directory: where the event log and the workers' output are kept.
-    :param log_events: whether to keep the event log, `events.jsonl`.
     :param level: how much of a context workers keep from call to call, where an app does not say.
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
-    :param regions: the site's, if it has any.
     :ivar is_copy: whether this is a forked child of the process that runs it: here nothing can be done with it.
-    :ivar files_travel: whether files among the arguments of calls are brought to workers, and outputs back; else all
-        see them.
+    :ivar files_travel: whether files among the arguments of calls are brought to workers, and outputs back.
     :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
     :ivar each_second: called on the run's thread, for what depends on time alone.
     """

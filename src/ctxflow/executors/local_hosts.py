@@ -43,22 +43,13 @@ logger = logging.getLogger("ctxflow")
 
 
 class LibraryLines:
-    """All lines of an engine.
+    """All lines of an engine, whose answers are added to `events`; the data of a line's key is the line.
 
-    :param run: whose clock dates the answers.
-    :param selector: where channels are registered; the data of a line's key is the line.
-    :param address: the Unix socket that library processes connect to.
-    :param events: answers are added to these.
-    :raises OSError: if the socket cannot be made.
-    :ivar acceptor: of the connections.
+    :raises OSError: if the socket at `address` cannot be made.
     """
 
     def __init__(
-        self,
-        run: RunServices,
-        selector: selectors.BaseSelector,
-        address: str,
-        events: list[ev.Event],
+        self, run: RunServices, selector: selectors.BaseSelector, address: str, events: list[ev.Event]
     ) -> None:
         self.address = address
         self._run = run
@@ -128,10 +119,7 @@ class LibraryLines:
             line.worker.give_up(error)
 
     def reported(self, worker: LocalWorker, report: ContextBuilt | BuildFailed | LibraryDied) -> Sequence[ev.Event]:
-        """Return the events that a host's report of a library process stands for.
-
-        It counts as built when its line is there too, and as ended once.
-        """
+        """Return the events of a host's report: a context is built once its line is there too, and ends once."""
         line, now = worker.lines.get(report.context), self._run.clock()
         if line is None or line.key != report.key:
             return ()  # About an earlier load of the context.
@@ -181,14 +169,10 @@ def _key_of(head: Head, body: bytes) -> str:
 
 
 class LocalHosts:
-    """Tells workers what to do, without waiting for it.
+    """Tells workers what to do, without waiting for it; the data of a host channel's key is its worker.
 
-    :param run: has what calls and contexts are made of.
-    :param selector: where the hosts' channels are registered; the data of a channel's key is its worker.
-    :param lines: to library processes.
-    :param there: the workers, by name.
     :param cache: the folder of the files that all workers share.
-    :param directory: where calls and contexts' builds run.
+    :param directory: where calls run, and contexts are built.
     :param happened: called with what is noticed while a command is carried out.
     """
 
@@ -334,12 +318,7 @@ _LONGEST_SECONDS = 120.0  # How long a host may be busy with something else than
 
 
 class LocalWatch:
-    """What is to be seen to once a second.
-
-    :param there: the workers, by name.
-    :param messages: what they are told with.
-    :ivar look_at: when, by the monotonic clock, `look` is to be called.
-    """
+    """Looks once a second, from `look_at` on by the monotonic clock, for overdue calls and silent workers."""
 
     def __init__(self, patience: Patience, there: Mapping[str, LocalWorker], messages: LocalHosts) -> None:
         self._patience = patience

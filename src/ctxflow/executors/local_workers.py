@@ -38,12 +38,8 @@ Share = list[Device]
 
 
 class LocalWorkers:
-    """The workers of this machine; all calls are made under the engine's lock.
+    """The workers of this machine, which `places` share; all calls are made under the engine's lock.
 
-    :param places: how many workers the machine is shared among.
-    :param devices: its GPUs. :param gpus_per_worker: how many each worker has.
-    :param rejoin_seconds: how long after the loss of a worker another takes its place.
-    :param slowdowns: factor by which the first, second, ... worker is slower.
     :ivar there: by name. :ivar wanted: how many, beside those that were asked for with devices of their own.
     :ivar failure: why none can be started any more, once that is clear.
     :ivar next_at: when `start_due` is to be called next, on the run's clock; None for never.
@@ -207,11 +203,8 @@ class LocalWorkers:
 
 
 class LocalWorker:
-    """A context host process as the engine sees it.
+    """A context host process as the engine sees it, with a directory of its own below `parent`.
 
-    :param name: what the scheduler knows it by.
-    :param parent: the directory in which it gets one of its own.
-    :param logs: where its output and its library processes' is kept.
     :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
     """
 
@@ -285,10 +278,7 @@ class LibraryLine:
         self._first: tuple[int, float] = -1, 0.0  # The first of them, and when it was first seen to run.
 
     def overdue(self, now: float, grace: float) -> tuple[int, float] | None:
-        """Return the call that runs, and its timeout, if it has taken so many seconds longer; looks once a second.
-
-        After that it is overdue anew as much later.
-        """
+        """Return the call that has run so much longer than its timeout, and that; then not before as much later."""
         call, timeout = next(iter(self.calls.items()), (-1, math.inf))
         if call == self._first[0] and now < self._first[1] + timeout + grace:
             return None
@@ -298,13 +288,7 @@ class LibraryLine:
 
 
 def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
-    """Return the environment that keeps a worker to its share of the machine.
-
-    :param devices: its GPUs.
-    :param dealt: whether the machine has GPUs at all.
-    :param workers: how many share the machine.
-    :param shares: how many of those shares it has.
-    """
+    """Return the environment that keeps a worker to its `shares` of the threads, and to its GPUs if any are dealt."""
     threads = str(max(1, (os.cpu_count() or 1) * shares // workers))
     variables = {}
     if _ALL_THREADS not in os.environ:  # The others follow that one where they are not set.
@@ -366,10 +350,7 @@ class GpuShares:
                 yield pin, [by_id[name] for name in names if name in by_id], shares
 
     def machine(self, users: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-        """Return the machine's topology as data, with the GPUs that are dealt out; None if there are none.
-
-        :param users: who uses them, by the GPU's id.
-        """
+        """Return the topology with the GPUs that are dealt out, and who uses each, as data; None if there are none."""
         return to_graph(used_by(self._topology, users or {})) if self.devices else None
 
 

@@ -29,14 +29,7 @@ Answer: TypeAlias = Callable[[], object]
 
 
 class Waiting:
-    """The items that are not answered yet, numbered as they come; and, through its store, the open sessions.
-
-    :param sessions: what is held of these.
-    :param contexts: what the run knows of contexts, for their names.
-    :ivar next_item: the number of the next item that is submitted.
-    :ivar inputs: what each item is, by its number.
-    :ivar sinks: who waits for each.
-    """
+    """The items that are not answered, with what each is and who waits for it, by number; and the open sessions."""
 
     def __init__(self, sessions: SessionStore, contexts: Mapping[str, ContextPayload]) -> None:
         self._sessions = sessions
@@ -52,10 +45,7 @@ class Waiting:
         sessions: Mapping[int, SessionState],
         with_files: Container[str],
     ) -> CallPayload | Callable[[], CallPayload]:
-        """Return a call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then.
-
-        :param with_files: batch apps, of whose items some have held files.
-        """
+        """Return a call's payload, or what makes it of its inputs outside the lock: it may be answered by then."""
         app = apps[call.app]
         if isinstance(call, cmd.Step):
             return self._sessions.payload(call, sessions, app.function, app.timeout)
@@ -81,8 +71,7 @@ class Waiting:
     def told(self, command: Telling, event: ev.Event, context: str | None) -> Answer:
         """Return what tells those who wait what a command says; they wait no more, but for a session that goes on.
 
-        :param event: from which the command came: it has the results.
-        :param context: the name of the one that answered, where there were several that could.
+        :param context: the name of the one that answered, where several could.
         """
         if isinstance(command, cmd.Deliver):
             results: Any = event.results  # type: ignore[attr-defined]
@@ -127,8 +116,7 @@ def _tell(
 ) -> None:
     """Tell who waits for items their results, or one error: together where one waits for all, else one by one.
 
-    :param context: the name of the context that answered, where there were several that could.
-    :param inputs: what the items were, where they are dead.
+    :param context: the name of the one that answered, where several could.
     """
     if sinks.count(sinks[0]) < len(sinks):
         for n, sink in enumerate(sinks):
@@ -149,10 +137,7 @@ Unsent = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayl
 
 
 def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
-    """Return the inputs of a batch as lists side by side, pickled together.
-
-    :param searched: whether there may be files among them.
-    """
+    """Return a batch's payload: the inputs as lists side by side, `searched` for files, pickled together."""
     columns = list(zip(*inputs, strict=True))
     taken = inputs_of(itertools.chain(*columns)) if searched else ()
     files = CallFiles(taken) if taken else None
@@ -174,11 +159,9 @@ class Sink(Protocol):
 
 
 class Stream:
-    """The answers to many items, collected as they come for one consumer.
+    """The answers to many items, collected as they come for one consumer, who takes them out.
 
-    :ivar arrived: (items, results) that the consumer has not taken out.
-    :ivar contexts: item -> the name of the context that answered it, for apps with alternatives; the consumer takes
-        items out.
+    :ivar contexts: item -> the name of the context that answered it, for apps with alternatives.
     """
 
     def __init__(self) -> None:
@@ -244,10 +227,7 @@ class Stream:
 
 
 class Failed:
-    """Stands for the answer of a dead item in a stream.
-
-    :ivar item: what the item was, a tuple; empty where that is not known, or the error says it.
-    """
+    """Stands for the answer of a dead item in a stream, and what that was, where it is known."""
 
     __slots__ = ("error", "item")
 

@@ -79,10 +79,7 @@ def plain_message(command: cmd.Command) -> ToHost | None:
 
 
 def failure_of(trouble: Trouble, worker: str, host: str = "") -> ev.Failure:
-    """Return why something failed on a worker as the scheduler knows it.
-
-    :param host: the worker's machine, if it is another.
-    """
+    """Return why something failed on a worker, or on its machine `host`, as the scheduler knows it."""
     kind, error, message, traceback, output, machine = trouble
     return ev.Failure(kind, error, message, traceback, output, worker, host, machine)
 

@@ -43,11 +43,7 @@ _IDLE_SECONDS = 0.005  # How often `wait_idle` looks.
 
 
 class RunLoop(abc.ABC):
-    """Drives an engine as a scheduler decides.
-
-    :param engine: carries out what is decided.
-    :param directory: where the run keeps its files.
-    """
+    """Drives an engine as a scheduler decides."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler, directory: str) -> None:
         self.engine = engine
@@ -356,10 +352,7 @@ class RunLoop(abc.ABC):
 
     @uninterrupted
     def cancel(self, items: Sequence[int], stop: bool = False) -> list[int]:
-        """Cancel items; `stop` also ends running calls that hold nothing else.
-
-        :returns: those of them that were not answered.
-        """
+        """Cancel items, and with `stop` running calls that hold nothing else; return those that were not answered."""
         with self._lock:
             if self._ended.is_set():
                 return []
@@ -372,10 +365,7 @@ class RunLoop(abc.ABC):
         self.cancel([item], stop=True)
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued and no call runs, not even one for which nobody waits any more.
-
-        :returns: whether it is so; False if `timeout` seconds have passed first.
-        """
+        """Wait until nothing is queued, and no call runs though nobody waits for it; False if time is up first."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             with self._lock:

@@ -59,13 +59,7 @@ class _Held:
 
 
 class SessionStore:
-    """The sessions of a run.
-
-    States are kept in files of the run's directory: there they outlive any worker, without one having to trust another
-    to be there; and the driver, through which they come, has to be there anyway.
-
-    :param directory: for the kept states; made when there is one.
-    """
+    """The sessions of a run, and their kept states in files of its directory, where they outlive any worker."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -130,10 +124,7 @@ class SessionStore:
         return state if held.kept == (made, digest_of(state)) else b""
 
     def opened(self, event: ev.StepFinished, orders: Sequence[cmd.Order]) -> ev.StepFinished:
-        """Keep the states that came with a step, and open the list of its chunks.
-
-        :returns: the event with what the run needs of it; states that could not be kept are not said to be.
-        """
+        """Keep the states that came with a step, open its chunks, and drop from the event what could not be kept."""
         results: list[tuple[bytes | None, bytes | None]] = pickle.loads(event.results)
         outcomes = [dict(outcome) for outcome in event.outcomes]
         for order, outcome, (_, state) in zip(orders, outcomes, results, strict=True):
@@ -162,10 +153,7 @@ class SessionStore:
     def news(
         self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event, error: BaseException | None
     ) -> Callable[[], None]:
-        """Return what tells who waits for a session what the scheduler says of it; to be called without the lock.
-
-        :param error: of a session that failed.
-        """
+        """Return what passes a session's command, or its error, on to who waits for it; to be called without a lock."""
         held = self._held[command.session]
         if isinstance(command, cmd.DeliverChunk):
             value = event.results[command.position]  # type: ignore[attr-defined]

@@ -86,11 +86,7 @@ class Calls:
         self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def submit(
-        self,
-        function: Callable[..., Any],
-        specification: Mapping[str, Any],
-        args: Any,
-        kwargs: dict[str, Any],
+        self, function: Callable[..., Any], specification: Mapping[str, Any], args: Any, kwargs: dict[str, Any]
     ) -> Future[Any]:
         """Do what `ParslExecutor.submit` does."""
         if kwargs and not self.run.files_travel:
@@ -216,10 +212,7 @@ _DEFAULT = CallOptions()
 
 
 def _check_keys(specification: Mapping[str, Any]) -> None:
-    """See that a resource specification says nothing that would not be heeded.
-
-    :raises TypeError: if it does, saying what is supported.
-    """
+    """Raise TypeError for what a resource specification says that would not be heeded, with what is supported."""
     for name in specification:
         if name not in _KNOWN:
             supported = f"ctxflow supports {', '.join(_SUPPORTED[:-1])} and {_SUPPORTED[-1]}"
@@ -305,11 +298,7 @@ class Pool(Executor):
         return future
 
     def map(
-        self,
-        fn: Callable[..., Result],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int = 1,
+        self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Result]:
         """Return the results of many calls, in order. All inputs are read at once; the `map` of a `batch_app` reads on.
 
