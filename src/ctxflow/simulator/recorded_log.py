@@ -172,8 +172,6 @@ class Recording:
             self.apps[found.app].running -= found.items - found.answered
         return found
 
-    # --- declarations and items
-
     def _on_TierOffered(self, event: dict[str, Any]) -> None:
         self.tiers[event["tier"]["name"]] = event["tier"]
 
@@ -210,8 +208,6 @@ class Recording:
             if not arrivals[-1][1]:
                 arrivals.pop()
 
-    # --- workers
-
     def _on_WorkerJoined(self, event: dict[str, Any]) -> None:
         self.workers[event["worker"]["id"]] = RecordedWorker(event["worker"], event["time"])
 
@@ -232,8 +228,6 @@ class Recording:
     def _on_JobStarted(self, event: dict[str, Any]) -> None:
         if event["waited"] is not None:
             self.waits.append(event["waited"])
-
-    # --- contexts
 
     def _on_ContextStaged(self, event: dict[str, Any]) -> None:
         begun = self._since("Stage", event)
@@ -256,8 +250,6 @@ class Recording:
     def _since(self, step: str, event: dict[str, Any]) -> float | None:
         worker = self.workers.get(event["worker"])
         return worker.begun.pop((step, event["context"]), None) if worker is not None else None
-
-    # --- calls
 
     def _on_BatchFinished(self, event: dict[str, Any]) -> None:
         call = self._end(event["worker"], event["attempt"])

@@ -152,9 +152,6 @@ def _only(workload: WorkloadFile, arrivals: Sequence[tuple[float, str, int]], be
     return workload.model_copy(update={"apps": tuple(apps)})
 
 
-# --- recorded sessions
-
-
 _ENDS = ("SessionSuspended", "SessionClosed")
 _BEGINS = ("SessionOpened", "SessionPrompted", "SessionResumed")
 

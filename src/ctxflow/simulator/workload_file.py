@@ -172,9 +172,6 @@ class WorkloadFile(_Entry):
         return self.contexts[0].name if self.contexts else ""
 
 
-# --- what can be wrong
-
-
 _PARTS: dict[str, type[BaseModel]] = {
     "apps": AppEntry, "contexts": ContextEntry, "links": Links, "evictions": EvictionTable, "matching": Matching,
     "faults": FaultEntry,
@@ -338,9 +335,6 @@ def _eviction_problems(evictions: EvictionTable, tiers: Mapping[str, str]) -> It
     if evictions.trace is not None and evictions.per_hour:
         text = "evictions have a trace and per_hour: a trace says when workers are taken, so leave one out"
         yield FileProblem(("evictions", "per_hour"), text)
-
-
-# --- the reference page
 
 
 _HEAD = """\

@@ -192,8 +192,6 @@ class Gate:
             self._told.add(party.host)
             self._tell({"stranger": party.host})
 
-    # --- into TaskVine
-
     def _forget_gone(self) -> None:
         """Drop who has proven itself, and left before there was room, whatever it has sent before."""
         for party in list(self._proven):

@@ -1,7 +1,4 @@
-"""What passes between the engine, the manager's process and its gate: messages, the bell, and news of connections.
-
-Each message is a dataclass of its own. `Roster` makes the news that TaskVine only gives as a list of its workers.
-"""
+"""What passes between the engine, the manager's process and its gate: messages, the bell, and news of connections."""
 
 from __future__ import annotations
 
@@ -175,8 +172,6 @@ TO_MANAGER: Direction[ToManager] = Direction(ToManager)
 FROM_MANAGER: Direction[FromManager] = Direction(FromManager)
 
 
-# --- waking the manager
-
 BYTES = 2
 NEWS = 1
 """The index of the second shared byte: 1 if the gate has news for the manager, which looks for them only then."""
@@ -201,8 +196,6 @@ class Bell:
         """Free its socket."""
         self._socket.close()
 
-
-# --- who is connected
 
 _NAMELESS_SECONDS = 15.0  # A worker tells its name a moment after it has connected; after that none is waited for.
 _LOOK_SECONDS = 0.1  # How often it is looked for meanwhile: TaskVine lists all workers each time.

@@ -1,7 +1,4 @@
-"""The manager's process as the engine has it: what it and its workers need, starting it, talking to it.
-
-A run's own files, secret and address are made before; `Acquirer`s or a factory lend the workers that connect to it.
-"""
+"""The manager's process as the engine has it: what it and its workers need, who lends them, starting and talking."""
 
 from __future__ import annotations
 

@@ -98,8 +98,6 @@ class Stagings:
         self._packing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ctxflow-pack")
         self._packed: list[tuple[_File, str | None]] = []  # Archives that are ready, or why not.
 
-    # --- what is wanted
-
     def stage(self, worker: VineWorker, context: ContextPayload) -> None:
         """Bring a context's files to a worker, and report it."""
 
@@ -202,8 +200,6 @@ class Stagings:
         else:
             self._order(self._tree.want(worker.name, worker.place, file.digest))
 
-    # --- folders become archives
-
     def _prepare(self, file: _File) -> None:
         if file.sent is not None:
             self._declare(file, file.sent)
@@ -247,8 +243,6 @@ class Stagings:
                 else:
                     failure = ev.Failure("exception", "OSError", problem, worker=worker.name)
                     self._settle(worker.name, name, failure)
-
-    # --- what the tree orders
 
     def _order(self, orders: Iterable[Order]) -> None:
         for order in orders:
@@ -315,8 +309,6 @@ class Stagings:
             self._arrived(worker, file, reports)
 
         self._calls.make(worker, [LinkFile(file.digest, file.path, path)], answered)
-
-    # --- what came of it
 
     def _arrived(self, worker: VineWorker, file: _File, reports: Reports, generation: int | None = None) -> None:
         path = next(report.path for report in reports if isinstance(report, FileCached))

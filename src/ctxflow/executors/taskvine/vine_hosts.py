@@ -1,9 +1,8 @@
 """What TaskVine's workers are told: commands as messages to their hosts, and files of calls.
 
-Many messages go in one call where that can be. The manager sends the input files along with a call, and brings the
-outputs back with its answer, from disk to disk. Inputs that several calls share stay on a worker for the next. Outputs
-come to the run's directory, and go to their places when their call's answer has come, whose seal covers their sizes:
-never from a call that failed, or that was run once more.
+Many messages go in one call where that can be. The manager sends input files along with a call, from disk to disk, and
+workers keep those that calls share. Outputs come to the run's directory, and go to their places when their call's
+answer has come, whose seal covers their sizes: never from a call that failed, or that was run once more.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ _PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before t
 class VineHosts:
     """Sends commands to workers, without waiting for answers.
 
-    :param workers: those that are connected, by name.
     :param heard: called with the reports of each answer.
     :param happened: called with an event that a command leads to here.
     """

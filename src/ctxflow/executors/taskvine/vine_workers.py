@@ -134,9 +134,6 @@ def refusal(facts: WorkerFacts, python: str | None) -> str | None:
     return None
 
 
-# --- calls
-
-
 Reports = Sequence[FromWorker]
 Then = Callable[[VineWorker, Reports], None]
 

@@ -1,7 +1,6 @@
 """What goes from worker to worker: contexts' files along a tree, sessions' states one at a time.
 
-`Tree` only decides, as a table of who has, gets and awaits what: `stagings.py` moves the bytes, and TaskVine limits
-the transfers of each source.
+`Tree` only decides, as a table of who has, gets and awaits what: `stagings.py` carries its orders out.
 """
 
 from __future__ import annotations
@@ -260,8 +259,6 @@ class StateTransfers:
 
     Within a host a state is moved. Between hosts a call on the source writes it as a TaskVine temp file, which TaskVine
     sends to where a call asks for it: never through the manager, nor with RDMA.
-
-    :param report: takes events.
     """
 
     def __init__(self, run: RunServices, calls: VineCalls, report: Callable[[ev.Event], None]) -> None:
