@@ -26,8 +26,7 @@ AT_ONCE = 10  # Requests that a replica has at a time, at most.
 def forward(demand: npt.ArrayLike, room: npt.ArrayLike, latency: npt.ArrayLike) -> Ints:
     """Return how many tasks of each region go where: home while there is room, then to the nearest region with room.
 
-    Regions forward in their order, as far as there is room; what is left then waits at home, or in the nearest region
-    that has not vanished.
+    Regions forward in their order; what is left then waits at home, or in the nearest region that has not vanished.
 
     :param demand: (R,) tasks that arrived.
     :param room: (R,) tasks that each region can take at once; less than nothing or NaN if it has vanished.
@@ -84,9 +83,7 @@ class PrefixTree:
 def replicas(
     prefixes: Sequence[Sequence[object]], tree: PrefixTree, running: Ints, allowed: Sequence[int], limit: int = AT_ONCE
 ) -> Ints:
-    """Return the replica of each request.
-
-    It is the least loaded of those that know its prefix best, else the least loaded of all.
+    """Return the replica of each request: the least loaded of those that know its prefix best, else of all.
 
     :param prefixes: what each request begins with, in steps, such as its model and its user.
     :param tree: what has been seen; these requests are added to it, and nothing is ever forgotten.

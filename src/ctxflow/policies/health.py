@@ -162,10 +162,7 @@ class SequentialTest:
     # --- doubts
 
     def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
-        """Return whether it failed running without an answer while others answer.
-
-        One failure is enough where it never answered yet.
-        """
+        """Return whether it failed in a row while others answer; once is enough where it never answered yet."""
         field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker)))
         if field is None or not field.running:
             return False
@@ -275,10 +272,7 @@ class SequentialTest:
                     yield verdict
 
     def _narrowed(self, view: View, key: Key, unit: Unit, null: float, due: float) -> Verdict | None:
-        """Return the narrowest unit that explains it: one worker whose siblings pass, else the host.
-
-        It is None if the unit is gone.
-        """
+        """Return the narrowest unit that explains it: one worker whose siblings pass, else the host; None if gone."""
         field, (host, part) = self._fields[key], unit
         there = [worker for worker in view.workers.values() if worker.host == host]
         if not there:  # Nobody could be named: all that were there crashed.

@@ -27,10 +27,13 @@ def outstanding(view: View, batch_size: int) -> dict[str, int]:
 
     :param batch_size: items of a call of an app that states none, while no worker is there to size one for.
     """
-    calls = {
-        app.id: math.ceil(app.backlog / _items_of_call(view, app, batch_size)) if app.backlog else 0
-        for app in view.apps.values()
-    }
+    first = next(iter(view.workers.values()), None)  # The one that is connected longest.
+    calls = {}
+    for app in view.apps.values():
+        size = app.batch_size or batch_size
+        if first is not None and app.backlog:
+            size = view.batch_size(app, first) or app.backlog  # 0: it waits to become one batch.
+        calls[app.id] = math.ceil(app.backlog / size)
     for attempt in view.attempts.values():
         calls[attempt.app] += bool(attempt.items)  # The steps of sessions have none.
     return calls
@@ -58,14 +61,6 @@ def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:
     """
     known = [view.capacity(app, worker) for worker in view.workers.values() if worker.step_seconds(app.id)]
     return max(known, default=unmeasured)
-
-
-def _items_of_call(view: View, app: AppView, batch_size: int) -> int:
-    """Return the items of a batch that an app would get now, on the worker that is connected longest."""
-    first = next(iter(view.workers.values()), None)
-    if first is None:
-        return app.batch_size or batch_size
-    return view.batch_size(app, first) or max(1, app.backlog)  # 0: it waits to become one batch.
 
 
 def seekers(view: View) -> list[SessionView]:

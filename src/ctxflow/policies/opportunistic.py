@@ -1,23 +1,19 @@
-"""Batches for workers that may be evicted at any moment: the batching policy `opportunistic`.
+"""Batches for workers that may be evicted at any moment: the batching policy `opportunistic` (docs/batching.md).
 
-How likely an eviction is. A tier's workers may be evicted at one constant rate, or at rates that differ: on a spot
-market most that last an hour last a day. If each worker's rate is drawn from a gamma distribution of shape a and scale
-1/b, lifetimes follow Lomax's distribution (K. S. Lomax, "Business failures", 1954), and a worker that has lived for t
-is evicted at the rate a / (b + t), the mean of what its life so far leaves of that distribution.
+How likely an eviction is. A tier's workers may be evicted at one constant rate, or at rates that differ: if each one's
+is drawn from a gamma distribution of shape a and scale 1/b, lifetimes follow Lomax's distribution (K. S. Lomax,
+"Business failures", 1954), and a worker that has lived for t is evicted at the rate a / (b + t).
 
-The best batch (derivation in docs/batching.md). A batch of n items takes c + n t seconds, of which c does not grow with
-n. Workers are evicted at the rate h, and an eviction destroys the batch that runs. By renewal, the useful items a
-second are
+The best batch. n items take c + n t seconds, and an eviction, at the rate h, destroys the batch that runs. By renewal,
+the useful items a second are
 
     U(n) = n h / (exp(h (c + n t)) - 1),
 
 which is greatest where x = n t h solves (1 - x) exp(x) = exp(-h c): Daly's condition for the best interval between
-checkpoints (J. Daly, "A higher order estimate of the optimum checkpoint interval", 2006), with a call's cost in the
-place of a checkpoint's. For h c << 1 it is Young's n t = sqrt(2 c / h) (J. W. Young, 1974).
+checkpoints (J. Daly, 2006), with a call's cost in the place of a checkpoint's.
 
-The end of the queue. A batch takes at most half of what is left, shared out by speed, so that batches shrink as the
-queue does and all workers end together: factoring (S. F. Hummel, E. Schonberg, L. E. Flynn, 1992), weighted by speed.
-A worker that then idles runs once more what will take longest, if it would be done sooner.
+The end of the queue. A batch takes at most half of what is left, shared out by speed: factoring (S. F. Hummel,
+E. Schonberg, L. E. Flynn, 1992). A worker that then idles runs once more what will take longest, if it would be sooner.
 """
 
 from __future__ import annotations
@@ -96,11 +92,10 @@ def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
 
 SHARE = 2.0  # A batch takes one part in so many of what is left.
 FIRST = 3.0  # A worker's first batch is so many times shorter: it may be slower than its kind.
+# Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can only
+# be told from batches of different size. Long ones are at least as long as would be best if a call cost its standard
+# error more: a cost that was found too small would otherwise lead to batches of one, which can never tell.
 SWING = 0.25
-"""Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
-only be told from batches of different size (the scheduler measures it), and near the best one size is about as good as
-another. Long ones are at least as long as would be best if a call cost its standard error more: a cost that was
-found too small would otherwise lead to batches of one, which can never tell that it is not."""
 KIND_ITEMS = 10  # A worker's speed is mostly that of its kind until it has answered many more items than this.
 REFRESH_SECONDS = 1.0  # How long what was added up over all workers is used again.
 REFIT = 1.1  # The lifetimes of a tier's workers are looked at again when there are so many times as many.
@@ -309,8 +304,6 @@ def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float
 
 
 def _long_turn(done: int) -> bool:
-    """Return whether it is the turn of a long batch, by the items that a worker has answered.
-
-    It is the same whenever it is asked before its next batch."""
+    """Return whether it is the turn of a long batch, by the items answered: the same until the next batch."""
     # Fibonacci hashing: the top bit of a product with 2**32 / the golden ratio.
     return bool(done * 2654435769 & 0x80000000)

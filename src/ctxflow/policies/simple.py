@@ -319,10 +319,8 @@ class QueueProportional:
     shrink with it; without anything outstanding each tier is asked for its minimum once `linger` seconds are over.
 
     :param calls_per_worker: calls, queued or running, for which one worker is held.
-    :param linger: seconds for which fewer workers must be wanted before any is given back, so that a pause between
-        two bursts does not cost the contexts that the workers hold.
-    :param batch_size: items of a call of an app that states no batch size, while no worker is there for which the
-        batching policy could say.
+    :param linger: seconds for which fewer workers must be wanted before any is given back.
+    :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
     :raises ValueError: for a number that makes no sense.
     """
 
@@ -340,11 +338,7 @@ class QueueProportional:
 
     def target(self, view: View) -> Mapping[str, int]:
         """Return what each tier is asked for: what is used of its workers, and all that nobody has given yet."""
-        return divided(view, self._lingering(view))
-
-    def _lingering(self, view: View) -> dict[frozenset[str], float]:
-        """Return workers wanted by the tiers that will do, at their most over the last `linger` seconds."""
-        now: dict[frozenset[str], float] = {}
+        now: dict[frozenset[str], float] = {}  # Workers wanted by the tiers that will do.
         sessions = active(view)
         for app, calls in outstanding(view, self._batch_size).items():
             group = tiers_for(view, view.apps[app])
@@ -354,4 +348,5 @@ class QueueProportional:
             now[group] = now.get(group, 0.0) + wanted
         # What other tiers may run since there is another plan is counted there.
         self._peaks = {group: self._peaks.get(group) or Peak() for group in now}
-        return {group: self._peaks[group].over(wanted, view.now, self._linger) for group, wanted in now.items()}
+        most = {group: self._peaks[group].over(wanted, view.now, self._linger) for group, wanted in now.items()}
+        return divided(view, most)

@@ -1,8 +1,7 @@
 """What like workers did with one thing lately: trials counted by host and by worker, and the tests that they are under.
 
-A unit is a host, `(host, "")`, or one worker of it, `(host, its GPUs or its name)`. Counts are of this epoch and the
-one before, so that what was long ago tells nothing about now. The sequential test (Page's) asks whether one unit has
-failed more trials than its peers' share of failures explains.
+A unit is a host, `(host, "")`, or one worker of it, `(host, its GPUs or its name)`. The sequential test (Page's) asks
+whether one unit has failed more trials than its peers' share of failures explains.
 """
 
 from __future__ import annotations
@@ -123,10 +122,7 @@ class Counts:
 
 
 class Peers:
-    """Of some hosts, the better half of those that are not the one in question: what they did in all.
-
-    Other bad hosts, which may fail fast and so have most of the trials, are no measure of what is to be expected.
-    """
+    """What the better half of the other hosts did in all: bad ones, which may fail fast, are no measure."""
 
     def __init__(self, hosts: dict[str, tuple[int, int]], now: float) -> None:
         self.until = now + FRESH * len(hosts)

@@ -1,9 +1,8 @@
 """What a policy sees of each part of a run: workers, sessions, apps, tiers, machines and regions.
 
-These are types; a run gives proxies of them (scheduler/view.py), on which nothing can be set, and whose mappings and
-sequences cannot be written, or are copies. An object stays the same as long as what it stands for is there, and always
-tells how that is now. Times are seconds on the run's clock, sizes bytes, prices dollars an hour. A field that nobody
-measured is None, never a guess. The view of the whole run is in protocols.py.
+A run gives proxies (scheduler/view.py), on which nothing can be set; their mappings and sequences cannot be written, or
+are copies. An object stays the same as long as what it stands for is there, and always tells how that is now. Times are
+seconds on the run's clock, sizes bytes, prices dollars an hour. What nobody measured is None, never a guess.
 """
 
 from __future__ import annotations

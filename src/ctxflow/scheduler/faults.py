@@ -192,7 +192,7 @@ def blame_loss(state: RunState, worker: Worker, context: ContextState, begun: fl
 
 
 def _count(state: RunState, context: ContextState, begun: float) -> None:
-    # Builds that are ended together are one misfortune.
+    # Builds that are ended together count once.
     if begun > context.failed_at or not context.streak:
         context.streak += 1
         context.failed_at = state.now
