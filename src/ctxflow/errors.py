@@ -92,6 +92,10 @@ class RemoteTraceback(Exception):
         return f"on the worker{f' on {self.host}' if self.host else ''}\n{self.text}"
 
 
+class ErrorNote(Exception):
+    """The cause of an exception that says more about it, for Pythons without notes."""
+
+
 def add_note(error: BaseException, text: str) -> None:
     """Add to an error's traceback and `__notes__`; before Python 3.11, whose tracebacks know no notes, to its cause."""
     if hasattr(error, "add_note"):
@@ -105,10 +109,6 @@ def add_note(error: BaseException, text: str) -> None:
         error.__cause__ = ErrorNote(text)
     elif isinstance(error.__cause__, ErrorNote):
         error.__cause__ = ErrorNote(f"{error.__cause__}\n{text}")
-
-
-class ErrorNote(Exception):
-    """The cause of an exception that says more about it, for Pythons without notes."""
 
 
 _SHORT = reprlib.Repr()

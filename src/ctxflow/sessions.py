@@ -1,7 +1,4 @@
-"""Streams that keep a state on a worker: `@session_app`, and the sessions that it opens.
-
-The scheduler decides where sessions are; hosts keep their states.
-"""
+"""Streams that keep a state on a worker: `@session_app`, and the sessions that it opens."""
 
 from __future__ import annotations
 

@@ -64,6 +64,18 @@ def span_unit(unit: str, hours: float) -> tuple[float, str]:
     return (60.0, f"{of}minutes") if hours >= 1 / 60 else (3600.0, f"{of}seconds")
 
 
+def unit_of(longest: float) -> tuple[float, str]:
+    """Return seconds in the unit that fits an axis, and its name.
+
+    >>> unit_of(90), unit_of(7200), unit_of(90000)
+    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
+    """
+    for length, name in ((3600.0, "h"), (60.0, "min")):
+        if longest > 5 * length:
+            return length, name
+    return 1.0, "s"
+
+
 def percent(share: float) -> str:
     """Return a share of all, with a digit where it is small.
 
@@ -104,16 +116,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-# Okabe and Ito's colours, which people of every colour vision can distinguish, without yellow, which is pale on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREY, PALE, DARK = "#7A7A7A", "#E4E4E4", "#222222"
-WIDTH = 7.0  # Inches: a page's text.
-STYLE = {
-    "font.size": 8.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "",
-    "text.parse_math": False, "axes.edgecolor": GREY, "xtick.color": DARK, "ytick.color": DARK, "axes.axisbelow": True,
-}  # fmt: skip
 
 
 _PER_DECADE = 400
@@ -234,13 +236,11 @@ class SeenItems:
         return new
 
 
-def unit_of(longest: float) -> tuple[float, str]:
-    """Return seconds in the unit that fits an axis, and its name.
-
-    >>> unit_of(90), unit_of(7200), unit_of(90000)
-    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
-    """
-    for length, name in ((3600.0, "h"), (60.0, "min")):
-        if longest > 5 * length:
-            return length, name
-    return 1.0, "s"
+# Okabe and Ito's colours, which people of every colour vision can distinguish, without yellow, which is pale on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY, PALE, DARK = "#7A7A7A", "#E4E4E4", "#222222"
+WIDTH = 7.0  # Inches: a page's text.
+STYLE = {
+    "font.size": 8.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "",
+    "text.parse_math": False, "axes.edgecolor": GREY, "xtick.color": DARK, "ytick.color": DARK, "axes.axisbelow": True,
+}  # fmt: skip
