@@ -45,7 +45,7 @@ class Sums:
 
 @dataclasses.dataclass
 class RecordedCall:
-    """A batch that runs: `alone` if nothing else ran on its worker when it began; `answered` so many, one by one."""
+    """A batch in flight: `alone` if nothing else ran on its worker when it began; `answered` so many, one by one."""
 
     app: str
     items: int

@@ -197,18 +197,16 @@ class Simulation:
                 self._sizes[command.attempt] = len(command.items)  # type: ignore[attr-defined]
                 self._started = min(self._started, event.time)
             elif kind is cmd.Deliver:
-                self._delivered(len(command.items))  # type: ignore[attr-defined]
+                count = len(command.items)  # type: ignore[attr-defined]
+                self._left -= count
+                self._wasted -= count
+                self._last = self.engine.now
+                self._times.append(self._last)
+                self._answered.append(count)
             elif kind is cmd.Bury:
                 self._left -= len(command.items)  # type: ignore[attr-defined]
                 self._last = self.engine.now
         self.engine.execute(commands)
-
-    def _delivered(self, count: int) -> None:
-        self._left -= count
-        self._wasted -= count
-        self._last = self.engine.now
-        self._times.append(self._last)
-        self._answered.append(count)
 
     def _outcome(self) -> SimulationOutcome:
         counters = self.scheduler.state.counters

@@ -32,13 +32,10 @@ class LinkTransfer:
 
 
 class FairLink:
-    """Processor sharing: n transfers get 1/n of the bandwidth each, and none more than its own end can take.
+    """Processor sharing: n transfers get 1/n of the bandwidth each, and none more than `per_transfer`; bytes a second.
 
     All transfers get the same rate, so the bytes that one which was there all the time would have got are a clock for
     all of them: each ends when that clock has advanced by its size. Joining and leaving cost O(log n), not O(n).
-
-    :param bandwidth: bytes a second.
-    :param per_transfer: the most that one transfer gets, in bytes a second.
     """
 
     def __init__(self, timers: Timers, bandwidth: float, per_transfer: float = math.inf) -> None:
@@ -167,8 +164,7 @@ class TreeStaging:
     a time over its own link, which they share; the origin sends it to `from_origin` at a time. Hosts that find no free
     source wait in line. A lost worker's files go with it, and transfers from its host begin anew from elsewhere.
 
-    :param files: context -> its parts; a context that is not named has no files.
-    :param origins: by name.
+    :param files: context -> its parts; a context that is not named has no files. :param origins: by name.
     :param peer_bandwidth: of a host's link, in bytes a second.
     :param fan_out: how many others a host sends a part to at a time.
     :param from_origin: how many transfers of a shared part its origin makes at a time.
