@@ -25,7 +25,7 @@ MANIFEST = "ctxflow-environment.json"
 _RUN_SECONDS = 300.0
 _DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
-# conda-pack's own script knows what names the old place; it is told the new one, where the folder is yet to go.
+# conda-pack's own script knows what names the old place; this passes it the new one, where the folder is yet to go.
 _MOVE_CONDA = """
 import os, runpy, sys
 new, final = sys.argv[1:]

@@ -199,7 +199,7 @@ class Yielding:
 
 
 def _close(results: Generator[Any, Any, Any]) -> None:
-    """Let the function clean up; what it raises then is of no account any more."""
+    """Let the function clean up, and ignore what it raises then."""
     with contextlib.suppress(BaseException):
         results.close()
 

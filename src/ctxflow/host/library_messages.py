@@ -49,11 +49,9 @@ class BuildContext(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GivePart(Message):
-    """Keep a function, or constants, that calls will name.
+    """Keep a function, or constants, that calls will name; the body is its pickle.
 
     From the engine before the first call that names it. Not answered.
-
-    :ivar body: its pickle.
     """
 
     name: str

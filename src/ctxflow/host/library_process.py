@@ -222,7 +222,9 @@ class LibraryProcess:
         if status >= 0:
             text = f"the code ended its library process with exit status {status}"
             return f"{text}: raise an exception instead of calling os._exit"
-        return f"the library process was killed by {_signal_name(-status)}: {_ADVICE.get(-status, _FROM_OUTSIDE)}"
+        known = -status in set(signal.Signals)  # Most real-time signals have no name.
+        name = signal.Signals(-status).name if known else f"signal {-status}"
+        return f"the library process was killed by {name}: {_ADVICE.get(-status, _FROM_OUTSIDE)}"
 
 
 _CRASHED = "compiled code that it uses has crashed; the last lines that it printed show where"
@@ -231,13 +233,6 @@ _ADVICE: dict[int, str] = {
     signal.SIGKILL: "the machine's memory may be exhausted, so make batches smaller or run fewer workers",
     **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL), _CRASHED),
 }
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # Most real-time signals have none.
-        return f"signal {number}"
 
 
 def interpreter() -> str:

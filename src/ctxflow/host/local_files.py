@@ -80,15 +80,13 @@ def abandoned(base: str | None = None) -> list[str]:
     import tempfile
 
     base = base or tempfile.gettempdir()
-    try:
-        names = os.listdir(base)
-    except OSError:
-        return []
     found = []
-    for path in [os.path.join(base, name) for name in sorted(names) if name.startswith(PREFIX)]:
-        if (folder := _taken(path)) is not None:
-            os.close(folder)
-            found.append(path)
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(base)):
+            path = os.path.join(base, name)
+            if name.startswith(PREFIX) and (folder := _taken(path)) is not None:
+                os.close(folder)
+                found.append(path)
     return found
 
 
@@ -112,14 +110,12 @@ def _taken(path: str) -> int | None:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
+    with contextlib.suppress(OSError):
         found = os.fstat(folder)
         if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.stat(_MARK, dir_fd=folder, follow_symlinks=False)
             return folder
-    except OSError:
-        pass
     os.close(folder)
     return None
 

@@ -97,18 +97,9 @@ class LeaveWorker(Message):
 
 
 ToHost: TypeAlias = (
-    BuildContext
-    | GivePart
-    | ForgetParts
-    | RunCall
-    | StageFiles
-    | EndLibrary
-    | InterruptCall
-    | DrainCalls
-    | EndOverdue
-    | Ping
-    | LeaveWorker
-)
+    BuildContext | GivePart | ForgetParts | RunCall | StageFiles | EndLibrary | InterruptCall | DrainCalls
+    | EndOverdue | Ping | LeaveWorker
+)  # fmt: skip
 
 
 # --- from context hosts
@@ -176,20 +167,9 @@ class NoticeGiven(Message):
 
 
 FromHost: TypeAlias = (
-    HostStarted
-    | FilesStaged
-    | StagingFailed
-    | ContextBuilt
-    | BuildFailed
-    | LibraryEnded
-    | LibraryDied
-    | PartFinished
-    | CallFinished
-    | CallRaised
-    | WorkerStuck
-    | Pong
-    | NoticeGiven
-)
+    HostStarted | FilesStaged | StagingFailed | ContextBuilt | BuildFailed | LibraryEnded | LibraryDied
+    | PartFinished | CallFinished | CallRaised | WorkerStuck | Pong | NoticeGiven
+)  # fmt: skip
 
 
 TO_HOST: Direction[ToHost] = Direction(ToHost)

@@ -46,26 +46,19 @@ _FAILURES = (BuildFailed, StagingFailed, FileFailed, CallRaised, LibraryDied)
 
 
 class OpenCall:
-    """A TaskVine call that is not answered yet.
-
-    :ivar seal: of the call, to which its answer's is bound.
-    :ivar rest: its instructions that are still to be carried out.
-    :ivar reports: what its answer will hold, framed.
-    :ivar context: of the instruction that it waits for, None if that is about none.
-    :ivar outputs: names in its sandbox of the files that it must leave there.
-    :ivar parts: results of that instruction that came before its end, framed, as far as nobody has confirmed them;
-        the first `told` of them are in the answer to the last `listen`.
-    """
+    """A TaskVine call that is not answered yet."""
 
     __slots__ = ("context", "outputs", "parts", "reports", "request", "rest", "seal", "told")
 
     def __init__(self, request: Request, instructions: list[ToWorker], seal: bytes) -> None:
         self.request = request
-        self.seal = seal
-        self.rest = collections.deque(instructions)
-        self.reports: list[bytes] = []
-        self.context: str | None = None
-        self.outputs: list[str] = []
+        self.seal = seal  # To which its answer's is bound.
+        self.rest = collections.deque(instructions)  # Those that are still to be carried out.
+        self.reports: list[bytes] = []  # What its answer will hold, framed.
+        self.context: str | None = None  # Of the instruction that it waits for, if that is about one.
+        self.outputs: list[str] = []  # Names in its sandbox of the files that it must leave there.
+        # Results of that instruction that came before its end, framed, until they are confirmed; the first `told` of
+        # them are in the answer to the last `listen`.
         self.parts: list[bytes] = []
         self.told = 0
 
@@ -153,8 +146,7 @@ class OpenCalls:
     def report(self, report: FromWorker) -> None:
         """Hand a report of the host to the call that waits for it."""
         if isinstance(report, PartFinished):
-            call = self._running.get(report.call)
-            if call is not None:
+            if (call := self._running.get(report.call)) is not None:
                 call.parts.append(pack(report))
                 self._tell()
         elif isinstance(report, (CallFinished, CallRaised)):

@@ -2,7 +2,7 @@
 
 A call's command is one token: `=` and its instructions (frames of wire.py, with a seal) in base64, or `@`, and then
 they are the content of the file `call` in its sandbox. Its answer is the reports, sealed, in base64. Instructions are
-the messages of `vine_messages.ToWorker`, reports those of `FromWorker`.
+the messages of `messages.ToWorker`, reports those of `FromWorker`.
 """
 
 from __future__ import annotations
@@ -368,8 +368,7 @@ def _transfer_port(worker: int) -> int | None:
 
 def _python_version() -> tuple[str | None, str | None]:
     """Return the version of the Python that library processes run, and what is wrong with it."""
-    program = interpreter()
-    if program == sys.executable:
+    if (program := interpreter()) == sys.executable:
         return platform.python_version(), None
     command = [program, "-c", "import platform; print(platform.python_version())"]
     try:
@@ -386,10 +385,9 @@ def _memory() -> int:
 
 
 def _number(text: str | None) -> float | None:
-    try:
+    with contextlib.suppress(ValueError):
         return float(text) if text else None
-    except ValueError:
-        return None
+    return None
 
 
 if __name__ == "__main__":

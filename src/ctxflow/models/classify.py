@@ -110,10 +110,7 @@ class LabelClassifier:
         template_options: Mapping[str, Any] | None = None,
         on_error: str = "raise",
     ) -> list[Classification]:
-        """Choose a label as the answer to each conversation, written out by the model's chat template.
-
-        :param conversations: as `TextGenerator.chat`; the others as `classify`.
-        """
+        """Choose a label as the answer to each conversation; parameters as of `classify` and `TextGenerator.chat`."""
         those, chosen = check_conversations(conversations), self._chosen(labels)
         read = self._reader.conversations(
             those, [chosen.room] * len(those), template_options, lambda text: text.rstrip(" ")

@@ -6,7 +6,6 @@ counted, cut and batched by their tokens; other kinds (word embeddings, routers)
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxflow.models.model_folder import check_ability, locate_model
+from ctxflow.models.model_folder import check_ability, locate_model, read_json
 from ctxflow.models.reading import TOO_LONG, Read, Tokens, check_texts, context_length, cut
 from ctxflow.models.results import InputTooLong, MissingPackageError, check_choice
 from ctxflow.models.transformers import (
@@ -47,8 +46,8 @@ class SentenceEncoder:
     :param max_batch_size: rows of an internal batch at most.
     :param max_input_tokens: texts with more tokens are too long, special tokens among them; at most, and by default,
         as many as the model's configuration says.
-    :param too_long: what becomes of those: "error" (an `InputTooLong` with both numbers), "cut-start" or "cut-end".
-        A model that tokenizes by itself can only cut the end, and only where its configuration says.
+    :param too_long: as of `TextGenerator`; a model that tokenizes by itself can only cut the end, and only where its
+        configuration says.
     :param loading: `dtype`, `device`, `revision`, `options` of `ctxflow.models.transformers.load_language_model`.
     :ivar dimension: how many numbers a vector has.
     :ivar loaded: the transformer and its tokenizer; of a model that tokenizes by itself, the whole model.
@@ -75,7 +74,7 @@ class SentenceEncoder:
         self.too_long = too_long
         self._modules, self.loaded = load_sentence_transformer(model, **loading)
         # As the folder says: the library gives each model empty ones besides.
-        own = _json(self.loaded.folder / "config_sentence_transformers.json")
+        own = read_json(self.loaded.folder / "config_sentence_transformers.json")
         self._prompts: Mapping[str, str] = own.get("prompts") or {}
         self._reads_tokens = self.loaded.model is not self._modules
         config = getattr(self.loaded.model, "config", None)
@@ -162,9 +161,8 @@ class SentenceEncoder:
         if not self._reads_tokens:
             return ids[: self.max_input_tokens]
         special = set(self.loaded.tokenizer.all_special_ids)
-        first, last = _run(ids, special), _run(ids[::-1], special)
-        first = max(first, self._prompt_tokens(prompt) if prompt else 0)
-        return cut(ids, self.max_input_tokens, self.too_long, first=first, last=last)
+        first = max(_leading(ids, special), self._prompt_tokens(prompt) if prompt else 0)
+        return cut(ids, self.max_input_tokens, self.too_long, first=first, last=_leading(ids[::-1], special))
 
     def _prompt(self, name: str | None) -> str:
         """Return the text that goes before each text."""
@@ -270,7 +268,7 @@ def load_sentence_transformer(
 
 
 def _why_not(name: str, folder: Path, error: Exception) -> str:
-    for number, part in enumerate(_json(folder / "modules.json")):
+    for number, part in enumerate(read_json(folder / "modules.json", [])):
         if not part["type"].startswith("sentence_transformers."):
             return (
                 f"{name} has the part {part['type']} as its number {number}, which is unknown here: "
@@ -280,10 +278,6 @@ def _why_not(name: str, folder: Path, error: Exception) -> str:
     return f"{folder} could not be loaded as a sentence encoder: {first}"
 
 
-def _json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
 def _transformer(modules: Any) -> Any:
     """Return the transformer whose tokenizer's output is all that the model reads of a text; None if there is none."""
     first = modules[0]
@@ -291,8 +285,7 @@ def _transformer(modules: Any) -> Any:
     if model is None or not hasattr(tokenizer, "all_special_ids"):
         return None
     reads = getattr(first, "modality_config", None) or {"text": {"method": "forward"}}
-    plain = "message" not in reads and reads.get("text", {}).get("method") == "forward"
-    return model if plain else None
+    return model if "message" not in reads and reads.get("text", {}).get("method") == "forward" else None
 
 
 def _token_ids(tokenizer: Any, text: str) -> list[int]:
@@ -304,6 +297,6 @@ def _token_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.tokenize(text))
 
 
-def _run(ids: Sequence[int], special: set[int]) -> int:
+def _leading(ids: Sequence[int], special: set[int]) -> int:
     """Return how many special tokens a row begins with."""
     return next((number for number, token in enumerate(ids) if token not in special), len(ids))

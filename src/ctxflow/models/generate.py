@@ -106,8 +106,8 @@ class TextGenerator:
     ) -> list[Generation]:
         """Answer each conversation, written out by the model's chat template.
 
-        :param conversations: lists of messages like {"role": "user", "content": "..."}. If the tokenizer has
-            no template, turns are written out as "User: ..." and the answer ends where the next would begin.
+        :param conversations: lists of messages like {"role": "user", "content": "..."}. Without a template, turns are
+            written out as "User: ..." and the answer ends where the next would begin.
         :param template_options: further variables for the template, such as `tools`.
         :param on_error, parameters: as `generate`.
         """
@@ -197,10 +197,7 @@ def _end_tokens(loaded: LoadedModel) -> list[int]:
 
 
 class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
-    """End a row at its own number of new tokens or at one of its stop strings.
-
-    :ivar stopped_at: for each row the number of new tokens at which a stop string was complete, or None.
-    """
+    """End a row at its own number of new tokens or at one of its stop strings."""
 
     def __init__(self, tokenizer: Any, sampling: Sequence[Sampling], width: int, device: torch.device) -> None:
         limits = [row.max_new_tokens for row in sampling]
@@ -211,6 +208,7 @@ class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
         # A token is at least a byte of text, so that many tokens hold the whole stop string; four more keep a
         # tokenizer that drops leading spaces from dropping the stop string's.
         self._tails = [4 + max((len(stop.encode()) for stop in stops), default=0) for stops in self._stops]
+        # For each row the number of new tokens at which a stop string was complete.
         self.stopped_at: list[int | None] = [None] * len(sampling)
         self.needed = any(self._stops) or min(limits) < max(limits)
 

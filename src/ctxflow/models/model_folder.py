@@ -10,8 +10,8 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ctxflow.errors import article
@@ -65,11 +65,7 @@ a model's config.json, package:NAME or a hub id
 
 
 def folder_here(model: str) -> Path | None:
-    """Return the folder of a model's files if it is on this machine; nothing is downloaded.
-
-    >>> folder_here("/no/such/folder") is None
-    True
-    """
+    """Return the folder of a model's files if it is on this machine; nothing is downloaded."""
     folder = Path(model).expanduser()
     package = model.removeprefix("package:") if model.startswith("package:") else carrier_of(model)
     try:
@@ -81,11 +77,7 @@ def folder_here(model: str) -> Path | None:
 
 
 def revision_of(name: str) -> str | None:
-    """Return which revision of a hub's model this machine's cache has; None for what is not there, or no hub id.
-
-    >>> revision_of("/no/such/folder") is None
-    True
-    """
+    """Return which revision of a hub's model this machine's cache has; None for what is not there, or no hub id."""
     cached = _cached_here(name)
     return None if cached is None else cached.name
 
@@ -101,11 +93,7 @@ def _cached_here(name: str) -> Path | None:
 
 
 def carrier_of(name: str) -> str | None:
-    """Return the installed package that carries the model of that hub id, None if there is none.
-
-    >>> carrier_of("nobody/no-such-model") is None
-    True
-    """
+    """Return the installed package that carries the model of that hub id, None if there is none."""
     package = PACKAGES.get(name)
     return package if package and importlib.util.find_spec(package) else None
 
@@ -237,7 +225,7 @@ def ability_of(folder: Path) -> Ability:
     A model writes if its config.json names an architecture with a language model's head; it chats if it has a chat
     template besides; it embeds if it has the modules.json of a sentence encoder, or no head for something else.
     """
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     names = [str(name) for name in config.get("architectures") or ()]
     text = config.get("text_config")
     length = config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings")
@@ -253,7 +241,7 @@ def ability_of(folder: Path) -> Ability:
     writes = (own or any(_WRITES.search(name) for name in names)) and not both
     speaks = writes and (
         any((folder / name).exists() for name in _SPEAKS)
-        or bool(_read(folder / "tokenizer_config.json").get("chat_template"))
+        or bool(read_json(folder / "tokenizer_config.json").get("chat_template"))
     )
     judges = any(_JUDGES.search(name) for name in names)
     tasks = {
@@ -293,13 +281,13 @@ def check_ability(name: str, folder: Path, task: str) -> None:
         raise WrongModelError(reason)
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    """Return a file's object; an empty one where there is no such file, which others report when they need it."""
+def read_json(file: Path, default: Any = MappingProxyType({})) -> Any:
+    """Return a file's value; the default where there is none of its kind, which others report when they need it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return default
+    return found if isinstance(found, list if isinstance(default, list) else dict) else default
 
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -323,7 +311,7 @@ def shape_of(config: Path, precision: str | None = None) -> Shape:
 
     :param config: a model's folder, or its config.json.
     :param precision: one of `BYTES`; by default the one in which the model was saved.
-    :raises ValueError: if it cannot be told, saying what is missing.
+    :raises ValueError: if the size is not known, saying what is missing.
     """
     path = config / "config.json" if config.is_dir() else config
     try:
@@ -346,8 +334,6 @@ def shape_of(config: Path, precision: str | None = None) -> Shape:
 
 def parameters_of(config: dict[str, Any]) -> int:
     """Return how many parameters a transformer has by its config.json; biases and norms, under 1 %, are left out.
-
-    :raises KeyError: for what it does not say.
 
     >>> parameters_of({"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "vocab_size": 49152,
     ...     "intermediate_size": 8192, "tie_word_embeddings": True, "hidden_act": "silu"}) / 1e9
