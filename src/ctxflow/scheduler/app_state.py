@@ -18,8 +18,7 @@ SPARE = 2  # Apps that it is shown beside one for each free worker, of each cont
 SLOT_SECONDS = 10.0  # How long arrivals are counted together.
 SLOTS = 5  # How many slots count, as in TORTA (section V-B2).
 
-Place = tuple[str, tuple[str, ...]]
-"""A host, and the ids of the GPUs that a worker has of it."""
+Place = tuple[str, tuple[str, ...]]  # A host, and the ids of the GPUs that a worker has of it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,9 +86,8 @@ class CallCost:
     Two parts. The way to the worker and back is what a call took less what the worker says that it took. What the call
     itself does once is read off two batches that one worker ran one after the other, one at least half as large again
     as the other: n items in T seconds and n' in T' lie on a line whose height at 0 is (T' n - T n') / (n - n'). These
-    heights are averaged, each weighted by the inverse of its variance where items vary independently. (Sizes that
-    differ less are no experiment: a batch is smaller because the one before was slow, which would read as a negative
-    cost.)
+    heights are averaged, each weighted by the inverse of its variance where items vary independently. Sizes that differ
+    less are no experiment: a batch is smaller because the one before was slow.
 
     Before it is known it is taken to be small: one more height counts, of 0, with the variance of one item. What a
     wrong cost costs grows in proportion to the true one, so that the best single number is the mean of what it may be.
@@ -274,8 +272,7 @@ _Entry = tuple[float, float, int, App]  # Its urgency, and it.
 class Ready(dict[str, App]):
     """Apps with a backlog and a context that is not broken, by id, in the order in which they came to have one.
 
-    As soon as there are many, those of each context are kept in the order of urgency: thousands of apps with a call
-    each then cost what one with thousands of calls does.
+    As soon as there are many, those of each context are kept in the order of urgency, so that none is looked for.
     """
 
     def __init__(self) -> None:

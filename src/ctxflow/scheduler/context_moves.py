@@ -52,10 +52,7 @@ def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: bool = False) -> bool:
-    """Stage or load the app's context on a worker, unloading the least recently used ones that are in its way.
-
-    :param ahead: of demand: nothing that is queued counts on it.
-    """
+    """Stage or load the app's context on a worker, unloading idle ones in its way; `ahead`: for no items yet."""
     context = state.contexts[app.context]
     others = _in_the_way(state, worker, context.spec)
     if others is None:
@@ -306,11 +303,10 @@ def idle(state: RunState, worker: Worker) -> list[str]:
     busy = {attempt.context for attempt in worker.running.values()}
     busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
-    awaited = state.streams.awaited
     return [
         h.context
         for h in held
-        if h.state == "ready" and h.context not in busy and (worker.id, h.context) not in awaited
+        if h.state == "ready" and h.context not in busy and (worker.id, h.context) not in state.streams.awaited
     ]
 
 
