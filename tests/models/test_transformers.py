@@ -13,14 +13,13 @@ from ctxflow.installing import how_to_install
 from ctxflow.models.results import OutOfMemoryError
 from ctxflow.models.transformers import (
     GPU_BATCH_TOKENS,
+    BatchLimits,
     InternalBatches,
     LoadedModel,
     _bytes_per_token,
     load_language_model,
     resolve_device,
     resolve_dtype,
-    run_batches,
-    run_each,
 )
 
 
@@ -114,9 +113,7 @@ def test_every_row_goes_once_within_the_limits_and_comes_back_in_order(lengths, 
         seen.append(rows)
         return [row * 2 for row in rows]
 
-    assert run_batches(lengths, run, max_tokens=max_tokens, max_rows=max_rows) == [
-        row * 2 for row in range(len(lengths))
-    ]
+    assert BatchLimits(max_tokens, max_rows).run_batches(lengths, run) == [row * 2 for row in range(len(lengths))]
     assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
     for rows in seen:
         assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
@@ -137,7 +134,7 @@ def test_what_does_not_fit_is_halved_until_it_does(lengths, fits):
             raise MemoryError("too much")
         return rows
 
-    assert run_batches(lengths, run, max_tokens=10_000, recover=limits.append) == list(range(len(lengths)))
+    assert BatchLimits(10_000, recover=limits.append).run_batches(lengths, run) == list(range(len(lengths)))
     assert limits == [tokens // 2 for tokens in tried]
     assert limits == sorted(limits, reverse=True)
 
@@ -147,7 +144,7 @@ def test_a_row_that_does_not_fit_alone_says_what_to_do():
         raise MemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
 
     with pytest.raises(OutOfMemoryError, match=r"one prompt alone does not fit .* larger GPU \(CUDA out.*GiB\.\)"):
-        run_batches([3, 4], run, max_tokens=100)
+        BatchLimits(100).run_batches([3, 4], run)
 
 
 def test_another_exception_is_not_retried():
@@ -158,13 +155,13 @@ def test_another_exception_is_not_retried():
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        run_batches([1, 1], run, max_tokens=100)
+        BatchLimits(100).run_batches([1, 1], run)
     assert len(calls) == 1
 
 
 def test_a_wrong_number_of_results_is_an_error():
     with pytest.raises(ValueError, match="zip"):
-        run_batches([1, 1], lambda rows: [0], max_tokens=100)
+        BatchLimits(100).run_batches([1, 1], lambda rows: [0])
 
 
 @given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
@@ -175,7 +172,7 @@ def test_each_row_comes_in_order_from_batches_that_are_as_full_as_may_be(lengths
         seen.append(rows)
         return [row * 2 for row in rows]
 
-    found = list(run_each(lengths, run, max_tokens=max_tokens, max_rows=max_rows))
+    found = list(BatchLimits(max_tokens, max_rows).run_each(lengths, run))
     assert found == [row * 2 for row in range(len(lengths))]
     assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
     for rows in seen:
@@ -185,14 +182,14 @@ def test_each_row_comes_in_order_from_batches_that_are_as_full_as_may_be(lengths
 
 def test_the_first_rows_come_before_the_last_have_run():
     ran: list[int] = []
-    results = run_each([10, 30, 20, 40] * 100, lambda rows: ran.extend(rows) or rows, max_tokens=200)
+    results = BatchLimits(200).run_each([10, 30, 20, 40] * 100, lambda rows: ran.extend(rows) or rows)
     assert next(results) == 0
     assert len(ran) <= 20
     batches: list[int] = []
     random = [((n * 7919) % 97) + 3 for n in range(1000)]
-    assert list(run_each(random, lambda rows: batches.append(len(rows)) or rows, max_tokens=2000)) == [*range(1000)]
+    assert list(BatchLimits(2000).run_each(random, lambda rows: batches.append(len(rows)) or rows)) == [*range(1000)]
     whole: list[int] = []
-    run_batches(random, lambda rows: whole.append(len(rows)) or rows, max_tokens=2000)
+    BatchLimits(2000).run_batches(random, lambda rows: whole.append(len(rows)) or rows)
     assert len(batches) <= 1.2 * len(whole), "hardly more batches than if all were sorted"
 
 
@@ -205,7 +202,7 @@ def test_what_does_not_fit_is_halved_there_too(lengths, fits):
             raise MemoryError("too much")
         return rows
 
-    found = list(run_each(lengths, run, max_tokens=10_000, recover=limits.append))
+    found = list(BatchLimits(10_000, recover=limits.append).run_each(lengths, run))
     assert found == list(range(len(lengths)))
     assert limits == sorted(limits, reverse=True)
 

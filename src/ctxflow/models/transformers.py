@@ -1,7 +1,7 @@
 """Load a model with the transformers library, and run its work in internal batches that fit in memory, by tokens.
 
 An internal batch is what goes through the model at once; the batch that ctxflow sent may be many of them. How much fits
-is estimated from free memory, and corrected by what did not fit; `run_batches` and `run_each` are pure planning.
+is estimated from free memory, and corrected by what did not fit; `BatchLimits` is pure planning.
 """
 
 from __future__ import annotations
@@ -209,20 +209,15 @@ class InternalBatches:
         :returns: the results in the order of the rows.
         :raises OutOfMemoryError: if one row alone does not fit.
         """
-        return run_batches(lengths, _inferring(run), **self._limits())
+        return self._limits().run_batches(lengths, _inferring(run))
 
     def run_each(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> Iterator[Result]:
         """Run rows as `run` does, but yield each result as soon as it and all before it are there."""
-        return run_each(lengths, _inferring(run), **self._limits())
+        return self._limits().run_each(lengths, _inferring(run))
 
-    def _limits(self) -> dict[str, Any]:
+    def _limits(self) -> BatchLimits:
         most = self._chosen or self._fitting()
-        return {
-            "max_tokens": min(most, self._ceiling or most),
-            "max_rows": self._max_rows,
-            "out_of_memory": torch.cuda.OutOfMemoryError,
-            "recover": self._shrink,
-        }
+        return BatchLimits(min(most, self._ceiling or most), self._max_rows, torch.cuda.OutOfMemoryError, self._shrink)
 
     def _fitting(self) -> int:
         """Return how many tokens of an internal batch should fit in the memory that is free on the device now."""
@@ -279,85 +274,80 @@ def group_size(longest: int, waiting: int, max_tokens: int, max_rows: int | None
     return min(fit, waiting, max_rows or waiting)
 
 
-def run_batches(
-    lengths: Sequence[int],
-    run: Callable[[list[int]], Sequence[Result]],
-    *,
-    max_tokens: int,
-    max_rows: int | None = None,
-    out_of_memory: type[BaseException] = MemoryError,
-    recover: Callable[[int], None] = lambda tokens: None,
-) -> list[Result]:
-    """Run every row in internal batches of similar lengths, so that little is padded.
+@dataclasses.dataclass(frozen=True)
+class BatchLimits:
+    """How large internal batches may be.
 
-    Longest first, so that what does not fit is found at once; then `max_tokens` becomes half of what was
-    tried, for this and all later groups.
-
-    :param lengths: tokens of each row.
-    :param run: takes rows' numbers, returns a result for each.
-    :param out_of_memory: the exception that means "did not fit"; `recover` is called then with the new `max_tokens`.
-    :returns: the results in the order of the rows.
-    :raises OutOfMemoryError: if a row alone does not fit.
-
-    >>> run_batches([3, 10, 4], lambda rows: [f"{row} of {rows}" for row in rows], max_tokens=12)
-    ['0 of [2, 0]', '1 of [1]', '2 of [2, 0]']
+    :ivar max_tokens: of a batch; half of what was tried, where that did not fit.
+    :ivar out_of_memory: the exception that means "did not fit"; `recover` is called then with the new `max_tokens`.
     """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    results: dict[int, Result] = {}
-    while order:
-        rows = order[: group_size(lengths[order[0]], len(order), max_tokens, max_rows)]
-        found = _tried(rows, run, out_of_memory)
-        if found is not None:
+
+    max_tokens: int
+    max_rows: int | None = None
+    out_of_memory: type[BaseException] = MemoryError
+    recover: Callable[[int], None] = lambda tokens: None
+
+    def run_batches(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
+        """Run every row in internal batches of similar lengths, longest first: what does not fit is found at once.
+
+        :param lengths: tokens of each row.
+        :param run: takes rows' numbers, returns a result for each.
+        :returns: the results in the order of the rows.
+        :raises OutOfMemoryError: if a row alone does not fit.
+
+        >>> BatchLimits(12).run_batches([3, 10, 4], lambda rows: [f"{row} of {rows}" for row in rows])
+        ['0 of [2, 0]', '1 of [1]', '2 of [2, 0]']
+        """
+        order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+        results: dict[int, Result] = {}
+        max_tokens = self.max_tokens
+        while order:
+            rows = order[: group_size(lengths[order[0]], len(order), max_tokens, self.max_rows)]
+            found = _tried(rows, run, self.out_of_memory)
+            if found is not None:
+                results.update(found)
+                order = order[len(rows) :]
+            else:
+                max_tokens = len(rows) * lengths[rows[0]] // 2
+                self.recover(max_tokens)
+        return [results[row] for row in range(len(lengths))]
+
+    def run_each(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> Iterator[Result]:
+        """Run rows as `run_batches` does, but yield each result as soon as it and all before it are there.
+
+        Rows are looked at in their order, as many as fill a few internal batches; the next batch is made of those that
+        are most like the oldest in length. So little is padded, and only the last few batches are smaller than they may
+        be.
+
+        >>> ran = []
+        >>> results = BatchLimits(12).run_each([3, 10, 4, 3] * 9, lambda rows: ran.append(rows) or rows)
+        >>> next(results), ran
+        (0, [[0, 3, 4, 7]])
+        >>> list(results) == list(range(1, 36))
+        True
+        """
+        waiting: list[int] = []
+        results: dict[int, Result] = {}
+        taken = due = tokens = 0
+        max_tokens = self.max_tokens
+        while due < len(lengths):
+            while taken < len(lengths) and tokens < AHEAD * max_tokens:
+                waiting.append(taken)
+                tokens += lengths[taken]
+                taken += 1
+            waiting.sort(key=lambda row: (-lengths[row], row))
+            rows = _like(waiting.index(due), waiting, [lengths[row] for row in waiting], max_tokens, self.max_rows)
+            found = _tried(rows, run, self.out_of_memory)
+            if found is None:
+                max_tokens = len(rows) * lengths[rows[0]] // 2
+                self.recover(max_tokens)
+                continue
             results.update(found)
-            order = order[len(rows) :]
-        else:
-            max_tokens = len(rows) * lengths[rows[0]] // 2
-            recover(max_tokens)
-    return [results[row] for row in range(len(lengths))]
-
-
-def run_each(
-    lengths: Sequence[int],
-    run: Callable[[list[int]], Sequence[Result]],
-    *,
-    max_tokens: int,
-    max_rows: int | None = None,
-    out_of_memory: type[BaseException] = MemoryError,
-    recover: Callable[[int], None] = lambda tokens: None,
-) -> Iterator[Result]:
-    """Run rows as `run_batches` does, but yield each result as soon as it and all before it are there.
-
-    Rows are looked at in their order, as many as fill a few internal batches; the next batch is made of those that are
-    most like the oldest in length. So little is padded, and none but the last few batches is smaller than it may be.
-
-    >>> ran = []
-    >>> results = run_each([3, 10, 4, 3] * 9, lambda rows: ran.append(rows) or rows, max_tokens=12)
-    >>> next(results), ran
-    (0, [[0, 3, 4, 7]])
-    >>> list(results) == list(range(1, 36))
-    True
-    """
-    waiting: list[int] = []
-    results: dict[int, Result] = {}
-    taken = due = tokens = 0
-    while due < len(lengths):
-        while taken < len(lengths) and tokens < AHEAD * max_tokens:
-            waiting.append(taken)
-            tokens += lengths[taken]
-            taken += 1
-        waiting.sort(key=lambda row: (-lengths[row], row))
-        rows = _like(waiting.index(due), waiting, [lengths[row] for row in waiting], max_tokens, max_rows)
-        found = _tried(rows, run, out_of_memory)
-        if found is None:
-            max_tokens = len(rows) * lengths[rows[0]] // 2
-            recover(max_tokens)
-            continue
-        results.update(found)
-        waiting = [row for row in waiting if row not in found]
-        tokens -= sum(lengths[row] for row in rows)
-        while due in results:
-            yield results.pop(due)
-            due += 1
+            waiting = [row for row in waiting if row not in found]
+            tokens -= sum(lengths[row] for row in rows)
+            while due in results:
+                yield results.pop(due)
+                due += 1
 
 
 def _like(
