@@ -90,7 +90,7 @@ def test_contexts_are_forgotten_with_their_apps_once_no_worker_keeps_them(execut
     executor.engine.evict()
     assert value.using(base(100))().result() == 100
     run = executor.calls.run
-    assert eventually(lambda: (run._sample(run.clock()), len(run._declared.contexts))[1] < 10)
+    assert eventually(lambda: (run._each_second(run.clock()), len(run._declared.contexts))[1] < 10)
     assert run._declared.contexts.keys() == run._scheduler.state.contexts.keys()
     assert value.using(base(3))().result() == 3
 
@@ -99,8 +99,8 @@ def forget_all(executor, monkeypatch):
     """All that is not in use now."""
     with monkeypatch.context() as patch:
         patch.setattr(declarations, "IDLE_SECONDS", 0.0)
-        executor.calls.run._sample(executor.calls.run.clock())
-        executor.calls.run._sample(executor.calls.run.clock())
+        executor.calls.run._each_second(executor.calls.run.clock())
+        executor.calls.run._each_second(executor.calls.run.clock())
 
 
 def test_who_goes_on_after_a_rest_finds_everything(executor, monkeypatch):
@@ -148,7 +148,7 @@ def test_what_is_noted_each_second_covers_the_whole_run_in_bounded_memory(execut
     monkeypatch.setattr("ctxflow.executors.live_run._MOST_SAMPLES", 10)
     run = executor.calls.run
     for second in range(1, 101):
-        run._sample(float(1000 * second))
+        run._each_second(float(1000 * second))
     seen = [at for at, _, _ in executor.history() if at >= 1000]
     assert len(seen) <= 10 and seen == sorted(seen)
     assert seen[0] < 40_000 and seen[-1] >= 99_000

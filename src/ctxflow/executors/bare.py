@@ -296,7 +296,7 @@ def cancelled_text(calls: int, cause: str) -> str:
 
 
 class Teller:
-    """Says for what is waited: after two seconds, and then ever more seldom, where it has changed."""
+    """Reports what is waited for: after two seconds, and then ever more seldom, if it has changed."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + _FIRST_SECONDS

@@ -2,9 +2,9 @@
 
 One contract test suite (ctxflow.testing.engines) runs against all engines.
 
-The files of calls, for workers that do not see this machine's disk, are Parsl's `File` objects among the arguments, in
-`inputs=` and `outputs=`, and where bash apps redirect their output to. What a program names by a relative path has that
-path in the call's folder too; all else gets one there. Parsl, which takes a second to import, is not imported for them.
+Files travel where workers do not see this machine's disk. They are Parsl's `File` objects among the arguments, in
+`inputs=` and `outputs=`, and where bash apps redirect their output to. What is named by a relative path has that path
+in the call's folder too; all else gets one there. Parsl, which takes a second to import, is not imported for them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ContextPayload:
 class Pickled:
     """A function or constants, pickled: a library process is sent each once.
 
-    :ivar name: no other has it, or ever will: who was told to forget it is not asked for it again.
+    :ivar name: no other has it, or ever will, so that it can be forgotten.
     """
 
     __slots__ = ("__weakref__", "body", "name")
@@ -93,11 +93,7 @@ class CallPayload:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Payloads:
-    """What goes with the commands of one `Engine.execute`.
-
-    :ivar calls: of each `Run` and `Step`, by attempt.
-    :ivar contexts: of each `Stage`, `Load` and `Unload`, by the context's id.
-    """
+    """What goes with the commands of one `Engine.execute`: `Run` and `Step`, by attempt; others, by context."""
 
     calls: Mapping[int, CallPayload] = dataclasses.field(default_factory=dict)
     contexts: Mapping[str, ContextPayload] = dataclasses.field(default_factory=dict)
@@ -122,10 +118,7 @@ class RunServices(Protocol):
 
 
 class EngineFailed(CtxflowError):
-    """Raised by `poll` when the engine cannot get any work done; its message says why, and what to do.
-
-    The run then fails all that is queued, and all that is submitted later.
-    """
+    """Raised by `poll` when no work will get done, saying why, and what to do: all calls fail, also later ones."""
 
 
 class LimitReached(EngineFailed):
@@ -246,10 +239,7 @@ class OutputFile:
 
 @dataclasses.dataclass
 class CallFiles:
-    """All files of a call.
-
-    :ivar settled: whether its outputs are here: of several runs of one call only the first that ends counts.
-    """
+    """All files of a call; `settled` once its outputs are here, by the first of several runs of it that ends."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[OutputFile, ...] = ()

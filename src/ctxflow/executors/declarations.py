@@ -2,8 +2,7 @@
 
 An app without items and sessions for a minute is retired, sooner if many others were used since; a context a minute
 after the last of its apps, once no worker keeps it. What is used again is declared anew by its `Declaration`. Of the
-user's modules, those that workers elsewhere lack travel with what is pickled. What does not live here: the recipes
-(recipe.py), and what fits which worker and whether something is in use (scheduler/context_moves.py).
+user's modules, those that workers elsewhere lack travel with what is pickled.
 """
 
 from __future__ import annotations

@@ -230,15 +230,7 @@ class LiveRun(RunLoop):
     # --- what is going on
 
     def _each_second(self, now: float) -> None:
-        """Do what is done each second; a failure of what only tells of the run must not end it."""
-        try:
-            self._sample(now)
-        except EngineFailed:
-            raise
-        except Exception:
-            logger.exception("what is done each second failed")
-
-    def _sample(self, now: float) -> None:
+        """Do what is done each second."""
         state = self._scheduler.state
         if self.each_second is not None:
             self.each_second()

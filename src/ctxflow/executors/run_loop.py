@@ -127,7 +127,12 @@ class RunLoop(abc.ABC):
             events += self._bounds.events(self._scheduler.state, now)
         self._feed(*events)
         if now >= due:
-            self._each_second(now)
+            try:
+                self._each_second(now)
+            except EngineFailed:
+                raise
+            except Exception:  # What only tells of the run must not end it.
+                logger.exception("what is done each second failed")
 
     def soon(self, action: Callable[[], None]) -> None:
         """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""

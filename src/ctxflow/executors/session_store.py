@@ -1,7 +1,6 @@
 """What a run holds of its sessions: their prompts, their kept states, and who waits for their chunks.
 
-What does not live here: where a session is and what it does next (scheduler/sessions.py), and how a person holds one
-(ctxflow/sessions.py). Not thread-safe: the run locks.
+Not thread-safe: the run locks.
 """
 
 from __future__ import annotations

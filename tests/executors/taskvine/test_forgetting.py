@@ -27,7 +27,7 @@ def test_a_worker_keeps_the_constants_of_the_last_maps(tmp_path, monkeypatch):
         for size in [*range(40), *range(40)]:
             assert list(longer.map([1], by=bytes(size))) == [1 + size]
         run, worker = executor.calls.run, executor.engine.worker
-        run._sample(run.clock())
+        run._each_second(run.clock())
         assert len(worker.functions) < 20
         assert list(longer.map([1], by=bytes(50))) == [51]
         assert not worker.unneeded, "it was told with the last call"
