@@ -237,7 +237,7 @@ class Ahead:
         self._given = 0  # To the map.
         self._asked = 0  # May have been taken, in all.
         self._ended = False
-        self._told = False  # That it has ended.
+        self._end_seen = False
         self._awaited = False
         self._paused = True
         self._resume: queue.SimpleQueue[None] = queue.SimpleQueue()  # Finalizers may put something there.
@@ -268,9 +268,9 @@ class Ahead:
     def wait(self) -> bool:
         """Return whether something has come, or, once, that no more will; else have the map woken when it does."""
         self._awaited = True
-        ended, told = self._ended, self._told
-        self._told = ended
-        return bool(self._come) or (ended and not told)
+        ended, seen = self._ended, self._end_seen
+        self._end_seen = ended
+        return bool(self._come) or (ended and not seen)
 
     def close(self) -> None:
         """Take no more. Waits for nothing: an iterator that blocks keeps its thread until it goes on."""

@@ -64,7 +64,7 @@ def test_an_error_amid_an_event_ends_the_run_and_is_told_to_everybody(executor, 
     with endless.open() as session:
         assert session.take(20) == 0
         mapped = same.map(itertools.count())
-        raising_once(monkeypatch, Waiting, "told", 3, ValueError("half done"))
+        raising_once(monkeypatch, Waiting, "answer", 3, ValueError("half done"))
         errors = []
         with pytest.raises(EngineFailed, match=r"ValueError came at .*: half done; please report it"):
             while True:

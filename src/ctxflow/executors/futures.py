@@ -238,7 +238,7 @@ class CallFuture(Future[Any]):
     def __init__(self, cancel: Callable[[int], None], callbacks: Callbacks) -> None:
         super().__init__()
         self._cancel = cancel
-        self._told_cancelled = False
+        self._cancel_notified = False
         self._callbacks = callbacks
         self.item = -1
         self.context: str | None = None
@@ -290,12 +290,12 @@ class CallFuture(Future[Any]):
             self.set_exception(error)
 
     def _begun(self) -> bool:
-        """Say that an answer is about to be set, unless it was cancelled; whoever waits for it hears of that, once."""
+        """Mark it as about to be answered; if it was cancelled, notify those who wait, once, and return False."""
         with self._condition:  # Of the future's own: it may be cancelled meanwhile.
-            if self._told_cancelled:
+            if self._cancel_notified:
                 return False
             begun = self.set_running_or_notify_cancel()
-            self._told_cancelled = not begun
+            self._cancel_notified = not begun
             return begun
 
     def __await__(self) -> Generator[Any, None, Any]:

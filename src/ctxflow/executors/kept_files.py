@@ -146,18 +146,18 @@ def tokens_of(results: Any) -> int | None:
 
 
 class StatusWriter:
-    """Rewrites status files. A disk that is full, or no descriptor left for one, ends nothing, and is told once."""
+    """Rewrites status files. A disk that is full, or no descriptor left for one, ends nothing, and is logged once."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._warned = False
 
     def write(self, path: Path, status: Mapping[str, Any]) -> None:
         """Write one at once or not at all."""
         try:
             write_status(path, status)
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 text = "%s cannot be rewritten, so that it says how things stood before (%s)%s"
                 logger.warning(text, path, error, advice(error) or ": make room there")
 
@@ -216,7 +216,7 @@ class WorkerTable:
         self._due = 0.0
 
     def note(self, event: ev.Event, state: RunState, engine: Engine) -> None:
-        """Note an event; to be called before the scheduler hears of it."""
+        """Note an event; to be called before the scheduler handles it."""
         if isinstance(event, (ev.BatchFailed, ev.ContextFailed)):
             if event.failure.kind != "cancelled":
                 failed, _ = self._accounts.get(event.worker, (0, ""))

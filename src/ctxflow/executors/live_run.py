@@ -1,4 +1,4 @@
-"""A run as an executor holds it: it begins and ends, is told of apps and contexts, and says what is going on."""
+"""A run as an executor holds it: it starts and stops, declares apps and contexts, and reports its status."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from ctxflow.topology.machine import Device, read_machine
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
-_STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
+_FAILED_STARTS = 5  # Workers that may fail to start in a row, beside one for each place.
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _ALL_THREADS = "OMP_NUM_THREADS"
 _THREAD_VARIABLES = (_ALL_THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
@@ -65,13 +65,15 @@ class LocalWorkers:
         self._kept_logs = KeptLogs(_MOST_LOGS)
         self._respawn_at: list[float] = []  # When the next ones are started.
         self.next_at: float | None = None
-        self._undead: list[LocalWorker] = []  # With processes that were killed and do not end: they keep their GPUs.
+        self._unkillable: list[
+            LocalWorker
+        ] = []  # With processes that were killed and do not end: they keep their GPUs.
         self._look_at = 0.0
-        self._told = False  # That there are no descriptors for another.
-        self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
+        self._warned = False  # That there are no descriptors for another.
+        self._failed_starts = 0  # Workers that ended before they joined, since the last one that joined.
 
     def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[LocalWorker], None]) -> None:
-        """Say where workers keep their files and their output, and who is told of each that begins."""
+        """Set where workers keep their files and their output, and what is called with each that begins."""
         self._scratch, self._logs, self._clock, self._tell = scratch, logs, clock, begun
 
     def want(self, count: int) -> None:
@@ -98,7 +100,7 @@ class LocalWorkers:
     def joined(self, worker: LocalWorker) -> None:
         """It is up: workers can be started here."""
         worker.joined = True
-        self._stillborn = 0
+        self._failed_starts = 0
 
     def left(self, worker: LocalWorker) -> None:
         """It has ended, or was ended: see to its successor."""
@@ -109,7 +111,7 @@ class LocalWorkers:
                 remains[0],
                 worker.name,
             )
-            self._undead.append(worker)
+            self._unkillable.append(worker)
             self._schedule()
             return
         self._give_back(worker)
@@ -122,14 +124,14 @@ class LocalWorkers:
         if worker.joined or worker.evicted:
             self._respawn(self.rejoin_seconds if worker.pause is None else worker.pause)
         else:
-            self._not_born(worker.last_words())
+            self._start_failed(worker.exit_text())
 
     def start_due(self) -> None:
         """Start those whose time has come."""
-        if self._undead and self._look_at <= self._clock():
+        if self._unkillable and self._look_at <= self._clock():
             self._look_at = self._clock() + _LOOK_SECONDS
-            for worker in [worker for worker in self._undead if not worker.remains()]:
-                self._undead.remove(worker)
+            for worker in [worker for worker in self._unkillable if not worker.remains()]:
+                self._unkillable.remove(worker)
                 self._give_back(worker)
         while self._respawn_at and self._respawn_at[0] <= self._clock():
             del self._respawn_at[0]
@@ -138,7 +140,7 @@ class LocalWorkers:
         self._schedule()
 
     def _schedule(self) -> None:
-        self.next_at = min(self._respawn_at[:1] + [self._look_at] * bool(self._undead), default=None)
+        self.next_at = min(self._respawn_at[:1] + [self._look_at] * bool(self._unkillable), default=None)
 
     def spawn(self) -> None:
         """Start one."""
@@ -147,7 +149,7 @@ class LocalWorkers:
 
     def _places_taken(self) -> int:
         """By workers that are there, that are about to be, and that do not end."""
-        return self._ordinary() + len(self._respawn_at) + sum(worker.pin is None for worker in self._undead)
+        return self._ordinary() + len(self._respawn_at) + sum(worker.pin is None for worker in self._unkillable)
 
     def _ordinary(self) -> int:
         return sum(worker.pin is None for worker in self.there.values())
@@ -169,10 +171,10 @@ class LocalWorkers:
             worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables)
         except OSError as error:
             self.shares.give_back(shares)
-            if none_left(error) and not self._told:
-                self._told = True
+            if none_left(error) and not self._warned:
+                self._warned = True
                 logger.warning("workers cannot be started (%s)%s", error, advice(error))
-            self._not_born(f"{error}{advice(error)}")
+            self._start_failed(f"{error}{advice(error)}")
             return
         worker.shares, worker.pin = shares, pin
         self.there[worker.name] = worker
@@ -182,19 +184,19 @@ class LocalWorkers:
     def _log_of(self, name: str) -> str:
         return os.path.join(self._logs, name)
 
-    def _not_born(self, reason: str) -> None:
+    def _start_failed(self, reason: str) -> None:
         """A worker did not come up: try again, ever more slowly, and at last give up."""
-        self._stillborn += 1
+        self._failed_starts += 1
         nobody = not any(worker.joined for worker in self.there.values())
-        if nobody and self._stillborn >= _STILLBIRTHS + self._places:
+        if nobody and self._failed_starts >= _FAILED_STARTS + self._places:
             self.failure = EngineFailed(
-                f"{counted(self._stillborn, 'worker')} in a row did not start, so that nothing can run: {reason}; see "
-                "that the machine has memory, processes and descriptors left, or run "
+                f"{counted(self._failed_starts, 'worker')} in a row did not start, so that nothing can run: {reason}; "
+                "see that the machine has memory, processes and descriptors left, or run "
                 f"`{sys.executable} -c 'import ctxflow.host.context_host'` "
                 "to see whether that program can be imported"
             )
             return
-        self._respawn(self.rejoin_seconds * 2 ** min(5, self._stillborn))
+        self._respawn(self.rejoin_seconds * 2 ** min(5, self._failed_starts))
 
     def _respawn(self, seconds: float) -> None:
         self._respawn_at.append(self._clock() + seconds)
@@ -258,7 +260,7 @@ class LocalWorker:
         self.process.poll()
         return session_members(self.process.pid)
 
-    def last_words(self) -> str:
+    def exit_text(self) -> str:
         """Return how it ended: the last line of its output, or its exit status."""
         status = f"a worker ended with status {self.process.returncode}"
         return (tail(self._log).splitlines() or [status])[-1].strip()

@@ -22,7 +22,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.worker_state import SessionState
 
-Telling: TypeAlias = cmd.Deliver | cmd.Bury | cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession
+AnswerCommand: TypeAlias = cmd.Deliver | cmd.Bury | cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession
 """The commands that are for those who wait, and for nobody else."""
 Answer: TypeAlias = Callable[[], object]
 """Tells somebody who waits what there is; to be called without the run's lock, since code of the user's may run."""
@@ -68,7 +68,7 @@ class Waiting:
             del self.inputs[item]
         return gone
 
-    def told(self, command: Telling, event: ev.Event, context: str | None) -> Answer:
+    def answer(self, command: AnswerCommand, event: ev.Event, context: str | None) -> Answer:
         """Return what tells those who wait what a command says; they wait no more, but for a session that goes on.
 
         :param context: the name of the one that answered, where several could.

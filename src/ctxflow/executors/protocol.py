@@ -44,7 +44,7 @@ def call_message(
     every: float | None = None,
     files: CallFolder | None = None,
 ) -> RunCall:
-    """Return what a host, or library process, is told for a `Run` or `Step`; the fields are those of `RunCall`."""
+    """Return the message to a host, or library process, for a `Run` or `Step`; the fields are those of `RunCall`."""
     function, constants = payload.function, payload.constants
     return RunCall(
         command.attempt,
@@ -62,7 +62,7 @@ def call_message(
 
 
 def plain_message(command: cmd.Command) -> ToHost | None:
-    """Return what a host is told for a command that needs nothing besides; None for others.
+    """Return the message to a host for a command that needs nothing besides; None for others.
 
     >>> plain_message(cmd.Interrupt("w", 7, "c"))
     InterruptCall(context='c', call=7)

@@ -25,7 +25,7 @@ from ctxflow.executors.declarations import Declaration, Declared, Retirement
 from ctxflow.executors.figures import WorkerBounds
 from ctxflow.executors.futures import Callbacks, CallFuture
 from ctxflow.executors.kept_files import NOTED, EventLog, WorkerTable
-from ctxflow.executors.pending import Answer, Making, Sink, Telling, Unsent, Waiting
+from ctxflow.executors.pending import Answer, AnswerCommand, Making, Sink, Unsent, Waiting
 from ctxflow.executors.protocol import opened
 from ctxflow.executors.session_store import SessionStore
 from ctxflow.host.linux import advice
@@ -172,8 +172,8 @@ class RunLoop(abc.ABC):
     def _handle(self, event: ev.Event) -> list[Answer]:
         """Let the scheduler decide; gives back what tells whoever waits for it. `_send` follows.
 
-        :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: everybody is told, since
-            who is passed over would wait for ever.
+        :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: all calls fail, since
+            one that is passed over would be waited for forever.
         """
         answers: list[Answer] = []
         state = self._scheduler.state
@@ -192,8 +192,8 @@ class RunLoop(abc.ABC):
             making = self._waiting.payload
             contexts: dict[str, ContextPayload] = {}
             for command in commands:
-                if isinstance(command, Telling):
-                    answers.append(self._waiting.told(command, event, context))
+                if isinstance(command, AnswerCommand):
+                    answers.append(self._waiting.answer(command, event, context))
                 elif isinstance(command, (cmd.Note, cmd.Place, cmd.Quarantine, cmd.MakePlan)):
                     self._carry_out_here(command)
                 else:
