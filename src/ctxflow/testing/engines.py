@@ -144,7 +144,7 @@ class EngineContract(ContextsContract):
         run.wait(ev.ContextReady)
         self._gives(run, [(0, 1)], worker, context, work.with_context, [1])
 
-    # --- interrupting what nobody waits for
+    # --- interrupting batches
 
     def test_an_interrupted_batch_ends_soon_and_its_context_stays(self, run: ContractRun) -> None:
         worker, context = run.built()

@@ -123,7 +123,7 @@ def keeping_required(
     first = search(arrays)
     if enough(first):
         return first
-    second = search(dataclasses.replace(arrays, unserved_dollars=_dear(arrays)))
+    second = search(dataclasses.replace(arrays, unserved_dollars=_prohibitive(arrays)))
     second.arrays, second.choices = arrays, Choices(arrays, mechanisms)
     drafts = [second, simpler()] if simpler is not None else [second]
     return min(filter(enough, drafts), key=lambda draft: draft.total, default=first)
@@ -134,7 +134,7 @@ def enough(draft: Draft) -> bool:
     return bool((draft.unserved <= draft.arrays.max_unserved + NOTHING).all())
 
 
-def _dear(arrays: Constants) -> Floats:
+def _prohibitive(arrays: Constants) -> Floats:
     """Return prices of leaving unserved (I,), above all else that could be paid for types that must be served."""
     types = arrays.shape[0]
     rent = min(arrays.budget, types * float(arrays.rent.max()) * float(arrays.gpus.max()))

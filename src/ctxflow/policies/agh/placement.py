@@ -270,7 +270,7 @@ def _is_number(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Occasion:
-    """What decides whether to plan anew: contexts with work, those measured, workers, and those of sessions."""
+    """What decides whether to plan again: contexts with work, those measured, workers, and those of sessions."""
 
     at: float
     bounds: tuple[tuple[str, int, int], ...]

@@ -320,7 +320,7 @@ def plan_rolling(
 ) -> Revision:
     """Return the next allocation, given the one that runs now and the problem as it is now: the keep-best of 4.3.
 
-    Deterministic. What runs is kept, with routes chosen anew, unless a new plan saves more than the change to it
+    Deterministic. What runs is kept, with new routes, unless a new plan saves more than the change to it
     costs, or what runs breaks a constraint and the new plan breaks none.
 
     :param previous: what runs; None or no deployments at the start.

@@ -228,7 +228,7 @@ class StaffingProblem:
         return held + sum(_DEAR * (rent + 1.0) * share for share in staffing.unserved)
 
     def revised(self, share: float, before: Staffing, hold_hours: float, least_gain: float) -> Staffing:
-        """Return what runs, with its routes chosen anew, or a new plan where that pays for its change.
+        """Return what runs, with new routes, or a new plan where that pays for its change.
 
         A block with another context than before loads it, and is paid for meanwhile. `hold_hours` and `least_gain` are
         those of `Moment`.

@@ -53,7 +53,7 @@ class Hardware:
     """What a kind of node is made of.
 
     :ivar gpus: the place of each GPU.
-    :ivar groups: the place of each core group; none if nothing is known of the cores, which are then no constraint.
+    :ivar groups: the place of each core group; none if the cores are unknown, which are then no constraint.
     :ivar sizes: the cores in each core group.
     :ivar domains: the NUMA nodes, the sockets and the machine, the closest first (derived).
 
@@ -186,7 +186,7 @@ class Node:
     """A machine with what runs on it.
 
     :ivar masks: what each instance holds (derived).
-    :ivar idle: what nobody holds (derived).
+    :ivar idle: what no instance holds (derived).
     :ivar order: the positions of the preemptible instances, by priority (derived).
     :ivar ladder: a rung for each of their priorities, the lowest first (derived).
     :raises ValueError: if two instances hold the same GPU or core group, or one that is not there.

@@ -232,22 +232,22 @@ def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
 
 def _topology(machine: MachineView, workers: Iterable[WorkerView]) -> Topology:
     """Return the machine's topology; a worker's report may say where a GPU is if the batch system does not."""
-    told = machine.topology
-    if all(gpu.numa is not None for gpu in told.gpus):
-        return told
+    known = machine.topology
+    if all(gpu.numa is not None for gpu in known.gpus):
+        return known
     reports = [from_graph(worker.topology) for worker in workers if worker.topology]
-    nodes = {node.id: node for each in (*reports, told) for node in each.numa_nodes}
+    nodes = {node.id: node for each in (*reports, known) for node in each.numa_nodes}
     numa: dict[int, int | None] = {}
     for report in reports:
         for gpu in report.gpus:
-            place = position_of(told, device_id(gpu))
+            place = position_of(known, device_id(gpu))
             if place is not None and gpu.numa is not None:
                 numa[place] = gpu.numa
     gpus = tuple(
         gpu if gpu.numa is not None else dataclasses.replace(gpu, numa=numa.get(place))
-        for place, gpu in enumerate(told.gpus)
+        for place, gpu in enumerate(known.gpus)
     )
-    return dataclasses.replace(told, numa_nodes=tuple(nodes[number] for number in sorted(nodes)), gpus=gpus)
+    return dataclasses.replace(known, numa_nodes=tuple(nodes[number] for number in sorted(nodes)), gpus=gpus)
 
 
 def _places(topology: Topology, names: Iterable[str]) -> set[int]:

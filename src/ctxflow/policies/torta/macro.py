@@ -53,15 +53,15 @@ def by_transport(demand: Floats, capacity: Floats, costs: Floats, previous: Floa
 
 def _from_one(demand: Floats, capacity: Floats, costs: Floats, origins: Ints) -> Floats:
     """Return what `transport.capped` gives for the demand of one region, or of none."""
-    possible, dear = amounts(capacity), prices(costs)
-    flows = np.zeros_like(dear)
+    possible, priced = amounts(capacity), prices(costs)
+    flows = np.zeros_like(priced)
     for origin in origins.tolist():
-        order = np.argsort(dear[origin], kind="stable")
+        order = np.argsort(priced[origin], kind="stable")
         filled = np.minimum(np.cumsum(possible[order]), demand[origin])
         # More than all can take is shared out by what each can.
         full = demand[origin] >= possible.sum()
         flows[origin, order] = possible[order] if full else np.diff(filled, prepend=0.0)
-    return shares_of(flows, fallback(possible, dear))
+    return shares_of(flows, fallback(possible, priced))
 
 
 def by_lookahead(demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
@@ -365,9 +365,9 @@ class ByNetworks:
 
     def __call__(self, demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
         """Return the shares of the first slot: (R, R), rows on the simplex."""
-        wanted, possible, dear = amounts(np.atleast_2d(demand)), amounts(capacity), prices(costs)
-        transport = capped(wanted.mean(axis=0), MOST * possible, dear)
-        nothing, price = np.zeros(len(possible)), dear.mean(axis=0)
+        wanted, possible, priced = amounts(np.atleast_2d(demand)), amounts(capacity), prices(costs)
+        transport = capped(wanted.mean(axis=0), MOST * possible, priced)
+        nothing, price = np.zeros(len(possible)), priced.mean(axis=0)
         before = transport if previous is None else amounts(previous)
         ahead = wanted[1:] if len(wanted) > 1 else wanted
         seen = SlotState(wanted[0], ahead, possible, MOST * possible, nothing, possible, price, transport, before)

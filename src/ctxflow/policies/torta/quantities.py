@@ -202,7 +202,7 @@ class Outlook:
         self._longest: dict[str, float] = {}
 
     def look(self, view: View) -> bool:
-        """Gather it anew if it is too old; return whether it was."""
+        """Gather it again if it is too old; return whether it was."""
         if self.at <= view.now < self.at + EVERY_SECONDS:
             return False
         self.at = view.now

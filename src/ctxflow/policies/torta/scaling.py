@@ -106,7 +106,7 @@ def for_buffer(waiting: int, limit: int, capacity: float, share: float = 0.8) ->
     """Return how many servers more a buffer asks for: none until it is nearly full, then enough for all that waits.
 
     :param waiting: tasks without a server. :param limit: tasks that the buffer is made for.
-    :param capacity: tasks that a server does in a slot; one server is asked for if that is unknown.
+    :param capacity: tasks that a server does in a slot; one server is requested if that is unknown.
     :param share: the share of the limit from which on it asks.
 
     >>> for_buffer(7, 10, 4.0), for_buffer(8, 10, 4.0)
@@ -130,7 +130,7 @@ class Activation:
     :param slot_seconds: the slot in which the work is to be done.
     :param safety: Eq. 6's sigma, standard deviations of the forecast.
     :param buffer: items that may wait; from four fifths of it on it asks for workers.
-    :param boot_seconds: what a worker takes from being asked for to joining, for tiers of which the site does not
+    :param boot_seconds: what a worker takes from its request to joining, for tiers of which the site does not
         say it.
     :param patience: for how many warm-ups a worker idles before it is released.
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
@@ -160,7 +160,7 @@ class Activation:
         self._outlook = Outlook()
 
     def target(self, view: View) -> Mapping[str, int]:
-        """Return what each tier is asked for."""
+        """Return the workers to hold of each tier."""
         self._outlook.look(view)
         works: dict[frozenset[str], _Work] = {}
         forecast = view.forecast or {}

@@ -58,11 +58,11 @@ def balanced(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike
     array([[0.5, 0.5],
            [0. , 1. ]])
     """
-    wanted, possible, dear = amounts(demand), amounts(capacity), prices(cost)
-    otherwise = fallback(possible, dear)
+    wanted, possible, priced = amounts(demand), amounts(capacity), prices(cost)
+    otherwise = fallback(possible, priced)
     if not wanted.any() or not possible.any():
-        return shares_of(np.zeros_like(dear), otherwise)
-    return shares_of(_flows(_scaled(wanted), _scaled(possible), dear), otherwise)
+        return shares_of(np.zeros_like(priced), otherwise)
+    return shares_of(_flows(_scaled(wanted), _scaled(possible), priced), otherwise)
 
 
 def capped(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) -> Floats:
@@ -75,16 +75,16 @@ def capped(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) 
     array([[1., 0.],
            [1., 0.]])
     """
-    wanted, possible, dear = amounts(demand), amounts(capacity), prices(cost)
+    wanted, possible, priced = amounts(demand), amounts(capacity), prices(cost)
     if not wanted.any() or not possible.any():
-        return balanced(wanted, possible, dear)
+        return balanced(wanted, possible, priced)
     spare = possible.sum() - wanted.sum()
     if spare <= 0:
-        return balanced(wanted, possible, dear)
+        return balanced(wanted, possible, priced)
     sources = np.append(wanted, spare) / possible.sum()
-    unused = np.vstack([dear, np.zeros((1, len(possible)))])
+    unused = np.vstack([priced, np.zeros((1, len(possible)))])
     flows = _flows(sources, possible / possible.sum(), unused)[:-1]
-    return shares_of(flows, fallback(possible, dear))
+    return shares_of(flows, fallback(possible, priced))
 
 
 def fallback(capacity: Floats, cost: Floats) -> Ints:
@@ -166,26 +166,26 @@ def lookahead(
     array([[0., 1.],
            [0., 1.]])
     """
-    wanted, possible, dear = np.atleast_2d(amounts(demand)), amounts(capacity), prices(cost)
+    wanted, possible, priced = np.atleast_2d(amounts(demand)), amounts(capacity), prices(cost)
     alive = np.flatnonzero(possible > 0)
     asking = np.flatnonzero(wanted.any(axis=0))
     if not len(alive) or not wanted[0].any():
-        return balanced(wanted[0], possible, dear)
+        return balanced(wanted[0], possible, priced)
     unit = max(float(wanted.max()), float(possible.max()))
-    span = float(np.abs(dear).max()) or 1.0
+    span = float(np.abs(priced).max()) or 1.0
     flows = _solve(
         wanted[:, asking] / unit,
         possible[alive] / unit,
-        dear[np.ix_(asking, alive)] / span,
+        priced[np.ix_(asking, alive)] / span,
         np.minimum(amounts(before)[alive], wanted.sum(axis=1).max()) / unit,
         min(float(amounts(switching)) / span, OVERFULL),
     )
     if flows is None:
-        return capped(wanted[0], possible, dear)
-    all_flows = np.zeros_like(dear)
+        return capped(wanted[0], possible, priced)
+    all_flows = np.zeros_like(priced)
     all_flows[np.ix_(asking, alive)] = flows
     all_flows[wanted[0] <= 0] = 0.0
-    return shares_of(all_flows, fallback(possible, dear))
+    return shares_of(all_flows, fallback(possible, priced))
 
 
 def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switching: float) -> Floats | None:

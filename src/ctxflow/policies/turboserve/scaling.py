@@ -52,7 +52,7 @@ class ClosedLoop:
     :param levels: [volatility up to which it holds, share] pairs, ascending, and [share] for all above;
         `ctxflow profile-scaling` finds them. [[0.8]] unless given.
     :param tolerance: how far the load of calls may be from the share before anything is done.
-    :param boot_seconds: what a worker takes from being asked for to joining, for tiers of which the site does not
+    :param boot_seconds: what a worker takes from its request to joining, for tiers of which the site does not
         say it.
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
     :raises ValueError: for a number that makes no sense.
