@@ -76,7 +76,7 @@ class View(Protocol):
         """Items expected per second by app, where there is a forecast."""
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
-        """What the batching policy would give this worker's next batch of the app."""
+        """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back."""
 
     def can_run(self, app: AppView, worker: WorkerView) -> bool:
         """Whether a free worker could run the app now, or load its context for it.
@@ -92,10 +92,10 @@ class View(Protocol):
         """Whether workers of the tier have what the app's context needs, whatever the plan; none if it is broken."""
 
     def holders(self, context: str) -> int:
-        """How many workers hold or load the context."""
+        """How many workers have the context in any state (`ContextOnWorkerView.state`)."""
 
     def free_holders(self, context: str) -> Iterable[WorkerView]:
-        """The free workers that hold the context ready, found without a look at all the others."""
+        """The free workers on which the context is ready, found without a look at all the others."""
 
     @property
     def sessions(self) -> Mapping[int, SessionView]:
@@ -148,6 +148,9 @@ class RoutingPolicy(Protocol):
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; called with at least one free worker and one app with a backlog.
+
+        Assignments are carried out one by one as they are yielded, so that the view, `can_run` and backlogs are up to
+        date in a generator; one that is not possible, or for which `batch_size` is 0, has no effect.
 
         :param ready: apps with a backlog; where more than 64 have one, the most urgent of each context.
         """

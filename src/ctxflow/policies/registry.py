@@ -113,10 +113,16 @@ def make(family: str, choice: Any) -> Any:
     maker = _find(family, name)
     taken = list(inspect.signature(maker).parameters)
     if unknown := sorted(set(options) - set(taken)):
+        close = closest(unknown[0], taken)
         raise ValueError(
             f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(taken) or 'none'}"
+            + (f"; did you mean {close!r}?" if close else "")
         )
-    return _checked(family, maker(**options))
+    try:
+        policy = maker(**options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the {family} policy {name!r} cannot be made so: {error}") from error
+    return _checked(family, policy)
 
 
 def described(family: str, choice: Any) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class WorkerView(Protocol):
 
     @property
     def contexts(self) -> Mapping[str, ContextOnWorkerView]:
-        """What it holds, by context id."""
+        """The contexts on it in any state, staging and loading included, by id."""
 
     @property
     def running(self) -> Mapping[int, AttemptView]:
@@ -261,7 +261,7 @@ class AppView(Protocol):
 
     @property
     def backlog(self) -> int:
-        """Items queued."""
+        """Items queued: what a routing policy compares; `can_run` heeds what loading workers have claimed of them."""
 
     @property
     def unclaimed(self) -> int:

@@ -151,9 +151,9 @@ def _policy(family: str, choice: Any) -> Iterator[FileProblem]:
     elif isinstance(choice, Mapping):
         try:
             make(family, dict(choice))
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             named = [key for key in choice if key != "policy" and key in str(error)]
-            yield FileProblem((family, *named[:1]), f"the {family} policy {name!r} cannot be made so: {error}")
+            yield FileProblem((family, *named[:1]), str(error))
 
 
 def region_problems(site: Site) -> Iterator[FileProblem]:

@@ -2,7 +2,7 @@
 """Runs made by hand, or drawn at random, for tests of policies: what a policy sees (`protocols.View`) as plain data.
 
     scene = Scene(apps={"ask": SceneApp("ask", "model", backlog=12)}, workers={"w1": SceneWorker("w1")})
-    list(MyRouting().assign(scene, list(scene.apps.values())))
+    list(MyRouting().assign(scene, scene.ready))
 
 What was not measured is None, as in a run.
 """
