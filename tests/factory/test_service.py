@@ -242,6 +242,22 @@ def test_workers_are_asked_for_where_a_run_wants_them(live):
     served.end()
 
 
+def test_a_provider_that_changes_is_told_once(live):
+    run = live("one")
+    run.client.hold("a10", 1)
+    files = RunFiles("one")
+    wishes = eventually(lambda: (found := files.read()) and found.wanted and found)
+    [found] = live_runs()
+    said = []
+    served = ServedRun(found, wishes, files, threading.Lock(), lambda *told: said.append(told), lambda: None)
+    for provider in ("local", "condor", "condor", "local", "condor"):
+        served.lend(Tier(name="a10", provider=provider), 60)
+    served.end()
+    assert [sentence for _, _, sentence in said if "its provider has changed" in sentence] == [
+        "its provider has changed, which holds for runs that start from now on"
+    ] * 2
+
+
 def test_workers_that_cannot_be_used_end_the_run_with_the_reason(site, start, live):
     run = live("one")
     start(site(("a10", 5)))

@@ -31,6 +31,7 @@ class _ServedTier:
         self.running: dict[str, bool] = {}  # Jobs that run, the oldest first -> whether their workers joined.
         self.reason = ""  # Why the run lacks workers, as reported to it last.
         self.maximum: int | None = None  # As reported to the run last.
+        self.offered = tier  # As the site said last, which holds for this run only if its provider is the same.
         self.renewing = False  # Until the jobs that wait as the tier was before are gone.
 
 
@@ -74,14 +75,18 @@ class ServedRun:
         job = worker_job(tier, self.run.lead)
         if lent is None:
             self._tiers[tier.name] = self._begin(tier, join_timeout)
-        elif source_of(lent.tier) != source_of(tier):
-            self._say(tier.name, self.run.id, "its provider has changed, which holds for runs that start from now on")
+            return
+        if source_of(lent.tier) != source_of(tier):
+            if lent.offered != tier:
+                text = "its provider has changed, which holds for runs that start from now on"
+                self._say(tier.name, self.run.id, text)
         elif lent.tier != tier:
             lent.acquirer.change(tier.name, job, tier.waiting)
             if worker_job(lent.tier, self.run.lead) != job:
                 lent.renewing = True
                 self._say(tier.name, self.run.id, "jobs that wait are asked for anew, as the site says now")
             lent.tier = tier
+        lent.offered = tier
 
     def _begin(self, tier: Tier, join_timeout: float) -> _ServedTier:
         name = tier.name

@@ -95,6 +95,8 @@ class Host:
         self._noticed = False
         self._done: collections.deque[Callable[[], None]] = collections.deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._closing = threading.Lock()
+        self._closed = False
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
         self._next_memory_check = float("inf")
         self.undead = Undead()
@@ -167,8 +169,10 @@ class Host:
 
     def close(self) -> None:
         """Free the host's own descriptors; it cannot be used any more."""
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def bury_orphans(self) -> None:
         """Reap what calls left behind, where this process has adopted it."""
@@ -179,8 +183,9 @@ class Host:
 
         def run() -> None:
             self._done.append(functools.partial(then, work()))
-            with contextlib.suppress(OSError):
-                os.write(self._wake_write, b".")
+            with self._closing, contextlib.suppress(OSError):
+                if not self._closed:  # The number may be another file's by now.
+                    os.write(self._wake_write, b".")
 
         threading.Thread(target=run, name="ctxflow-background", daemon=True).start()
 

@@ -16,6 +16,8 @@ import importlib.metadata
 import inspect
 from typing import Any
 
+from ctxflow.errors import closest
+
 GROUP = "ctxflow.policies"
 _OWN = {
     "routing": {
