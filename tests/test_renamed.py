@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from ctxflow import batch_app, context, renamed, session_app
+from ctxflow import ContextExecutor, batch_app, context, renamed, session_app
 from ctxflow.renamed import RENAMED, RenamedWarning
 
 
@@ -116,6 +116,15 @@ def test_what_finds_old_names_is_asked_last_and_imports_nothing():
     program = "import sys, ctxflow; print(sys.meta_path[-1].__name__, 'ctxflow.renamed' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout == "_OldNames False\n"
+
+
+def test_an_executor_takes_the_slowdowns_of_workers_as_before():
+    with pytest.warns(RenamedWarning, match="slowdowns= is an option of the embedded engine now"):
+        executor = ContextExecutor(slowdowns=[1, 2.5], workers=2)
+    assert executor.resolved_site.embedded.slowdowns == (1, 2.5)
+    assert executor.resolved_site.workers == 2 and "workers=2" in repr(executor)
+    with pytest.raises(ValueError, match="slowdowns"):
+        ContextExecutor(slowdowns=[0])
 
 
 def test_options_make_variants_and_tell_what_was_chosen():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from ctxflow.executors import ContextExecutor
     from ctxflow.installing import __version__
-    from ctxflow.mapping import MapResult
+    from ctxflow.map_results import MapResult
     from ctxflow.on_worker import idle, last, load_variable_from_context, load_variable_in_serverless
     from ctxflow.recipe import Context
     from ctxflow.sessions import Session, SessionApp, session_app
@@ -49,7 +49,7 @@ _NAMES = {
     ],
     "executors": ["ContextExecutor"],
     "installing": ["__version__"],
-    "mapping": ["MapResult"],
+    "map_results": ["MapResult"],
     "on_worker": ["idle", "last", "load_variable_from_context", "load_variable_in_serverless"],
     "recipe": ["Context"],
     "sessions": ["Session", "SessionApp", "session_app"],

@@ -33,7 +33,7 @@ from ctxflow.option_values import UNCHANGED, OptionsMethod, Unchanged, check_fun
 from ctxflow.recipe import Context, Params
 
 if TYPE_CHECKING:
-    from ctxflow.mapping import MapResult
+    from ctxflow.map_results import MapResult
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _Kind = TypeVar("_Kind", bound="_App")
@@ -325,7 +325,7 @@ class BatchApp(_App, Generic[Params, Result]):
         [0, 2, 4, 6, 8]
         """
         from ctxflow.map_inputs import inputs_of, unknown_option
-        from ctxflow.mapping import MapResult
+        from ctxflow.map_results import MapResult
 
         if unknown := sorted(set(constants) - self.constants):
             raise unknown_option(self, unknown[0])

@@ -1,43 +1,34 @@
-"""A map: its results as a person holds them, and the work behind them, which feeds a run in bounded memory."""
+"""The work of a map: it feeds a run from its inputs and gives results, in bounded memory."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import math
-import os
 import threading
 import time
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from ctxflow.app_options import ItemApp, Result
 from ctxflow.errors import CtxflowError, RunEnded, add_note, counted, short
 from ctxflow.executors.pending import Failed, Spans, Stream
-from ctxflow.identity import identity_of, reading
 from ctxflow.map_inputs import Ahead, Aside, Here, MapInputs, may_hold_futures
-from ctxflow.map_progress import board, is_wanted
-from ctxflow.option_values import choice, flag, refuse, whole
 from ctxflow.ownership import foreign_text
-from ctxflow.resume import ResultsByContent, ResultsFile
+from ctxflow.resume import ResultsFile
 
 if TYPE_CHECKING:
-    from ctxflow.executors.bare import BareExecutor
     from ctxflow.executors.declarations import Declaration
     from ctxflow.executors.live_run import LiveRun
 
 _FEED = 1000  # Items that are submitted together.
 _FEED_SECONDS = 0.05
-_WINDOW = 20_000
 _OPEN_WITHIN = (
     "iterators are taken on a thread of their own: open what belongs to one thread inside of the generator, as in "
     "def rows(): yield from sqlite3.connect(path).execute(query)"
 )
 _READER_SECONDS = 60.0  # So long after it took results, a thread is taken to read a map on.
-_TURNS = 64  # An `async for` over results that are there lets other tasks go on after so many.
 _NONE = object()
 NOTHING_YET = object()
 
@@ -342,107 +333,3 @@ class MapWork:
         """Tell whoever waits for the map that it is over: done, closed, or its executor was shut down."""
         if not self.finished.done():
             self.finished.set_result(self._pulled)
-
-
-class MapResult(Generic[Result]):
-    """The results of a map: an iterator; see `BatchApp.map`.
-
-    Inputs are pulled up to a window of items that are on their way or wait for their turn: on the consumer's thread
-    what is there, such as lists and files; on a thread of their own what may have to be waited for, such as generators.
-    Closing it (or dropping it) cancels what is queued or runs.
-    """
-
-    def __init__(
-        self,
-        app: ItemApp,
-        through: MapInputs,
-        constants: Mapping[str, Any],
-        executor: BareExecutor,
-        resume: str | os.PathLike[str] | None,
-        on_error: str,
-        order: str,
-        window: int | None,
-        progress: bool | None = None,
-        resume_by: str = "index",
-    ) -> None:
-        choice("on_error", on_error, ("raise", "return"))
-        choice("order", order, ("input", "completed"))
-        if window is not None:
-            window = whole("window", window, "how many items may be on their way, 1 or more", 1)
-        if resume is not None and not isinstance(resume, (str, os.PathLike)):
-            raise refuse("resume", resume, "the path of a file that keeps the results", TypeError)
-        choice("resume_by", resume_by, ("index", "content"))
-        if resume is None and resume_by != "index":
-            raise ValueError(f"resume_by={resume_by!r} says how results are found again: name their file with resume=")
-        if progress is not None:
-            flag("progress", progress)
-        run = executor.calls.run
-        declared = app.declare(run, constants, look_inside=True)
-        # Last of what may raise: a file that is open is locked.
-        file = None
-        if resume is not None:
-            kind = ResultsFile if resume_by == "index" else ResultsByContent
-            file = kind(resume, app, constants, identity_of(app, constants, reading))
-        raises, window = on_error == "raise", window or _WINDOW
-        self._mapping = mapping = MapWork(run, declared, through, raises, window, file, app.__name__)
-        weakref.finalize(self, mapping.drop)  # When nobody holds it any more, and at the end of the program.
-        self.finished, self._count, self._taken = mapping.finished, through.count, 0
-        mapping.forget = executor.add_map(mapping)
-        if is_wanted(progress):
-            board.add(mapping, through.count)
-            mapping.at_end = board.ended
-        mapping.begin()
-        self._results = mapping.ordered() if order == "input" else mapping.completed()
-
-    def __iter__(self) -> MapResult[Result]:
-        return self
-
-    def __next__(self) -> Result:
-        try:
-            while (result := next(self._results)) is NOTHING_YET:
-                self._mapping.wait()
-        except KeyboardInterrupt:  # Whether or not a name holds the map on, as in a notebook.
-            self.close()
-            raise
-        return result  # type: ignore[no-any-return]
-
-    def __aiter__(self) -> MapResult[Result]:
-        return self
-
-    async def __anext__(self) -> Result:
-        """Return the next result, pulling inputs on the event loop's thread; cancelling the caller closes the map."""
-        try:
-            self._taken += 1
-            if self._taken % _TURNS == 0:
-                await asyncio.sleep(0)
-            while (result := next(self._results)) is NOTHING_YET:
-                await self._mapping.arrival()
-        except StopIteration:
-            raise StopAsyncIteration from None
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        return result  # type: ignore[no-any-return]
-
-    async def aclose(self) -> None:
-        """Close it, for `contextlib.aclosing`."""
-        self.close()
-
-    def __len__(self) -> int:
-        """Return how many results there will be in all.
-
-        :raises TypeError: if the inputs do not tell.
-        """
-        if self._count is None:
-            raise TypeError("this map has no length, for its inputs do not tell theirs")
-        return self._count
-
-    @property
-    def answered(self) -> dict[str, int]:
-        """Return how many items each context answered so far, by its name, for an app with alternatives."""
-        return dict(self._mapping.answered)
-
-    def close(self) -> None:
-        """Stop: cancel what is queued, keep what is done."""
-        self._results = iter(())
-        self._mapping.end()

@@ -175,7 +175,9 @@ class Pool(RuleBasedStateMachine):
                 assert command.attempt not in self.interrupted, "it is told twice"
                 self.interrupted.add(command.attempt)
             elif isinstance(command, cmd.Abandon):
-                del worker.runs[command.attempt]
+                assert command.attempt in worker.runs
+                for number in [n for n, run in worker.runs.items() if run.context == command.context]:
+                    del worker.runs[number]  # The library process ends, and what runs beside it in there.
                 worker.end(command.context)
             elif isinstance(command, cmd.Unload):
                 assert command.context not in worker.loads

@@ -10,9 +10,9 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from parsl.config import Config
 from parsl.data_provider.data_manager import DataManager, default_staging
@@ -33,8 +33,9 @@ from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.submission import Memoized
 from ctxflow.option_values import refuse
 from ctxflow.recipe import Context
+from ctxflow.renamed import tell
 from ctxflow.scheduler import Limits
-from ctxflow.sites import Site
+from ctxflow.sites import Site, load_site
 
 if TYPE_CHECKING:
     from ctxflow.policies.protocols import (
@@ -46,6 +47,22 @@ if TYPE_CHECKING:
         ScalingPolicy,
         SessionPolicy,
     )
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _taking_slowdowns(init: _Init) -> _Init:
+    """Have the constructor take `slowdowns=` as earlier versions did, with a warning."""
+
+    @functools.wraps(init)
+    def call(self: Any, site: str | Site = "local", *args: Any, slowdowns: Any = None, **options: Any) -> None:
+        if slowdowns is not None:
+            now = 'ContextExecutor(load_site("local", slowdowns=[...]))'
+            tell("ContextExecutor(slowdowns=)", f"slowdowns= is an option of the embedded engine now: write {now}")
+            site = load_site(site, slowdowns=slowdowns)
+        init(self, site, *args, **options)
+
+    return cast(_Init, call)
 
 
 class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type: ignore[misc]
@@ -72,6 +89,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
     32
     """
 
+    @_taking_slowdowns
     def __init__(
         self,
         site: str | Site = "local",

@@ -102,7 +102,7 @@ class Carry(Command):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abandon(Command):
-    """Stop a running batch, whose answer nobody wants."""
+    """End a running batch by force, and with it its context's library process and what else that runs."""
 
     worker: str
     attempt: int

@@ -15,7 +15,7 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -56,7 +56,7 @@ class EmbeddedOptions(EngineOptions):
     """The table `[embedded]`."""
 
     gpus_per_worker: int | None = key(None, "GPUs of each worker; by default all are distributed evenly.", ge=0)
-    slowdowns: tuple[float, ...] = key(
+    slowdowns: tuple[Annotated[float, pydantic.Field(gt=0)], ...] = key(
         (), "Factors by which the first, second, ... worker is slower, to try policies on uneven workers."
     )
 

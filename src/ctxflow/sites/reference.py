@@ -164,7 +164,7 @@ def _kind(annotation: Any) -> str:
     if origin is tuple:
         if arguments[-1] is not ...:
             return f"list of {len(arguments)}"
-        return "list of numbers" if arguments[0] is float else "list of texts"
+        return "list of texts" if arguments[0] is str else "list of numbers"
     if origin is dict:
         return {str: "table of texts", float: "table of numbers"}.get(arguments[1], "table")
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
