@@ -17,10 +17,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pydantic
 
-from ctxflow.executors.contract import NO_PAYLOADS, ContextPayload, Payloads, RunServices
+from ctxflow.executors.contract import NO_PAYLOADS, ContextPayload, EngineFailed, Payloads, RunServices
 from ctxflow.executors.protocol import call_message, events_of, plain_message
 from ctxflow.host import library_messages
 from ctxflow.host import messages as msg
@@ -34,6 +35,7 @@ from ctxflow.sites import Site
 from ctxflow.sites.engine_kinds import Capabilities, EngineOptions
 
 TIER = "local"
+_MOST_STILLBORN = 5  # Workers in a row that end before they have started.
 
 
 class Options(EngineOptions):
@@ -52,10 +54,11 @@ class Worker:
         self.loads: dict[str, str] = {}  # Context -> the key of its latest load.
         self.calls: set[int] = set()
         near, far = socket.socketpair()
-        with far, open(f"{folder}.log", "wb") as log:
+        self.log = Path(f"{folder}.log")
+        with far, self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 ["nice", "-n", str(nice), sys.executable, "-m", "ctxflow.host", str(far.fileno()), folder,
-                 f"{folder}.logs", str(os.getpid())],
+                 f"{folder}.logs", str(os.getpid())],  # `nice` becomes the host, whose parent this process has to be.
                 pass_fds=[far.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.channel = Channel(near)
@@ -87,7 +90,7 @@ class SubprocessEngine:
     def __init__(self, workers: int = 2, nice: int = 0) -> None:
         self._most, self._nice = workers, nice
         self._workers: dict[str, Worker] = {}
-        self._wanted = self._begun = self._keys = 0
+        self._wanted = self._begun = self._keys = self._stillborn = 0
         self._events: list[ev.Event] = []  # Noticed while a command was carried out.
         self._lock = threading.RLock()  # `wake` may be called on a thread that is inside the engine.
         self._stopped = False
@@ -102,6 +105,7 @@ class SubprocessEngine:
         self._folder = tempfile.mkdtemp(prefix="subprocess-engine-")
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
 
     # --- commands
@@ -226,7 +230,7 @@ class SubprocessEngine:
             return  # About an earlier load of the context.
         now = self._run.clock()
         if isinstance(report, msg.HostStarted):
-            worker.joined = True
+            worker.joined, self._stillborn = True, 0
             self._events.append(ev.WorkerJoined(now, ev.WorkerSpec(worker.name, socket.gethostname(), TIER)))
         elif isinstance(report, (library_messages.CallFinished, library_messages.CallRaised)):
             worker.calls.discard(report.call)
@@ -240,6 +244,10 @@ class SubprocessEngine:
         self._selector.unregister(worker.channel)
         worker.end()
         del self._workers[worker.name]
+        self._stillborn += not worker.joined
+        if self._stillborn > _MOST_STILLBORN:
+            last = worker.log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise EngineFailed(f"workers end before they have started: {' '.join(last) or 'they say nothing'}")
         if worker.joined:
             expected = worker.leaves or worker.noticed
             self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=expected))
@@ -257,7 +265,7 @@ class SubprocessEngine:
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""
-        with self._lock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # Full: then `poll` returns anyway.
             self._ringer.send(b".")
 
     def stop(self) -> None:

@@ -246,7 +246,8 @@ def context(
     :param files: what is staged to workers, by parameter: `{"weights": "model/"}`; the function gets local paths.
     :param env: environment variables of its process: `{"NAME": "value"}`.
     :param gpus: how many GPUs it occupies.
-    :param memory: host memory that it takes, as text such as "8 GB" or in bytes; measured where it is not said.
+    :param memory: host memory that it takes with its calls, as text such as "8 GB" or in bytes. The larger of this and
+        what was measured once it was built counts, so that it may be left out.
     :param gpu_memory: memory that it takes on each GPU, likewise.
     :param load_timeout: seconds that building it may take; None for no limit.
     :param affinity: how close together several GPUs have to be: "guaranteed" or "best-effort" (see docs/preemption.md).

@@ -74,7 +74,7 @@ def decode(record: Mapping[str, Any]) -> Any:
 class ResultsFile:
     """Results on disk, found by index. In memory it keeps 8 bytes a result, and what is on its way.
 
-    :raises ValueError: if the file is another app's or another user's, is no results file, or is being written
+    :raises ValueError: if the file is another app's or another user's, is no resume file, or is being written
         by another driver.
     """
 
@@ -242,7 +242,7 @@ _KEY = re.compile(rb'\{"index": [0-9]{1,18}, "key": "([0-9a-f]{16})", ')
 
 
 class ResultsByContent(ResultsFile):
-    """A results file that knows items by their fingerprints of 64 bits alone. In memory it keeps 16 bytes a result.
+    """A resume file that knows items by their fingerprints of 64 bits alone. In memory it keeps 16 bytes a result.
 
     Equal items have a result each: so many of them are answered as the file has results, in the order in which these
     were written; the others are computed.

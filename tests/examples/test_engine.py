@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.host.linux import descendants
 from ctxflow.sites import load_site
+from ctxflow.testing.contract_hooks import ContractRun
 from ctxflow.testing.engines import EngineContract
 from ctxflow.testing.session_contract import SessionContract
 
@@ -79,3 +82,28 @@ def test_the_entry_point_is_the_one_of_its_pyproject():
     name, place = ENTRIES.splitlines()[1].split(" = ")
     assert f'[project.entry-points."ctxflow.engines"]\n{name} = "{place}"\n' in text
     assert load_site(EXAMPLE / "site.toml").options.nice == 5
+
+
+def test_workers_that_never_start_end_the_run_with_what_they_say(tmp_path, monkeypatch):
+    """A prefix that does not work there, say: the calls fail, and processes are not started for ever."""
+    broken = tmp_path / "bin" / "nice"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho no such queue >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}{os.environ['PATH']}")
+    executor = ContextExecutor(site=str(EXAMPLE / "site.toml"))
+    executor.run_dir = str(tmp_path)
+    with executor, pytest.raises(EngineFailed, match="before they have started: no such queue"):
+        executor.submit(divmod, {}, 17, 5).result(30)
+
+
+def test_many_wakes_do_not_wait_for_a_poll():
+    from subprocess_engine import SubprocessEngine
+
+    engine = SubprocessEngine(workers=1)
+    with tempfile.TemporaryDirectory() as folder:
+        engine.start(ContractRun(engine, folder, "local"))
+        for _ in range(10_000):
+            engine.wake()
+        assert engine.poll(30.0) == []
+        engine.stop()

@@ -186,7 +186,7 @@ class _Library:
         self._output.mend()
         self._note_handlers()
         seconds = time.monotonic() - started
-        built = ContextBuilt(load.context, load.key, seconds, resident_bytes(os.getpid()), _gpu_bytes())
+        built = ContextBuilt(load.context, load.key, seconds, *_measured())
         self._send(self.host, built)
 
     def _wait_if_too_big(self) -> None:
@@ -365,13 +365,16 @@ def _user_traceback(error: BaseException) -> str:
     return "".join(summary.format())
 
 
-def _gpu_bytes() -> int | None:
-    """Return the GPU memory that this process holds, where torch can tell."""
+def _measured() -> tuple[int | None, int | None]:
+    """Return the memory of a context that is built, on the host and on the GPUs, in bytes: None where unknown.
+
+    It is the resident set of this process, without its children's, and what torch has reserved.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return None
-    reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-    return reserved
+        return resident_bytes(os.getpid()), None
+    gpu: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    return resident_bytes(os.getpid()), gpu
 
 
 if __name__ == "__main__":

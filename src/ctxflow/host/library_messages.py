@@ -117,7 +117,8 @@ class LineOpened(Message):
 class ContextBuilt(Message):
     """Answer `BuildContext`: calls may come.
 
-    :ivar seconds: what building took. Memory in bytes, None where unknown.
+    :ivar seconds: what building took. :ivar memory: bytes as measured in the process (docs/glossary.md), None where
+        unknown; `gpu_memory` likewise.
     """
 
     context: str

@@ -330,7 +330,7 @@ class ContextStaged(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextReady(Event):
-    """A context is built. Memory in bytes, as measured."""
+    """A context is built; its memory in bytes, as measured (docs/glossary.md, "memory of a context")."""
 
     worker: str
     context: str
