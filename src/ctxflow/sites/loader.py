@@ -340,8 +340,8 @@ def _type_advice(key: str, given: Any, annotation: str, default: Any) -> str:
     if key == "port":
         return "write a port, such as port = 9123, or the lowest and the highest, such as port = [9000, 9100]"
     if "tuple" in annotation or "list" in annotation:
-        example = '["first", "second"]' if "str" in annotation else "[1, 2.5]"
-        return f"write a list, such as {key} = {example}"
+        parts = '["first", "second"]' if "str" in annotation else "[1, 2.5]"
+        return f"write a list, such as {key} = {parts}"
     if "dict" in annotation:
         return f"write a table, {key} = {{KEY = VALUE}}"
     if "bool" in annotation:
