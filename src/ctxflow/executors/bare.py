@@ -137,7 +137,7 @@ class BareExecutor:
         return self.run is not None and self.run.is_copy
 
     def forked(self) -> None:
-        """Be of no use, in a child."""
+        """Become unusable in a forked child."""
         self._calls = None
 
     def __enter__(self: Self) -> Self:

@@ -163,7 +163,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
             ParslExecutor.shutdown(self)
 
     def forked(self) -> None:
-        """Be of no use, in a child, where Parsl's kernel is none either: leaving its block does nothing there."""
+        """Become unusable in a forked child, as Parsl's kernel is there: leaving its block does nothing."""
         super().forked()
         kernel = parsl_kernel()
         if kernel is not None and self in kernel.executors.values():

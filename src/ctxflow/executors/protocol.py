@@ -85,7 +85,7 @@ def failure_of(trouble: Trouble, worker: str, host: str = "") -> ev.Failure:
 
 
 def events_of(now: float, worker: str, report: Message, host: str = "") -> Sequence[ev.Event]:
-    """Return the events that a report of a worker stands for; none if it is no matter of the scheduler.
+    """Return the events that a report of a worker stands for; none if the scheduler does not need it.
 
     :param host: as of `failure_of`.
 

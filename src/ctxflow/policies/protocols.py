@@ -235,17 +235,17 @@ class PlaceRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Room:
-    """Where a worker of its own goes, and who gives way for it there."""
+    """Where a worker of its own goes, and which workers are preempted for it."""
 
     machine: str
     tier: str
     devices: tuple[str, ...]  # The ids of its GPUs as the machine's topology has them, neighbours beside each other.
-    victims: tuple[str, ...] = ()  # The workers that give way; none if there is room.
+    victims: tuple[str, ...] = ()  # The workers to preempt; none if there is room.
     aligned: bool = True  # Whether the GPUs are as close together as the machine allows.
 
 
 class PreemptionPolicy(Protocol):
-    """Who gives way when a context that waits needs a worker of its own."""
+    """Which workers are preempted when a context that waits needs a worker of its own."""
 
     @property
     def reserves(self) -> bool:
@@ -264,7 +264,7 @@ class PreemptionPolicy(Protocol):
         """Seconds without work after which the worker is given back."""
 
     def victims(self, view: View, request: PlaceRequest) -> Room | None:
-        """The place and the workers that give way for it, None if it fits nowhere."""
+        """The place and the workers to preempt for it, None if it fits nowhere."""
 
 
 class ScalingPolicy(Protocol):

@@ -157,7 +157,7 @@ def _is_built(session: SessionView, worker: WorkerView) -> bool:
 
 
 class NoPreemption:
-    """Nobody gives way."""
+    """Preempt nobody."""
 
     reserves = False
     patience = grace = idle = 0.0

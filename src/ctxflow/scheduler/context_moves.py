@@ -310,7 +310,7 @@ def idle(state: RunState, worker: Worker) -> list[str]:
     ]
 
 
-# --- declared in vain, and used no more
+# --- declared but never used, and used no more
 
 
 def refused(spec: ev.ContextSpec, tiers: Collection[ev.TierSpec], reserves: bool) -> str | None:

@@ -105,7 +105,7 @@ class Scheduler:
 
 
 def _make_room(state: RunState, out: list[Command]) -> None:
-    """Ask for workers for contexts that need one of their own, and have others give way."""
+    """Ask for workers for contexts that need one of their own, preempting others."""
     dispatch.stop(state, list(reservations.overdue(state)), out)
     while reservations.follow(state, out):
         _scale(state, out)

@@ -143,7 +143,7 @@ def _check_reservations(state: RunState) -> None:
             assert state.workers[each.worker].pin == pin, f"place {pin} is held by a worker of another"
         if each.state == "clearing":
             left = [state.workers[name] for name in each.room.victims if name in state.workers]
-            assert all(worker.draining for worker in left), f"a worker that gives way for place {pin} goes on"
+            assert all(worker.draining for worker in left), f"a worker preempted for place {pin} is not draining"
             assert all(not state.workers[name].running for name in each.released if name in state.workers)
     for worker in state.workers.values():
         if worker.pin is not None:

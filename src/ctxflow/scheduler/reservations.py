@@ -1,7 +1,7 @@
 """Reservations: GPUs of one machine that are made free, and kept, for one worker that holds one context.
 
 A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker, gets one of its
-own: the machines are surveyed, the preemption policy names a place and the workers that give way, these are drained
+own: the machines are surveyed, the preemption policy names a place and the workers to preempt, these are drained
 and released ("clearing"), a worker is asked for on just these GPUs ("asked", "started" once its job runs), serves the
 context ("held"), and goes when it has nothing to do ("leaving").
 """
@@ -185,7 +185,7 @@ def _hold(state: RunState, reservation: Reservation, out: list[Command]) -> None
     if reservation.state == "leaving":
         _leave(state, reservation, worker, out)
         return
-    if worker.draining:  # It gives way to another, who sees to it that it goes.
+    if worker.draining:  # It is preempted for another place, whose reservation releases it.
         _expect_gone(state, reservation, worker, out)
         return
     active = any(not session.idle for session in worker.sessions.values())

@@ -36,7 +36,7 @@ from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")
 _KEPT = 100  # Inputs that workers keep for calls to come.
-_MOST_UNNEEDED = 100  # Functions that a worker keeps in vain, rather than to have a call of its own for that.
+_MOST_UNNEEDED = 100  # Unneeded functions that a worker keeps before a call is made only to remove them.
 _PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
 
 

@@ -233,7 +233,7 @@ class Activation:
 class _Work:
     """What some tiers may do: items queued (waiting or running), waiting and expected in a slot, and their seconds.
 
-    :ivar calls: that the items make; more workers than calls are of no use.
+    :ivar calls: that the items make; more workers than calls would be idle.
     :ivar carriers: workers for the active sessions.
     """
 
