@@ -219,7 +219,7 @@ class LocalHosts:
             self._send(worker, StageFiles(context.id, context.files, self._cache_of(worker, context), link))
         elif (message := plain_message(command)) is not None:
             if isinstance(message, EndLibrary):
-                # The host is not told of calls that go directly to the library process: it ends that process either way.
+                # The host is not told of calls that go directly to the library process: it ends this either way.
                 self._lines.drop(worker, message.context)
                 if isinstance(command, cmd.Unload) and command.files:
                     files = self._cache_of(worker, payloads.contexts[command.context])
