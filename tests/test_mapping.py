@@ -138,6 +138,21 @@ def test_a_small_window_keeps_all_workers_busy(executor):
 
 
 @pytest.mark.parametrize("order", ["input", "completed"])
+def test_a_window_that_is_answered_whole_is_refilled_while_it_is_read(executor, order):
+    """By a slow reader: workers are not idle until it has taken the last of them."""
+    submitted = []
+    results = slow.map((submitted.append(n) or n for n in range(60)), window=20, order=order)
+    time.sleep(0.5)
+    for _ in range(10):
+        next(results)
+    deadline = time.monotonic() + 20
+    while len(submitted) <= 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    results.close()
+
+
+@pytest.mark.parametrize("order", ["input", "completed"])
 def test_inputs_that_come_slowly_are_not_waited_for(executor, order):
     source = Counted()
     results = add.map((time.sleep(0.1) or n for n in source), order=order)

@@ -216,7 +216,8 @@ class MapWork:
                 on_hand = self._waiting + self._buffered + len(self._aside.waiting)
                 if self._inputs.eager or on_hand <= self._window - self._chunk:
                     self._feed()
-                while index < self._pulled:
+                end = min(self._pulled, index + self._chunk)  # Then the window is refilled, whatever is ready.
+                while index < end:
                     if index in ready:
                         result = ready.pop(index)
                         self._buffered -= 1
@@ -224,6 +225,8 @@ class MapWork:
                         break
                     yield result if type(result) is not Failed else self._failure(index, result)
                     index += 1
+                if index == end < self._pulled:
+                    continue
                 if index == self._pulled:
                     if self._inputs.over:
                         self._raise_input_error()
@@ -260,7 +263,11 @@ class MapWork:
                         come += self._ready()
                     if not come:
                         yield NOTHING_YET
-                    for index, result in come:
+                    self._buffered += len(come)
+                    for number, (index, result) in enumerate(come, 1):
+                        self._buffered -= 1
+                        if number % self._chunk == 0:
+                            self._feed()
                         yield index, result if type(result) is not Failed else self._failure(index, result)
         finally:
             self.end()

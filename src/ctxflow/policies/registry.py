@@ -116,10 +116,9 @@ def make(family: str, choice: Any) -> Any:
     taken = list(inspect.signature(maker).parameters)
     if unknown := sorted(set(options) - set(taken)):
         close = closest(unknown[0], taken)
-        raise ValueError(
-            f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(taken) or 'none'}"
-            + (f"; did you mean {close!r}?" if close else "")
-        )
+        offered = f"{', '.join(taken)}; write one of these" if taken else "none; write its name alone"
+        hint = f" (did you mean {close!r}?)" if close else ""
+        raise ValueError(f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {offered}{hint}")
     try:
         policy = maker(**options)
     except (TypeError, ValueError) as error:
