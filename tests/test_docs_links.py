@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "papers/README.md")]
+    [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "papers/README.md")]
     + [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 )
 SOURCES = [
