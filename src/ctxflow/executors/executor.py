@@ -28,7 +28,8 @@ from parsl.utils import RepresentationMixin
 
 from ctxflow.errors import closest
 from ctxflow.executors.bare import BareExecutor, Teller, parsl_kernel, waiting_text
-from ctxflow.executors.contract import TAKEN, current_directory, locate
+from ctxflow.executors.call_files import TAKEN, locate
+from ctxflow.executors.contract import current_directory
 from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.submission import Memoized
 from ctxflow.option_values import refuse

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, RunEnded
-from ctxflow.executors.contract import Bounded, Engine, EngineFailed, Explains, Pickled, placed
+from ctxflow.executors.call_files import placed
+from ctxflow.executors.contract import Bounded, Engine, EngineFailed, Explains, Pickled
 from ctxflow.executors.declarations import (
     Declaration,
     DeclaredContext,

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, inputs_of
+from ctxflow.executors.call_files import inputs_of
+from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload
 from ctxflow.executors.declarations import ApplyCall, DeclaredApp
 from ctxflow.executors.futures import CallFuture, error_of, own_copy
 from ctxflow.executors.session_store import SessionStore

@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from ctxflow.errors import RunEnded, closest, name_of
-from ctxflow.executors.contract import Pickled, call_files
+from ctxflow.executors.call_files import call_files
+from ctxflow.executors.contract import Pickled
 from ctxflow.executors.declarations import ApplyCall, Declaration, DeclaredApp
 from ctxflow.executors.live_run import LiveRun
 from ctxflow.option_values import choice, number, refuse, refuse_async, whole
