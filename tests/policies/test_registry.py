@@ -32,11 +32,14 @@ class Pairs:
 
 class Nothing:
     pass
+
+COUNT = 3
 """
 ENTRIES = """[ctxflow.policies]
 routing.tracing = acme_policies:Tracing
 batching.pairs = acme_policies:Pairs
 scaling.nothing = acme_policies:Nothing
+scaling.count = acme_policies:COUNT
 """
 
 
@@ -93,3 +96,9 @@ def test_every_family_has_a_default_that_can_be_made():
     for family in FAMILIES:
         for name in names(family):
             assert make(family, name)
+
+
+def test_an_entry_point_that_makes_nothing_is_told_as_a_wrong_value(acme):
+    """Also by `ctxflow site check`, which catches what `make` says, and nothing else."""
+    with pytest.raises(ValueError, match="the scaling policy 'count' cannot be made so: 3 is neither a class nor"):
+        make("scaling", {"policy": "count"})

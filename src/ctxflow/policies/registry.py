@@ -113,6 +113,8 @@ def make(family: str, choice: Any) -> Any:
     except KeyError:
         raise ValueError(f'the {family} policy has no name: write {{policy = "...", ...}}') from None
     maker = _find(family, name)
+    if not callable(maker):
+        raise ValueError(f"the {family} policy {name!r} cannot be made so: {maker!r} is neither a class nor a function")
     taken = list(inspect.signature(maker).parameters)
     if unknown := sorted(set(options) - set(taken)):
         close = closest(unknown[0], taken)
