@@ -60,13 +60,23 @@ def test_a_failed_link_becomes_a_fetch_and_is_not_tried_again_on_any_file():
     assert tree.want("a1", "host of a1", "e") == [Fetch("e", "a1", 1)]
 
 
-def test_a_link_from_a_file_forgotten_meanwhile_does_not_part_the_siblings():
-    tree = seeded_on(Tree(), "a1")
+def test_after_a_link_from_a_sibling_lost_meanwhile_the_worker_fetches_and_others_link_from_it():
+    tree = seeded_on(Tree(), "a1", "b1")
     tree.want("a2", "host of a1", "d")
-    tree.forget("a1", "d")
+    assert tree.lost("a1") == []
     assert tree.failed("a2", "d", "link") == [Fetch("d", "a2", 1)]
     tree.arrived("a2", "d", "/a2")
-    assert tree.want("a1", "host of a1", "d") == [Link("d", "a1", "/a2")]
+    assert tree.want("a3", "host of a1", "d") == [Link("d", "a3", "/a2")]
+
+
+def test_a_worker_that_stays_does_not_remember_those_with_whom_links_failed_and_that_are_gone():
+    tree = seeded_on(Tree(), "stays")
+    for number in range(20):
+        tree.want(f"w{number}", "host of stays", "d")
+        tree.failed(f"w{number}", "d", "link")
+        assert tree._unlinkable["stays"] == {f"w{number}"}
+        tree.lost(f"w{number}")
+    assert not tree._unlinkable["stays"]
 
 
 def test_a_failed_fetch_is_given_up_and_a_sibling_takes_over():
@@ -135,12 +145,14 @@ def test_who_may_not_link_from_the_one_holder_does_not_hold_up_the_others():
     tree.want("far", "h", "e")
     tree.failed("far", "e", "link")  # "near" and "far" link no more
     tree.want("first", "h", "d")
+    tree.want("elsewhere", "i", "d")
     tree.seeded("first", "d", 1)
     tree.arrived("first", "d", "/first")
+    tree.arrived("elsewhere", "d", "/elsewhere")
     assert tree.want("near", "h", "d") == [Link("d", "near", "/first")]
     assert tree.want("slow", "h", "d") == [Link("d", "slow", "/first")]
     assert tree.failed("slow", "d", "link") == [Fetch("d", "slow", 1)]
-    tree.forget("first", "d")
+    assert tree.lost("first") == []
     assert tree.want("far", "h", "d") == tree.want("other", "h", "d") == []
     assert tree.arrived("near", "d", "/near/d") == [Link("d", "other", "/near/d")]
     assert tree.arrived("other", "d", "/other") == [Link("d", "far", "/other")]
@@ -172,24 +184,11 @@ def test_with_nobody_waiting_the_next_who_asks_is_seeded():
     assert tree.want("b", "b", "d") == [Seed("d", "b", 2)]
 
 
-def test_a_forgotten_file_is_fetched_again_and_a_retired_one_seeded_again():
-    tree = seeded_on(Tree(), "a")
-    assert not tree.idle("d")
-    assert tree.forget("a", "d") == []
-    assert tree.idle("d")
-    assert tree.want("a", "host of a", "d") == [Fetch("d", "a", 1)]
-    tree.arrived("a", "d", "/a")
-    tree.forget("a", "d")
-    assert tree.retire("d") == []
-    assert tree.want("a", "host of a", "d") == [Seed("d", "a", 2)]
-
-
 def test_reports_about_the_unknown_change_nothing():
     tree = Tree()
     assert tree.seeded("a", "d", 1) == tree.arrived("a", "d", "/a") == tree.failed("a", "d", "link") == []
-    assert tree.forget("a", "d") == tree.lost("a") == tree.retire("d") == []
+    assert tree.lost("a") == []
     assert not tree.has("a", "d")
-    assert tree.idle("d")
 
 
 def test_with_one_transfer_per_source_a_host_takes_one_copy_and_all_take_one_and_ceil_log2_rounds():
@@ -218,6 +217,7 @@ HOW = {Seed: "seed", Fetch: "fetch", Link: "link"}
 
 def validate(tree):
     """Check the table's invariants."""
+    assert set(tree._unlinkable).union(*tree._unlinkable.values()) <= tree._host_of.keys(), "a link with a lost worker"
     for file in tree._files.values():
         assert not (file.seeder and file.replicas), "a seed beside replicas"
         assert file.replicas <= tree._host_of.keys(), "a replica on a lost worker"
@@ -242,7 +242,7 @@ class RandomTaskVine(RuleBasedStateMachine):
         self.names = 0
         self.running = {}  # (worker, digest) -> order
         self.ended = []  # orders whose late reports may still come
-        self.wanted = set()  # (worker, digest), until given up or forgotten
+        self.wanted = set()  # (worker, digest), until given up
         self.cached = {}  # (worker, digest) -> path
         self.replicas = {}  # (digest, generation) -> workers that have the temp file
         self.generation = dict.fromkeys(DIGESTS, 0)
@@ -371,21 +371,6 @@ class RandomTaskVine(RuleBasedStateMachine):
             there.discard(worker)
         self.carry_out(self.tree.lost(worker))
 
-    @precondition(lambda self: self.cached)
-    @rule(data=st.data())
-    def forget(self, data):
-        key = data.draw(st.sampled_from(sorted(self.cached)))
-        del self.cached[key]
-        self.wanted.discard(key)
-        self.carry_out(self.tree.forget(*key))
-
-    @rule(digest=st.sampled_from(DIGESTS))
-    def retire(self, digest):
-        for (other, _), there in self.replicas.items():
-            if other == digest:
-                there.clear()
-        self.carry_out(self.tree.retire(digest))
-
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), well=st.booleans())
     def report_late(self, data, well):
@@ -423,7 +408,8 @@ class RandomTaskVine(RuleBasedStateMachine):
                 key for key in self.cached if key[1] == digest
             }
             busy = any(key[1] == digest for key in [*self.cached, *self.running, *self.wanted])
-            assert self.tree.idle(digest) == (not busy)
+            hosts = self.tree._files[digest].hosts.values() if digest in self.tree._files else ()
+            assert any(each.holders or each.outstanding or each.waiting for each in hosts) == busy
 
     def teardown(self):
         self.all_ends_well()

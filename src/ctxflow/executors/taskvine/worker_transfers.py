@@ -77,8 +77,9 @@ class Tree:
     Guarantees: at most one seed of a file is outstanding, and at most one transfer per host and file except where a
     hard link failed; no order is repeated while outstanding; if every order ends in a report, each worker that asked
     gets the file, fails or is lost; a report that matches no outstanding order (an earlier generation, a lost worker)
-    changes nothing, nor does asking again for what was not given up or forgotten. Carry orders out as they are listed;
-    never reuse a lost worker's name. Cost: what waits on that host; all its hosts when a seed or generation ends.
+    changes nothing, nor does asking again for what was not given up. A file leaves a worker's cache only with the
+    worker. Carry orders out as they are listed; never reuse a lost worker's name. Cost: what waits on that host; all
+    its hosts when a seed or generation ends.
 
     >>> tree = Tree()
     >>> tree.want("w1", "host-a", "d")
@@ -133,8 +134,8 @@ class Tree:
     def failed(self, worker: str, digest: str, how: How, generation: int | None = None) -> list[Order]:
         """Note that an order failed; `generation` is as in `arrived`.
 
-        After a link the worker fetches instead, and these two never link again, unless the source has forgotten the
-        file. After a seed or fetch the file is given up for this worker; who waited for it gets another chance.
+        After a link the worker fetches instead, and these two never link again, unless the source was lost. After a
+        seed or fetch the file is given up for this worker; who waited for it gets another chance.
         """
         order = self._end(worker, digest, generation, _KINDS[how])
         if order is None:
@@ -153,11 +154,6 @@ class Tree:
         siblings.outstanding[worker] = fetch = Fetch(digest, worker, file.generation)
         return [fetch]
 
-    def forget(self, worker: str, digest: str) -> list[Order]:
-        """Note that the file left the worker's own cache; TaskVine's copy stays, until `retire`."""
-        self._siblings(worker, digest).holders.pop(worker, None)
-        return []
-
     def lost(self, worker: str) -> list[Order]:
         """Note that the worker is gone, with all that it had."""
         orders: list[Order] = []
@@ -172,23 +168,13 @@ class Tree:
             if siblings == _Siblings():
                 file.hosts.pop(self._host_of[worker], None)
         self._host_of.pop(worker, None)
-        self._unlinkable.pop(worker, None)
+        for sibling in self._unlinkable.pop(worker, ()):
+            self._unlinkable[sibling].discard(worker)
         return orders
-
-    def retire(self, digest: str) -> list[Order]:
-        """Give up the temp file, removed to free its disk (see `idle`) or found unusable: the next is seeded."""
-        file = self._files.get(digest, _File(digest))
-        file.replicas.clear()
-        return self._serve_all(file)
 
     def has(self, worker: str, digest: str) -> bool:
         """Return whether the file is in the worker's own cache."""
         return worker in self._siblings(worker, digest).holders
-
-    def idle(self, digest: str) -> bool:
-        """Return whether nobody holds, gets or awaits the file, so that its temp file may be removed and retired."""
-        hosts = self._files[digest].hosts if digest in self._files else {}
-        return all(siblings == _Siblings() for siblings in hosts.values())
 
     def _siblings(self, worker: str, digest: str) -> _Siblings:
         """Return the entry of this worker's host; an empty one of no effect where there is none."""
