@@ -7,6 +7,7 @@ import random
 import select
 import selectors
 import subprocess
+import sys
 import threading
 import time
 
@@ -112,6 +113,42 @@ def test_a_context_is_built_and_calls_run_against_it(driven, tmp_path):
     place = pickle.loads(driven.next("finished")[1])[0]
     assert place.startswith(str(tmp_path / "scratch"))
     assert "hello" in next((tmp_path / "logs").iterdir()).read_text()
+
+
+BLOCK = 100_000_000
+
+
+def start_holder():
+    """Start a process that shares nothing with this one and holds a block."""
+    program = f"import os, time; block = os.urandom({BLOCK}); print(flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"\n"
+    return child
+
+
+def fork_twice():
+    """Hold a block, and fork two processes that share it."""
+    block = os.urandom(BLOCK)
+    for _ in range(2):
+        if not os.fork():
+            time.sleep(600)
+    return block
+
+
+def test_the_memory_of_a_context_is_with_the_processes_that_it_started_and_shared_pages_count_once(driven):
+    def measured(build):
+        driven.load(build, context=build.__name__)
+        return driven.next("ready")[0]["memory"]
+
+    def end_holder():
+        child = start_holder()
+        child.kill()
+        child.wait()
+
+    least = measured(end_holder)
+    assert 1_000_000 < least < BLOCK / 2, "of what is still there"
+    assert BLOCK < measured(start_holder) < 1.5 * BLOCK
+    assert BLOCK < measured(fork_twice) < 1.5 * BLOCK
 
 
 @pytest.mark.parametrize(

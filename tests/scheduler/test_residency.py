@@ -230,6 +230,18 @@ def test_measured_memory_takes_the_place_of_what_was_declared():
     assert bench.submit("b", 1) == [cmd.Unload("w1", "a"), cmd.Load("w1", "b")]
 
 
+def test_the_most_memory_that_was_measured_anywhere_counts():
+    bench = Bench()
+    for name in "ab":
+        bench.context(name, memory=10)
+        bench.app(name, name)
+    bench.join("w1", "w2", memory=100)
+    assert bench.submit("a", 2) == [cmd.Load("w1", "a"), cmd.Load("w2", "a")]
+    bench.finish(run_of(bench.ready("w1", "a", memory=95)))
+    bench.ready("w2", "a", memory=50)  # Its pages are shared with the first worker's.
+    assert bench.submit("b", 1) == [cmd.Unload("w2", "a"), cmd.Load("w2", "b")]
+
+
 def test_a_context_larger_than_the_worker_is_tried_when_it_is_alone():
     bench = Bench()
     bench.context("huge", memory=1000)

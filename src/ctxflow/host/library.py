@@ -368,13 +368,14 @@ def _user_traceback(error: BaseException) -> str:
 def _measured() -> tuple[int | None, int | None]:
     """Return the memory of a context that is built, on the host and on the GPUs, in bytes: None where unknown.
 
-    It is the resident set of this process, without its children's, and what torch has reserved.
+    It is that of this process and its descendants, with shared pages counted once, and what torch has reserved here.
     """
+    memory = tree_bytes(os.getpid())
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return resident_bytes(os.getpid()), None
+        return memory, None
     gpu: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-    return resident_bytes(os.getpid()), gpu
+    return memory, gpu
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ class LineOpened(Message):
 class ContextBuilt(Message):
     """Answer `BuildContext`: calls may come.
 
-    :ivar seconds: what building took. :ivar memory: bytes as measured in the process (docs/glossary.md), None where
-        unknown; `gpu_memory` likewise.
+    :ivar seconds: what building took. :ivar memory: bytes as measured, of the process and its descendants
+        (docs/glossary.md), None where unknown. :ivar gpu_memory: likewise, of the process alone.
     """
 
     context: str

@@ -132,7 +132,8 @@ def ready(state: RunState, worker: Worker, event: ev.ContextReady) -> App | None
     _end_load(state, worker, held)
     held.state, held.since, held.last_used = "ready", state.now, state.now
     held.memory, held.gpu_memory = event.memory, event.gpu_memory
-    context.memory = event.memory if event.memory is not None else context.memory
+    # The most: a page counts for less where other workers share it, and for all again when those are gone.
+    context.memory = _larger(context.memory, event.memory)
     context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
     context.suspects.pop(worker.id, None)
     faults.built(state, worker, context)
