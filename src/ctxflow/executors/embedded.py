@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, counted
+from ctxflow.executors.channel_host import SharedDisk
 from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices, current_directory
 from ctxflow.executors.local_hosts import LibraryLines, LocalHosts, LocalWatch
 from ctxflow.executors.local_workers import LibraryLine, LocalWorker, LocalWorkers
@@ -123,9 +124,9 @@ class EmbeddedEngine:
             raise CtxflowError(
                 f"workers have no place for their files ({error}): put scratch= of the site where there is one"
             ) from error
-        cache = os.path.join(self._scratch, "cache")
+        disk = SharedDisk(os.path.join(self._scratch, "cache"), directory)
         there = self._local.there
-        self._hosts = LocalHosts(run, self._selector, self._lines, there, cache, directory, self._event)
+        self._hosts = LocalHosts(run, self._selector, self._lines, there, disk, self._event)
         self._watch = LocalWatch(self._patience, there, self._hosts)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)

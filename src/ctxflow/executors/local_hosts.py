@@ -10,21 +10,18 @@ import contextlib
 import dataclasses
 import logging
 import math
-import os
 import selectors
 import socket
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
+from ctxflow.executors.channel_host import SharedDisk
+from ctxflow.executors.contract import Payloads, RunServices
 from ctxflow.executors.local_workers import LibraryLine, LocalWorker
 from ctxflow.executors.protocol import Heartbeats, Patience, call_message, events_of, plain_message
-from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import (
     ANSWERS,
     FROM_LIBRARY,
-    BuildContext,
     BuildFailed,
     CallFinished,
     ContextBuilt,
@@ -33,8 +30,7 @@ from ctxflow.host.library_messages import (
     LineOpened,
 )
 from ctxflow.host.linux import Acceptor, activity
-from ctxflow.host.local_files import cached
-from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, LibraryDied, Ping, StageFiles, ToHost
+from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, LibraryDied, Ping, ToHost
 from ctxflow.host.wire import Channel, Head, listen, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -171,8 +167,6 @@ def _key_of(head: Head, body: bytes) -> str:
 class LocalHosts:
     """Tells workers what to do, without waiting for it; the data of a host channel's key is its worker.
 
-    :param cache: the folder of the files that all workers share.
-    :param directory: where calls run, and contexts are built.
     :param happened: called with what is noticed while a command is carried out.
     """
 
@@ -182,16 +176,14 @@ class LocalHosts:
         selector: selectors.BaseSelector,
         lines: LibraryLines,
         there: Mapping[str, LocalWorker],
-        cache: str,
-        directory: str,
+        disk: SharedDisk,
         happened: Callable[[ev.Event], None],
     ) -> None:
         self._run = run
         self._selector = selector
         self._lines = lines
         self._there = there
-        self._cache = cache
-        self._directory = directory
+        self._disk = disk
         self._happened = happened
 
     def tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
@@ -210,20 +202,21 @@ class LocalHosts:
             if not channel.send_frame(pack(call_message(command, payload))):
                 self._lines.watch(line, channel)
         elif isinstance(command, cmd.Load):
-            self._send_load(worker, payloads.contexts[command.context])
-        elif isinstance(command, cmd.Carry):
-            self._carry(worker, command)
-        elif isinstance(command, cmd.Stage):
             context = payloads.contexts[command.context]
-            link = context.level != ev.NONE
-            self._send(worker, StageFiles(context.id, context.files, self._cache_of(worker, context), link))
+            line = self._lines.expect(worker, context.id)
+            self._send(worker, self._disk.build(context, worker.scratch, line.key, self._lines.address))
+        elif isinstance(command, cmd.Carry):
+            source = self._there.get(command.source)
+            scratch = None if source is None else source.scratch
+            self._happened(self._disk.carry(command, self._run.clock(), scratch, worker.scratch))
+        elif isinstance(command, cmd.Stage):
+            self._send(worker, self._disk.stage(payloads.contexts[command.context], worker.scratch))
         elif (message := plain_message(command)) is not None:
             if isinstance(message, EndLibrary):
                 # The host is not told of calls that go directly to the library process: it ends this either way.
                 self._lines.drop(worker, message.context)
                 if isinstance(command, cmd.Unload) and command.files:
-                    files = self._cache_of(worker, payloads.contexts[command.context])
-                    message = EndLibrary(message.context, files)
+                    message = self._disk.remove(payloads.contexts[command.context], worker.scratch)
             elif isinstance(message, LeaveWorker):
                 worker.released = True
             self._send(worker, message)
@@ -253,57 +246,6 @@ class LocalHosts:
         """Go on with a message for which there was no room in the socket."""
         worker.channel.flush()
         self._watch(worker)
-
-    def _cache_of(self, worker: LocalWorker, context: ContextPayload) -> str:
-        """Return where a context's files go: to the cache of all workers, unless nothing of it is to be kept."""
-        return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
-
-    @staticmethod
-    def _states_of(worker: LocalWorker) -> str:
-        """Return the folder of a worker's cache where frozen states of sessions are."""
-        return os.path.join(worker.scratch, "sessions")
-
-    def _carry(self, worker: LocalWorker, command: cmd.Carry) -> None:
-        """Workers of one machine share its disk: a state goes from one to another by its name alone."""
-        now, source = self._run.clock(), self._there.get(command.source)
-        places = (command.worker, command.session, command.made)
-        try:
-            if source is None:
-                raise OSError(f"the worker {command.source} is gone")
-            paths = [state_path(self._states_of(each), command.session, command.made) for each in (source, worker)]
-            os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
-            os.rename(*paths)
-        except OSError as error:
-            self._happened(
-                ev.StateLost(now, *places, f"the state of a session cannot be brought to its worker: {error}")
-            )
-        else:
-            self._happened(ev.StateArrived(now, *places))
-
-    def _send_load(self, worker: LocalWorker, context: ContextPayload) -> None:
-        line, cache = self._lines.expect(worker, context.id), self._cache_of(worker, context)
-        load = BuildContext(
-            context.id,
-            line.key,
-            context.name,
-            files={name: cached(digest, path, cache) for name, (path, digest) in context.files.items()},
-            environment=context.environment,
-            timeout=context.timeout,
-            memory=context.memory,
-            line=self._lines.address,
-            directory=self._directory,
-            path=[p or self._here() for p in sys.path],
-            states=self._states_of(worker),
-            body=context.recipe,
-        )
-        self._send(worker, load)
-
-    def _here(self) -> str:
-        """Return the driver's current directory, from which it imports in a notebook; it may have been removed."""
-        try:
-            return os.getcwd()
-        except OSError:
-            return self._directory
 
     def _send(self, worker: LocalWorker, message: ToHost) -> None:
         if not worker.channel.send_frame(pack(message)):

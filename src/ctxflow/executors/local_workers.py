@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import os
 import secrets
 import shutil
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import counted
+from ctxflow.executors.channel_host import start_host
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
@@ -223,23 +221,10 @@ class LocalWorker:
         self.lines: dict[str, LibraryLine] = {}
         os.makedirs(logs, exist_ok=True)
         self._log = os.path.join(logs, "host.log")
-        with contextlib.ExitStack() as ours, open(self._log, "wb") as output:
-            near, far = socket.socketpair()
-            ours.callback(near.close)
-            with far:
-                arguments = [str(far.fileno()), self.scratch, logs, str(os.getpid())]
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "ctxflow.host", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[far.fileno()],
-                    env={**os.environ, **share},
-                    cwd=parent,  # Where no module of the user's hides one that the host needs.
-                    start_new_session=True,  # Ctrl-C is the driver's; and the worker can be ended as a whole.
-                )
-            ours.pop_all()
-        self.channel = Channel(near)
+        with open(self._log, "wb") as output:  # It runs where no module of the user's hides one that the host needs.
+            self.process, self.channel = start_host(
+                self.scratch, logs, output, environment={**os.environ, **share}, directory=parent
+            )
 
     def give_up(self, error: Exception) -> None:
         """Kill it, since something failed between it and the engine, and what it was told is not certain."""
