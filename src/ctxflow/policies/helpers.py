@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ctxflow.installing import how_to_install
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
 
@@ -197,3 +199,15 @@ def forget(table: dict[Key, Any], known: Collection[Any], of: Callable[[Key], An
     if len(table) > 2 * len(known) + 64:
         for key in [key for key in table if of(key) not in known]:
             del table[key]
+
+
+def scipy_modules(user: str, *names: str) -> list[Any]:
+    """Return modules of SciPy, an optional dependency, for those who cannot do without.
+
+    :param user: who needs them, with the verb.
+    :raises ModuleNotFoundError: without SciPy, saying what to install.
+    """
+    try:
+        return [importlib.import_module(f"scipy.{name}") for name in names]
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(f"{user} SciPy: {how_to_install('scipy', extra='policies')}") from None

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.installing import how_to_install
 from ctxflow.policies.agh.allocation import Allocation, Deployment, Route, check
 from ctxflow.policies.agh.draft import Choices, Mechanisms
 from ctxflow.policies.agh.heuristics import adaptive, enough, greedy
 from ctxflow.policies.agh.local_search import Exchange
 from ctxflow.policies.agh.problem import Arrays, Bools, Floats, Ints, Problem
+from ctxflow.policies.helpers import scipy_modules
 
 TINY = 1e-6
 INFEASIBLE = 2  # SciPy's status.
@@ -270,7 +270,7 @@ def exact(
     >>> outcome.closed
     True
     """
-    _scipy()
+    _optimize()
     program = build(arrays, arrays.options() if options is None else options, tightened)
     feasible = greedy(arrays)
     most = feasible.total if options is None and not check(arrays.problem, feasible.allocation()) else np.inf
@@ -314,26 +314,20 @@ def _attempt(arrays: Arrays, program: Program, time_limit: float, gap: float, pr
 
 
 def _solve(program: Program, options: dict[str, Any], lower: Floats, upper: Floats, integral: Bools) -> Any:
-    milp, linear, bounds = _scipy()
+    optimize = _optimize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of options that SciPy passes on to HiGHS.
-        return milp(
+        return optimize.milp(
             program.cost,
             integrality=integral.astype(int),
-            bounds=bounds(lower, upper),
-            constraints=linear(program.matrix, -np.inf, program.limit),
+            bounds=optimize.Bounds(lower, upper),
+            constraints=optimize.LinearConstraint(program.matrix, -np.inf, program.limit),
             options=options,
         )
 
 
-def _scipy() -> tuple[Any, Any, Any]:
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"the exact and improved placement methods need SciPy: {how_to_install('scipy', extra='policies')}"
-        ) from None
-    return milp, LinearConstraint, Bounds
+def _optimize() -> Any:
+    return scipy_modules("the exact and improved placement methods need", "optimize")[0]
 
 
 def read(arrays: Arrays, program: Program, values: Floats) -> Allocation:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxflow.installing import how_to_install
+from ctxflow.policies.helpers import scipy_modules
 from ctxflow.policies.torta.quantities import Floats, Ints, amounts, prices, shares_of
 
 DUST = 1e-12  # Flows under this share of all are rounding.
@@ -190,7 +191,7 @@ def lookahead(
 
 def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switching: float) -> Floats | None:
     """Return the first slot's flows, None if it failed; variables: flows (H, I, J), rises (H, J), overfull (H,)."""
-    linprog, sparse = needs_scipy()
+    optimize, sparse = needs_scipy()
     slots, origins = demand.shape
     regions = len(capacity)
     flows, rises = slots * origins * regions, slots * regions
@@ -207,18 +208,13 @@ def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switc
     objective = np.concatenate(
         [np.tile(cost.ravel(), slots), np.full(rises, switching), np.full(slots, OVERFULL * capacity.sum())]
     )
-    found = linprog(objective, A_ub=upper, b_ub=limits, A_eq=equal, b_eq=demand.ravel(), method="highs-ds")
+    found = optimize.linprog(objective, A_ub=upper, b_ub=limits, A_eq=equal, b_eq=demand.ravel(), method="highs-ds")
     if found.status != 0:
         return None
     first = np.asarray(found.x[: flows // slots], dtype=np.float64).reshape(origins, regions)
     return np.where(first > 1e-10, first, 0.0)
 
 
-def needs_scipy() -> tuple[Any, Any]:
-    """Return SciPy's `linprog` and `sparse`; raise ModuleNotFoundError, saying what to install, without SciPy."""
-    try:
-        from scipy import sparse
-        from scipy.optimize import linprog
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"the look-ahead needs SciPy: {how_to_install('scipy', extra='policies')}") from None
-    return linprog, sparse
+def needs_scipy() -> list[Any]:
+    """Return SciPy's `optimize` and `sparse`; raise ModuleNotFoundError, saying what to install, without SciPy."""
+    return scipy_modules("the look-ahead needs", "optimize", "sparse")
