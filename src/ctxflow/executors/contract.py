@@ -8,16 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ctxflow.errors import CtxflowError
 from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.events import PERVASIVE, Event, TierSpec
 from ctxflow.sites import Site
 from ctxflow.sites.engine_kinds import Capabilities
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)
