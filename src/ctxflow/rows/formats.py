@@ -5,6 +5,7 @@ A row that cannot be read is an error of its own, behind which reading continues
 
 from __future__ import annotations
 
+import abc
 import codecs
 import contextlib
 import csv
@@ -189,7 +190,7 @@ def _seems_utf16(head: bytes) -> bool:
     return zeros in ((False, True, False, True), (True, False, True, False))
 
 
-class FileSource(InputFiles):
+class FileSource(InputFiles, abc.ABC):
     """What all kinds of files of lines share.
 
     :ivar count: how many numbers rows have, once it was read to its end.
@@ -236,8 +237,8 @@ class FileSource(InputFiles):
             if chunk:
                 yield chunk
 
-    def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]: ...
 
     def _other_encoding(self, encoding: str) -> str:
         """Return what else can be done, where nobody named the encoding."""
@@ -248,12 +249,12 @@ class FileSource(InputFiles):
 class LineSource(FileSource):
     """A file whose lines are its rows. Blank lines are no rows, but count as lines."""
 
+    @abc.abstractmethod
     def _values(self, line: bytes) -> dict[str, Any]:
         """Return the values of a line.
 
         :raises RowError: if it cannot be read; UnicodeDecodeError if it is not UTF-8.
         """
-        raise NotImplementedError
 
     def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
         for number in itertools.count():

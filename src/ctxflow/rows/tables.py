@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -116,7 +117,7 @@ def arrow() -> Any:
     return pyarrow
 
 
-class _ArrowSource(InputFiles):
+class _ArrowSource(InputFiles, abc.ABC):
     """Files of record batches, one after the other."""
 
     def __init__(self, files: Sequence[Path], name: str) -> None:
@@ -129,11 +130,11 @@ class _ArrowSource(InputFiles):
     def _count(self) -> int | None:
         return None
 
-    def _schema(self, file: Path) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _schema(self, file: Path) -> Any: ...
 
-    def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]: ...
 
     def columns(self) -> Sequence[str] | None:
         """Return the columns of the first file."""
