@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -159,10 +159,15 @@ def short(value: Any) -> str:
     return _SHORT.repr(value)
 
 
-def closest(name: str, known: Collection[str]) -> str:
-    """Return what somebody may have meant, "" if it is like nothing that is known.
+_ALIKE = 0.62  # From 0 to 1: "wall" is like "walltime", "power" like "power_price" (0.63); "colour" not like "columns".
 
-    >>> closest("priorty", ["priority", "timeout"]), closest("colour", ["priority", "timeout"])
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return what somebody may have meant, "" if it is like nothing that is known; neither case nor spaces matter.
+
+    >>> closest("Priorty ", ["priority", "timeout"]), closest("colour", ["priority", "timeout"])
     ('priority', '')
     """
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.8)), "")
+    plain = {str(each).strip().lower(): each for each in reversed(list(known))}
+    found = difflib.get_close_matches(name.strip().lower(), plain, 1, _ALIKE)
+    return plain[found[0]] if found else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
-from ctxflow.errors import UsageError
+from ctxflow.errors import UsageError, closest
 
 if TYPE_CHECKING:
     from ctxflow.rows.formats import Reading
@@ -377,7 +376,7 @@ def _explain(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"a job needs its {key}: give it on the command line or in the job file"
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, Job.model_fields, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"its keys are {', '.join(Job.model_fields)}"
+        close = closest(key, Job.model_fields)
+        hint = f"did you mean {close!r}?" if close else f"its keys are {', '.join(Job.model_fields)}"
         return f"a job has no key {key!r}: {hint}"
     return f"{key} cannot be {error['input']!r}: {error['msg'].lower()}"

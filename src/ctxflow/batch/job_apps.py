@@ -20,11 +20,11 @@ from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.batch.job import Job, template_text
 from ctxflow.context import ContextFunction
 from ctxflow.decorators import batch_app
-from ctxflow.errors import CtxflowError, article, counted
+from ctxflow.errors import CtxflowError, article, closest, counted
 from ctxflow.installing import how_to_install
 from ctxflow.models.results import Sampling
 from ctxflow.recipe import Context
-from ctxflow.rows.source import RowError, cell, closest, columns_for, item_maker
+from ctxflow.rows.source import RowError, cell, columns_for, item_maker
 
 
 def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, Any]]:

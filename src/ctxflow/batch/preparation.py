@@ -15,10 +15,10 @@ from ctxflow.batch.job_apps import URLS, Item, LacksColumn, columns_named, compi
 from ctxflow.batch.job_files import check_files, files_of, form_of
 from ctxflow.batch.job_status import status_path
 from ctxflow.batch.work import Work
-from ctxflow.errors import BusyError, UsageError, counted
+from ctxflow.errors import BusyError, UsageError, closest, counted
 from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
 from ctxflow.rows.readers import open_source
-from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, closest, columns_for, head_of
+from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, columns_for, head_of
 from ctxflow.sites import load_site
 
 
@@ -126,7 +126,7 @@ def _constants(job: Job, app: BatchApp) -> Iterator[str]:
                 "behind a *, or name its column with --column"
             )
         else:
-            close = closest(name, list(by_name))
+            close = closest(name, by_name)
             hint = f" (did you mean {close!r}?)" if close else ""
             yield f"--set {name}: {job.function} has no such constant; it has {', '.join(by_name) or 'none'}{hint}"
     for name, each in by_name.items():

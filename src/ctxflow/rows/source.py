@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import os
@@ -11,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+
+from ctxflow.errors import closest
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1 << 20
@@ -263,17 +264,6 @@ def _available(name: str, known: Sequence[str], words: Words = IN_BATCH) -> str:
         return f"it has {listed(known)}, which {delimiter!r} seems to separate: {words.delimiter.format(delimiter)}"
     close = closest(name, known)
     return f"it has {listed(known)}" + (f" (did you mean {close!r}?)" if close else "")
-
-
-def closest(name: str, names: Sequence[str]) -> str | None:
-    """Return the name that is most like another, if one is; neither case nor spaces matter.
-
-    >>> closest("Txt", ["id", "text"]), closest("claim", ["x"])
-    ('text', None)
-    """
-    plain = {str(each).strip().lower(): each for each in reversed(names)}
-    found = difflib.get_close_matches(name.strip().lower(), list(plain), n=1)
-    return plain[found[0]] if found else None
 
 
 def other_delimiter(columns: Sequence[str]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
@@ -14,6 +13,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+from ctxflow.errors import closest
 
 KeyPath = tuple[str | int, ...]
 
@@ -85,9 +86,8 @@ def suggestion(word: str, known: Iterable[str], otherwise: str) -> str:
     >>> suggestion("partion", ["partition", "account"], "there is none"), suggestion("x", ["partition"], "?")
     ("did you mean 'partition'?", '?')
     """
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lower, n=1)
-    return f"did you mean {lower[close[0]]!r}?" if close else otherwise
+    close = closest(word, known)
+    return f"did you mean {close!r}?" if close else otherwise
 
 
 _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
