@@ -219,7 +219,7 @@ def test_the_least_recently_used_context_is_unloaded_when_memory_is_short():
     assert held(bench) == ["a", "c"]
 
 
-def test_measured_memory_takes_the_place_of_what_was_declared():
+def test_the_larger_of_declared_and_measured_memory_counts():
     bench = Bench()
     for name in "ab":
         bench.context(name, memory=10)

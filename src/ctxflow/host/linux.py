@@ -217,7 +217,7 @@ def machine_memory() -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory of a process in bytes, 0 if it is gone."""
+    """Return the resident memory of a process (RSS) in bytes, 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -226,7 +226,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the memory of a process in bytes, shared pages divided by those who share them; 0 if it is gone."""
+    """Return the proportional memory of a process (PSS: a page divided by who shares it) in bytes, 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
@@ -235,7 +235,10 @@ def proportional_bytes(pid: int) -> int:
 
 
 def tree_bytes(pid: int, limit: int = 0) -> int:
-    """Return the memory in bytes of a process and its descendants; above `limit`, what they share counts once."""
+    """Return the memory in bytes of a process and its descendants, what they share counted once.
+
+    :param limit: a sum up to this need not be exact: pages may count for each that shares them, which is quicker.
+    """
     tree = [pid, *descendants(pid)]
     total = sum(map(resident_bytes, tree))
     return total if total <= limit else sum(map(proportional_bytes, tree))

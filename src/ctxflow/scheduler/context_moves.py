@@ -94,6 +94,7 @@ def _in_the_way(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> list
 def _fits(state: RunState, worker: Worker, wanted: ev.ContextSpec, without: list[str]) -> bool:
     others = [state.contexts[c] for c in worker.contexts if c not in without]
     context = state.contexts[wanted.id]
+    # What the user declared is for calls too; what was measured is what building took.
     used = sum(_larger(each.spec.memory, each.memory) or 0 for each in (context, *others))
     if worker.spec.memory is not None and used > worker.spec.memory and others:
         return False
@@ -106,9 +107,8 @@ def _fits(state: RunState, worker: Worker, wanted: ev.ContextSpec, without: list
     return worker.spec.gpu_memory is not None and len(known) == len(sizes) and sum(known) <= worker.spec.gpu_memory
 
 
-def _larger(declared: int | None, measured: int | None) -> int | None:
-    # What the user declared is for calls too; what was measured is what building took.
-    return max((size for size in (declared, measured) if size is not None), default=None)
+def _larger(*sizes: int | None) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def staged(state: RunState, event: ev.ContextStaged, out: list[Command]) -> None:
@@ -131,10 +131,9 @@ def ready(state: RunState, worker: Worker, event: ev.ContextReady) -> App | None
     context, claim = state.contexts[event.context], held.claim
     _end_load(state, worker, held)
     held.state, held.since, held.last_used = "ready", state.now, state.now
-    held.memory, held.gpu_memory = event.memory, event.gpu_memory
     # The most: a page counts for less where other workers share it, and for all again when those are gone.
     context.memory = _larger(context.memory, event.memory)
-    context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
+    context.gpu_memory = _larger(context.gpu_memory, event.gpu_memory)
     context.suspects.pop(worker.id, None)
     faults.built(state, worker, context)
     worker.context_seconds[event.context] = event.seconds

@@ -59,8 +59,6 @@ class OnWorker:
     state: str  # "staging", "loading", "ready"; "spent" if it runs the one call that it was built for.
     since: float
     last_used: float
-    memory: int | None = None
-    gpu_memory: int | None = None
     claim: Claim | None = None
     begun: float = 0.0  # When it began to be staged or built.
     shown: ContextOnWorkerView = dataclasses.field(init=False, repr=False, compare=False)
