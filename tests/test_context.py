@@ -53,6 +53,8 @@ def test_options():
         ({"affinity": "close"}, ValueError, "affinity='close' is not known: write 'guaranteed' or 'best-effort'"),
         ({"gpus": -1}, ValueError, "gpus=-1 makes no sense: give the number of GPUs"),
         ({"memory": "lots"}, ValueError, "'lots' is no size: write a number of bytes, or text such as '10 GB'"),
+        ({"memory": 0}, ValueError, "memory=0 makes no sense: give the bytes that it takes .* or leave it out"),
+        ({"memory": "0.2"}, ValueError, "memory='0.2' makes no sense: give the bytes that it takes"),
         ({"gpu_memory": -5}, ValueError, "gpu_memory=-5 makes no sense: give a number of bytes, or text such as"),
     ],
 )

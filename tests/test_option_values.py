@@ -54,7 +54,7 @@ CONTEXT = {
     "files": [*NO_MAPPING, None, {"weights": 3}, {3: "weights"}],
     "env": [*NO_MAPPING, None, {"NAME": None}, {3: "x"}],
     "gpus": [*NO_WHOLE, -1, None],
-    "memory": [-1, 1.5, NAN, True, [1], "lots", "-1 GB", b"1"],
+    "memory": [0, "0 GB", -1, 1.5, NAN, True, [1], "lots", "-1 GB", b"1"],
     "gpu_memory": [-1, 1.5, NAN, True, [1], "lots", "-1 GB", b"1"],
     "load_timeout": SECONDS,
     "affinity": [*NO_TEXT, "", "close"],

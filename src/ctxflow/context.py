@@ -105,6 +105,14 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _OPTIONS[name](value) for name, value in options.items()}
 
 
+def _memory(value: Any) -> int | None:
+    size = _size("memory")(value)
+    if size == 0:
+        wanted = "the bytes that it takes with its calls, or text such as '10 GB', or leave it out to have no limit"
+        raise refuse("memory", value, wanted, ValueError)
+    return size
+
+
 def _size(name: str) -> Callable[[Any], int | None]:
     def check(value: Any) -> int | None:
         if value is not None and not isinstance(value, str):
@@ -144,7 +152,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "files": _files,
     "env": _env,
     "gpus": lambda value: whole("gpus", value, "the number of GPUs that a context occupies, 0 or more", 0),
-    "memory": _size("memory"),
+    "memory": _memory,
     "gpu_memory": _size("gpu_memory"),
     "load_timeout": _load_timeout,
     "affinity": lambda value: None if value is None else choice("affinity", value, AFFINITIES),
@@ -246,9 +254,9 @@ def context(
     :param files: what is staged to workers, by parameter: `{"weights": "model/"}`; the function gets local paths.
     :param env: environment variables of its process: `{"NAME": "value"}`.
     :param gpus: how many GPUs it occupies.
-    :param memory: host memory that it takes with its calls, as text such as "8 GB" or in bytes. The larger of this and
-        what was measured once it was built counts, so that it may be left out.
-    :param gpu_memory: memory that it takes on each GPU, likewise.
+    :param memory: host memory that it takes with its calls, as text such as "8 GB" or in bytes, more than 0. The larger
+        of this and what was measured once it was built counts, so that it may be left out; then it has no limit.
+    :param gpu_memory: memory that it takes on each GPU, likewise, but without a limit.
     :param load_timeout: seconds that building it may take; None for no limit.
     :param affinity: how close together several GPUs have to be: "guaranteed" or "best-effort" (see docs/preemption.md).
     :param priority: that of its apps, where they do not say: higher goes first.

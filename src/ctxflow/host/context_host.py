@@ -228,7 +228,7 @@ class Host:
         if message.timeout:
             library.load_deadline = now() + message.timeout
             library.timeout = message.timeout
-        if message.memory:
+        if message.memory is not None:
             library.memory_limit = message.memory
             self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
         register = self._selector.register
