@@ -8,7 +8,6 @@ So a tier of the site is divided into blocks of 1, 2, 4, ... workers, each of wh
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ctxflow.planning.job_file import USABLE, CandidateModel, DataSheet, Known, 
 from ctxflow.policies.agh.allocation import Allocation
 from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType, Table
 from ctxflow.policies.agh.solution import Solution
-from ctxflow.policies.agh.staffing import blocks
+from ctxflow.policies.agh.staffing import blocks, workers_needed
 from ctxflow.simulator.recorded_run import Recorded
 from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
@@ -344,22 +343,18 @@ def staffing(
 ) -> list[StaffedModel]:
     """Return the workers that an answer needs, never more than its blocks have."""
     owners = block_owners(offers)
-    held: dict[tuple[int, int], int] = {}
+    held = [((each.model, owners[each.tier][0]), owners[each.tier][1]) for each in allocation.deployments]
     shares: dict[tuple[int, int], dict[int, float]] = {}
-    for each in allocation.deployments:
-        number, size = owners[each.tier]
-        held[each.model, number] = held.get((each.model, number), 0) + size
     for route in allocation.routes:
         here = shares.setdefault((route.model, owners[route.tier][0]), {})
         here[route.query_type] = here.get(route.query_type, 0.0) + route.share
-    found = []
-    for (model, number), most in sorted(held.items()):
-        busy = 0.0
-        for query, share in shares.get((model, number), {}).items():
+    busy = dict.fromkeys(shares, 0.0)
+    for (model, number), own in shares.items():
+        for query, share in own.items():
             speed = speeds[query][model][number]
-            busy += share * problem.query_types[query].queries_per_hour * (speed.seconds if speed else 0.0) / 3600
-        needed = math.ceil(busy / problem.utilization - 1e-9)
-        if needed > 0 or shares.get((model, number)):
-            own = tuple(sorted(shares.get((model, number), {}).items()))
-            found.append(StaffedModel(model, number, min(most, max(1, needed)), own))
-    return found
+            rate = problem.query_types[query].queries_per_hour
+            busy[model, number] += share * rate * (speed.seconds if speed else 0.0) / 3600
+    return [
+        StaffedModel(model, number, workers, tuple(sorted(shares[model, number].items())))
+        for (model, number), workers in workers_needed(held, busy, problem.utilization).items()
+    ]

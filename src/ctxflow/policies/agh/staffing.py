@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,27 @@ def blocks(workers: int) -> list[int]:
         sizes.append(min(2 ** len(sizes), workers))
         workers -= sizes[-1]
     return sorted(sizes)
+
+
+def workers_needed(
+    held: Iterable[tuple[tuple[int, int], int]], busy: Mapping[tuple[int, int], float], utilization: float
+) -> dict[tuple[int, int], int]:
+    """Return how many workers each pair of a model (or context) and a tier needs, never more than its blocks have.
+
+    :param held: the pair and the workers of each block that holds a model.
+    :param busy: by pair, workers whose whole time is taken by what is routed there; a pair that has any needs one.
+
+    >>> workers_needed([((0, 0), 1), ((0, 0), 4), ((1, 0), 2)], {(0, 0): 1.9}, utilization=0.9)
+    {(0, 0): 3}
+    """
+    most: Counter[tuple[int, int]] = Counter()
+    for pair, workers in held:
+        most[pair] += workers
+    return {
+        pair: min(number, max(1, math.ceil(busy[pair] / utilization - 1e-9)))
+        for pair, number in sorted(most.items())
+        if pair in busy
+    }
 
 
 @dataclasses.dataclass
@@ -250,20 +271,18 @@ class StaffingProblem:
     def counts(self, share: float, staffing: Staffing) -> dict[tuple[str, str], int]:
         """Return the workers that a staffing needs, by context and tier."""
         order = {task.context: number for number, task in enumerate(self.tasks)}
-        held: dict[tuple[int, int], int] = {}
+        held = [((order[each.context], each.block.offer), each.block.workers) for each in staffing.crews]
         shares: dict[tuple[int, int], float] = {}
-        for each in staffing.crews:
-            pair = order[each.context], each.block.offer
-            held[pair] = held.get(pair, 0) + each.block.workers
+        for (pair, _), each in zip(held, staffing.crews, strict=True):
             shares[pair] = shares.get(pair, 0.0) + each.share
-        found = {}
-        for (number, offer), most in sorted(held.items()):
+        busy = {}
+        for (number, offer), routed in shares.items():
             task, name = self.tasks[number], self.offers[offer].name
             seconds = task.item_seconds(name) if name in task.work else 0.0
-            needed = math.ceil(shares[number, offer] * (share * task.per_hour) * seconds / 3600 / UTILIZATION - 1e-9)
-            if needed > 0 or shares[number, offer]:
-                found[task.context, name] = min(most, max(1, needed))
-        return found
+            if routed:
+                busy[number, offer] = routed * (share * task.per_hour) * seconds / 3600
+        needed = workers_needed(held, busy, UTILIZATION)
+        return {(self.tasks[i].context, self.offers[offer].name): workers for (i, offer), workers in needed.items()}
 
     def fill(self, counts: dict[tuple[str, str], int]) -> None:
         """Give each worker that is left to the context with the most work for a worker."""
