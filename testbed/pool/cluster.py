@@ -13,7 +13,7 @@ from typing import Any
 
 from . import faults, machine, network, root, slurm
 from .condor import configuration, slots
-from .gpus import gpus_of, inventory, speeds, topology
+from .gpus import cards, gpus_of, inventory, speeds, topology
 from .machine import SWITCH, enter, run, until
 from .progress import step
 from .settings import (
@@ -199,6 +199,8 @@ def _lay_out(settings: Settings) -> None:
             "gpus": inventory(mine),
             "speeds": speeds(mine),
         }
+        if mine:
+            files["cards"] = cards(mine)
         if settings.numa and mine:
             files |= {f"topology/{path}": text for path, text in topology(mine).items()}
         for path, text in files.items():

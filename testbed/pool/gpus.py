@@ -113,8 +113,16 @@ def inventory(gpus: list[Gpu]) -> str:
 
 
 def speeds(gpus: list[Gpu]) -> str:
-    """The table that the job wrapper reads: a line for each GPU with its name, its speed, and its model."""
-    return "".join(f"{gpu.short} {gpu.model.speed:.2f} {gpu.model.name}\n" for gpu in gpus)
+    """The table that the job wrapper reads: a line for each GPU with its name and its speed."""
+    return "".join(f"{gpu.short} {gpu.model.speed:.2f}\n" for gpu in gpus)
+
+
+def cards(gpus: list[Gpu]) -> str:
+    """The table that the host's nvidia-smi reads (nvidia_smi.py)."""
+    lines = ["index, uuid, name, memory.total, pci.bus_id"]
+    for number, gpu in enumerate(gpus):
+        lines.append(f"{number}, {gpu.uuid}, {gpu.model.name}, {gpu.model.memory_mb}, 0000{gpu.bus.upper()}")
+    return "\n".join(lines) + "\n"
 
 
 def topology(gpus: list[Gpu]) -> dict[str, str]:

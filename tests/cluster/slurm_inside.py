@@ -100,9 +100,10 @@ def test_what_a_tier_asks_for_reaches_the_job(directory):
         "gpus": 1,
         "options": {"gres": "gpu:a40:1", "worker_init": "export COLOUR=blue"},
     }
+    model = "nvidia-smi --query-gpu=name --format=csv,noheader --id=$CUDA_VISIBLE_DEVICES"
     slurm = make("asks", directory, **tier)
     try:
-        [job] = slurm.submit(sh("echo $COLOUR $CUDA_VISIBLE_DEVICES $CTXFLOW_TESTBED_GPU; sleep 3"), 1)
+        [job] = slurm.submit(sh(f"echo $COLOUR $CUDA_VISIBLE_DEVICES `{model}`; sleep 3"), 1)
         watch = JobWatch(slurm)
         assert watch.until(job, "running").host == "host4"
         assert "cpu=2,mem=3G,node=1" in call("scontrol", "show", "job", job)

@@ -34,7 +34,9 @@ WORKERS = 3
 
 @context(gpus=1)
 def place():
-    return os.uname().nodename, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("CTXFLOW_TESTBED_GPU")
+    devices = os.environ["CUDA_VISIBLE_DEVICES"]
+    model = call("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={devices}").strip()
+    return os.uname().nodename, devices, model
 
 
 @batch_app(place(), batch_size=BATCH)
@@ -93,12 +95,11 @@ def take(executor: ContextExecutor) -> None:
 
 
 def by_hand(run_id: str) -> list[subprocess.Popen[bytes]]:
-    """Workers that a person starts."""
+    """Workers that a person starts, each on a machine that was lent to them."""
     line = shlex.split(call(sys.executable, "-m", "ctxflow", "worker-command", run_id))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "CTXFLOW_TESTBED_GPU": "NVIDIA A10"}
+    lent = ["srun", "--quiet", "--ntasks=1", "--mem=1g", "--gpus-per-node=1"]
     return [
-        subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(WORKERS)
+        subprocess.Popen([*lent, *line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(WORKERS)
     ]
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from conftest import Testbed
 
 from pool import tools
-from pool.gpus import MODELS, apportion, gpus_of, inventory, topology
+from pool.gpus import MODELS, apportion, cards, gpus_of, inventory, topology
+from pool.nvidia_smi import answer
 from pool.settings import NAME, STATE, CannotBuild, Settings, TestbedError
 
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
@@ -70,6 +71,42 @@ def test_a_numa_host_has_two_sockets_and_a_gpu_on_every_node() -> None:
     assert files["sys/devices/system/cpu/cpu33/topology/physical_package_id"] == "1\n"
     assert files["sys/devices/system/cpu/cpu33/topology/core_siblings"] == "ffffffff,00000000\n"
     assert files[f"sys/bus/pci/devices/{mine[5].bus}/local_cpulist"] == "40-47\n"
+
+
+ALL = "--query-gpu=index,uuid,name,memory.total,pci.bus_id"
+PLAIN = "--format=csv,noheader,nounits"
+
+
+def test_nvidia_smi_tells_what_the_host_advertises() -> None:
+    mine = gpus_of(Settings())["host4"]
+    text, status = answer([ALL, PLAIN], cards(mine))
+    wanted = [
+        f"{number}, {gpu.uuid}, {gpu.model.name}, {gpu.model.memory_mb}, 0000{gpu.bus}"
+        for number, gpu in enumerate(mine)
+    ]
+    assert (text.splitlines(), status) == (wanted, 0)
+    for name in ("1", mine[1].uuid, f"0000{mine[1].bus}"):
+        assert answer(["--query-gpu=name", PLAIN, f"--id={name}"], cards(mine)) == ("NVIDIA A40\n", 0)
+    names = ["--query-gpu=name,memory.total", "--format=csv", "-i", "2"]
+    assert answer(names, cards(mine)) == ("name, memory.total [MiB]\nNVIDIA H100 80GB HBM3, 81920 MiB\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "status"),
+    [
+        ([], "Invalid combination of input arguments.", 2),
+        (["-L"], "ERROR: Option -L is not recognized.", 2),
+        (["--query-gpu=", PLAIN], "ERROR: Option --query-gpu= is missing its value.", 2),
+        (["--query-gpu=name"], '"--format=" switch is missing.', 2),
+        (["--query-gpu=name", "--format=xml"], "Invalid combination of input arguments.", 2),
+        (["--query-gpu=name,colour", PLAIN], 'Field "colour" is not a valid field to query.', 2),
+        (["--query-gpu=name", PLAIN, "-i", "3"], "No devices were found", 6),
+        (["--query-gpu=name", PLAIN, "-i"], "ERROR: Option -i is missing its value.", 2),
+    ],
+)
+def test_nvidia_smi_refuses_what_it_does_not_know(words: list[str], says: str, status: int) -> None:
+    text, ended = answer(words, cards(gpus_of(Settings())["host4"]))
+    assert text.startswith(says) and ended == status
 
 
 @pytest.mark.parametrize(
@@ -133,7 +170,8 @@ def test_the_hosts_advertise_slots_and_gpus(testbed: Testbed) -> None:
 @on_cluster
 def test_jobs_run_on_every_host_as_an_ordinary_user(testbed: Testbed) -> None:
     script = (
-        "echo `id -un` `hostname` $CUDA_VISIBLE_DEVICES $CTXFLOW_TESTBED_SPEED $CTXFLOW_TESTBED_GPU;"
+        "echo `id -un` `hostname` $CUDA_VISIBLE_DEVICES $CTXFLOW_TESTBED_SPEED"
+        " `nvidia-smi --query-gpu=name --format=csv,noheader --id=$CUDA_VISIBLE_DEVICES`;"
         " python -c 'import cloudpickle, ctxflow.installing'; sleep 3"
     )
     job = {"executable": "/bin/sh", "arguments": f"\"-c '{script.replace(chr(39), chr(39) * 2)}'\""}
@@ -340,9 +378,11 @@ def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(any_testbed: Test
     lists = any_testbed.run("bash", "-c", "cat /sys/devices/system/node/node*/cpulist", host="host1").split()
     assert lists == [f"{start}-{start + 7}" for start in range(0, 64, 8)]
     information = any_testbed.run("bash", "-c", "cat /proc/driver/nvidia/gpus/*/information", host="host1")
-    assert re.findall(r"GPU UUID:\s+(\S+)", information) == [
-        gpu.uuid for gpu in gpus_of(Settings(hosts=1, numa=True))["host1"]
-    ]
+    uuids = [gpu.uuid for gpu in gpus_of(Settings(hosts=1, numa=True))["host1"]]
+    assert re.findall(r"GPU UUID:\s+(\S+)", information) == uuids
+    assert re.findall(r"Device Minor:\s+(\d)", information) == [str(number) for number in range(8)]
+    told = any_testbed.run("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader", host="host1")
+    assert told.splitlines() == [f"{number}, {uuid}" for number, uuid in enumerate(uuids)]
 
 
 def leftovers() -> list[str]:

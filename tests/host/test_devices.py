@@ -41,18 +41,18 @@ def test_a_machine_that_tells_nothing(monkeypatch):
 
 
 def test_what_a_worker_tells(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "_from_nvidia_smi", lambda query: ([], []))
     (tmp_path / "ad").write_text('Cpus = 4\nMachine = "n1.pool"\nMachineResources = "Cpus"\n')
     for name, value in {
-        "CUDA_VISIBLE_DEVICES": "GPU-1000,GPU-0000", "CTXFLOW_TESTBED_GPU": "NVIDIA A10", "CTXFLOW_PIN": "7",
+        "CUDA_VISIBLE_DEVICES": "GPU-1000,GPU-0000", "CTXFLOW_PIN": "7",
         "_CONDOR_MACHINE_AD": str(tmp_path / "ad"),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     told = worker_facts(1, 1, str(tmp_path / "cache"))
     assert (told.machine, told.devices, told.pin) == ("n1.pool", ["GPU-0000", "GPU-1000"], 7)
     assert [gpu.numa for gpu in from_graph(told.topology).gpus] == list(range(8))
-    for name in ("CUDA_VISIBLE_DEVICES", "CTXFLOW_TESTBED_GPU", "CTXFLOW_PIN", "_CONDOR_MACHINE_AD"):
+    for name in ("CUDA_VISIBLE_DEVICES", "CTXFLOW_PIN", "_CONDOR_MACHINE_AD"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(devices, "_from_nvidia_smi", lambda query: ([], []))
     told = worker_facts(1, 1, str(tmp_path / "cache"))
     assert (told.machine, told.devices, told.topology, told.pin) == (None, [], None, None)
     for variable in ("SLURMD_NODENAME", "CTXFLOW_MACHINE"):  # What Slurm calls a node, and where a pod's host is told.

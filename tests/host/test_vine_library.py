@@ -293,9 +293,14 @@ def test_staging_from_a_shared_disk(player, tmp_path):
 
 
 def test_it_gives_back_the_devices_of_the_batch_system(tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.touch(0o755)
     for number, (given, found) in enumerate([({"CTXFLOW_CUDA_VISIBLE_DEVICES": "GPU-7,GPU-8"}, 2), ({}, 0)]):
         # The wrapper's number is that of a process that can take the signal of a release: our own child.
-        environment = {"CTXFLOW_WORKER_PID": "1", "CUDA_VISIBLE_DEVICES": "0", "CTXFLOW_TESTBED_GPU": "NVIDIA A10"}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        environment = {"CTXFLOW_WORKER_PID": "1", "CUDA_VISIBLE_DEVICES": "0", "PATH": path}
+        card = "0, GPU-7, NVIDIA A10, 24576, 00000000:11:00.0"
+        tool.write_text(f"#!/bin/sh\necho {card if found else 'No devices were found; exit 6'}\n")
         player = Player(tmp_path / str(number), environment={**environment, **given})
         try:
             player.message()

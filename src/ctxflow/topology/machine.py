@@ -269,21 +269,15 @@ class Device:
 def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
     """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else all that the driver knows."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    # The testbed's cards are advertised, not real: it says which one a job was lent.
-    advertised = environment.get("CTXFLOW_TESTBED_GPU")
-    known = (
-        []
-        if advertised
-        else [
-            Device(str(card.uuid), card.model, None if card.memory is None else card.memory << 20)
-            for card in _from_nvidia_smi(run_nvidia_smi)[0]
-        ]
-    )
+    known = [
+        Device(str(card.uuid), card.model, None if card.memory is None else card.memory << 20)
+        for card in _from_nvidia_smi(run_nvidia_smi)[0]
+    ]
     if visible is None:
         return known
     ids = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
     by_id = {device.id: device for device in known} | {str(n): device for n, device in enumerate(known)}
-    return [dataclasses.replace(by_id.get(i, Device(i, advertised)), id=i) for i in ids]
+    return [dataclasses.replace(by_id.get(i, Device(i)), id=i) for i in ids]
 
 
 def machine_of(names: Sequence[str]) -> Topology | None:
