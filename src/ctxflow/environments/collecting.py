@@ -216,12 +216,12 @@ class Collection:
                     continue
                 new[key] = spread
                 if name.endswith(".pth"):
-                    self._path_file(path, roots)
+                    self._path_file(path)
                 else:
                     self.add(path, os.path.join(self.site, name), root)
             taken.update(new)
 
-    def _path_file(self, path: str, roots: list[str]) -> None:
+    def _path_file(self, path: str) -> None:
         """Add a .pth file without the lines that lead out of its folder, which were followed."""
         folder, kept = os.path.dirname(path), []
         for line in Path(path).read_text(errors="surrogateescape").splitlines():

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxflow.errors import CtxflowError, counted
@@ -82,7 +82,7 @@ class TierAnswer:
     advice: tuple[str, ...] = ()
 
 
-def ask_tiers(site: Site, provider: Callable[[Tier, str], Provider] = provider_of) -> Iterator[TierAnswer]:
+def ask_tiers(site: Site) -> Iterator[TierAnswer]:
     """Survey each tier, in order; a batch system that does not answer is asked once.
 
     >>> site = Site(engine="taskvine", tiers=(Tier(provider="local", gpus=0, cores=1, memory_gb=0.1, disk_gb=0.1),))
@@ -96,7 +96,7 @@ def ask_tiers(site: Site, provider: Callable[[Tier, str], Provider] = provider_o
             try:
                 address, python = site.taskvine.address or "localhost", python_of(site.python_environment)
                 lead = Lead(address, 9123, "ctxflow.pyz", "password", python)
-                yield _judged(tier, provider(tier, "check").survey(worker_job(tier, lead)))
+                yield _judged(tier, provider_of(tier, "check").survey(worker_job(tier, lead)))
                 continue
             except ProviderError as error:
                 silent[where] = str(error)

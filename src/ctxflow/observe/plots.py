@@ -88,7 +88,7 @@ def transfers_picture(figure_class: Any, found: Transfers, trees: Sequence[FileT
     margin = 0.02 * (end - begin)
     axes.set(xlim=(begin - margin, end + margin), ylim=(len(rows) - 0.4, -0.6), xlabel="time in the run (s)")
     axes.grid(axis="x", color=PALE, linewidth=0.6)
-    _label_rows(axes, rows, hosts, found)
+    _label_rows(axes, rows, hosts)
     _key(figure, found, trees, colours)
     return figure
 
@@ -152,7 +152,7 @@ def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, sca
     axes.annotate("", xy=(over, below), xytext=(begin, above), arrowprops=arrow, zorder=3)
 
 
-def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int]], found: Transfers) -> None:
+def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int]]) -> None:
     labels: list[tuple[float, str]]
     if len(rows) <= _LABELLED:
         labels = [(row, shortened(name) or "(unknown)") for name, row in rows.items()]

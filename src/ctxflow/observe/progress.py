@@ -326,9 +326,9 @@ def known_runs(base: Path) -> list[KnownRun]:
     return sorted(found, key=lambda run: run.updated)
 
 
-def removable(runs: list[KnownRun], older_than: float, now: float | None = None) -> list[KnownRun]:
+def removable(runs: list[KnownRun], older_than: float) -> list[KnownRun]:
     """Return those that are over, and have been for so many seconds."""
-    then = (time.time() if now is None else now) - older_than
+    then = time.time() - older_than
     return [run for run in runs if run.is_over and run.updated <= then]
 
 

@@ -52,7 +52,7 @@ class Report:
     batch: dict[str, Any] | None = None
 
 
-def find_run(path: Path | None = None, here: Path = Path()) -> Path:
+def find_run(path: Path | None = None) -> Path:
     """Return the directory of a run.
 
     :param path: the run's directory, or one above it that holds exactly one; by default, the latest run below
@@ -60,7 +60,7 @@ def find_run(path: Path | None = None, here: Path = Path()) -> Path:
     :raises UsageError: if there is none, or if it is not clear which is meant.
     """
     if path is None:
-        runs = [run for place in _PLACES for run in _runs_below(here / place)]
+        runs = [run for place in _PLACES for run in _runs_below(Path(place))]
         if not runs:
             raise UsageError(
                 "no run below ./runs, ./runinfo or ./.demo: name a run's directory, as in `ctxflow report DIR`"

@@ -210,9 +210,9 @@ def random_starts(arrays: Constants) -> int:
     return 3 if size > 5000 else 5 if size > 2000 else 10 if size > 500 else 20
 
 
-def relocate(draft: Draft, passes: int = PASSES) -> Draft:
-    """Move routes, each whole, to where the total falls the most, until none moves or the passes are over."""
-    for _ in range(passes):
+def relocate(draft: Draft) -> Draft:
+    """Move routes, each whole, to where the total falls the most, until none moves or `PASSES` are over."""
+    for _ in range(PASSES):
         moved = False
         for i, routes in enumerate(draft.routes):
             for pair in list(routes):
