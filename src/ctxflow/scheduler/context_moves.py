@@ -10,7 +10,8 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import faults, items
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
-from ctxflow.scheduler.run_state import RunState, able, cache_only, has_work
+from ctxflow.scheduler.eligibility import able, cache_only, has_work
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.view import ShownContext
 from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker, hide
 

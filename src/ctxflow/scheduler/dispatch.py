@@ -11,7 +11,8 @@ from ctxflow.scheduler import context_moves, faults, items, reservations, sessio
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App, Group
 from ctxflow.scheduler.commands import Abandon, Acquire, Command, MakePlan, Note, Place, Release, Run
-from ctxflow.scheduler.run_state import RunState, empty, group_for
+from ctxflow.scheduler.eligibility import empty, group_for
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.view import ShownTier
 from ctxflow.scheduler.worker_state import Attempt, TierState, Worker, show
 

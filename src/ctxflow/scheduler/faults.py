@@ -15,8 +15,9 @@ from ctxflow.errors import counted
 from ctxflow.policies.protocols import Trial, Verdict
 from ctxflow.scheduler.app_state import App, ContextState, Suspect
 from ctxflow.scheduler.commands import Command, Exclude, Note, Quarantine, Release
+from ctxflow.scheduler.eligibility import able, empty
 from ctxflow.scheduler.events import Failure, HostDrained
-from ctxflow.scheduler.run_state import RunState, able, empty
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt, Charge, Charges, Pace, Unit, Worker
 
 REMEMBERED_ITEMS = 100  # Before a batch, that count beside its own in a worker's speed: fewer would follow luck.

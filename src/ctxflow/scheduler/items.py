@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterator, Sequence
 from ctxflow.scheduler import faults
 from ctxflow.scheduler.app_state import App, Deal, Group
 from ctxflow.scheduler.commands import Bury, Command, Deliver
+from ctxflow.scheduler.eligibility import awaited, elsewhere
 from ctxflow.scheduler.events import Failure
-from ctxflow.scheduler.run_state import RunState, awaited, elsewhere
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt
 
 OPINIONS = 3  # How often an item is tried elsewhere since the place where it failed was in doubt.

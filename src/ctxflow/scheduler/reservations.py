@@ -15,7 +15,8 @@ from ctxflow.policies.protocols import PlaceRequest, Room
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
-from ctxflow.scheduler.run_state import Machine, Reservation, RunState, Want, empty, may_hold, wide_tiers
+from ctxflow.scheduler.eligibility import empty, may_hold, wide_tiers
+from ctxflow.scheduler.run_state import Machine, Reservation, RunState, Want
 from ctxflow.scheduler.worker_state import Worker
 from ctxflow.topology import from_graph
 

@@ -13,7 +13,8 @@ import dataclasses
 from ctxflow.scheduler import context_moves
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Carry, Command, EndSession
-from ctxflow.scheduler.run_state import PATIENCE, RunState, able, elsewhere
+from ctxflow.scheduler.eligibility import PATIENCE, able, elsewhere
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.view import ShownSession
 from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState, Worker, hide, show
 

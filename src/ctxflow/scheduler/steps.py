@@ -12,8 +12,9 @@ from typing import Any
 from ctxflow.errors import counted
 from ctxflow.scheduler import context_moves, faults
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
+from ctxflow.scheduler.eligibility import cache_only, can_be_kept, elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
-from ctxflow.scheduler.run_state import RunState, cache_only, can_be_kept, elsewhere
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.session_moves import (
     aim,
     bury_broken,

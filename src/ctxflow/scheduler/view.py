@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 from ctxflow.policies import views
 from ctxflow.scheduler.app_state import App, Place
+from ctxflow.scheduler.eligibility import has_work
 from ctxflow.scheduler.events import RegionSpec
-from ctxflow.scheduler.run_state import RunState, has_work
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import SessionState, TierState, Worker
 
 _put = object.__setattr__
