@@ -58,3 +58,22 @@ def test_what_a_worker_tells(machine, monkeypatch, tmp_path):
     for variable in ("SLURMD_NODENAME", "CTXFLOW_MACHINE"):  # What Slurm calls a node, and where a pod's host is told.
         monkeypatch.setenv(variable, f"by {variable}")
         assert worker_facts(1, 1, str(tmp_path / "cache")).machine == f"by {variable}"
+
+
+@pytest.mark.parametrize(
+    ("visible", "models"),
+    [
+        (None, ["A10", "L40S"]), ("1,0", ["L40S", "A10"]), ("GPU-1100aa,GPU-2200bb", ["A10", "L40S"]),
+        ("GPU-22", ["L40S"]), ("GPU-", [None]), ("7", [None]), ("MIG-5", [None]), ("", []), ("-1", []), ("10000", []),
+    ],
+)  # fmt: skip
+def test_which_cards_a_process_may_use(monkeypatch, visible, models):
+    """As numbers (Slurm), UUIDs, beginnings of them, or 10000 for none (HTCondor)."""
+    cards = [Gpu(0, "GPU-1100aa", "A10", memory=24_576), Gpu(1, "GPU-2200bb", "L40S", memory=46_068)]
+    monkeypatch.setattr(devices, "_from_nvidia_smi", lambda query: (cards, []))
+    found = devices.cuda_devices({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert [device.model for device in found] == models
+    assert [device.id for device in found] == (
+        [gpu.uuid for gpu in cards] if visible is None else visible.split(",")[: len(models)]
+    )
+    assert all((device.memory or 0) > 1 << 34 for device in found if device.model)

@@ -275,9 +275,19 @@ def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
     ]
     if visible is None:
         return known
-    ids = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
-    by_id = {device.id: device for device in known} | {str(n): device for n, device in enumerate(known)}
-    return [dataclasses.replace(by_id.get(i, Device(i)), id=i) for i in ids]
+    ids = [part.strip() for part in visible.split(",") if part.strip() not in _NO_DEVICE]
+    return [dataclasses.replace(_device_of(known, name), id=name) for name in ids]
+
+
+_NO_DEVICE = ("", "-1", "10000")  # The last is what HTCondor gives to jobs without GPUs.
+
+
+def _device_of(known: Sequence[Device], name: str) -> Device:
+    """Return the device of a number, a UUID or the beginning of one, which HTCondor gives to jobs."""
+    if name.isdigit():
+        return known[int(name)] if int(name) < len(known) else Device(name)
+    found = [device for device in known if device.id.startswith(name)]
+    return found[0] if len(found) == 1 else Device(name)
 
 
 def machine_of(names: Sequence[str]) -> Topology | None:
