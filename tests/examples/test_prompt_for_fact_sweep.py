@@ -150,7 +150,7 @@ def started(tmp_path, *arguments):
 def finished(tmp_path, *arguments):
     """What the program ended with, printed and told."""
     with started(tmp_path, *arguments) as process:
-        shown, told = process.communicate(timeout=100)
+        shown, told = process.communicate(timeout=250)
         return process.returncode, shown, told
 
 

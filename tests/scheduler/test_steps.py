@@ -416,6 +416,7 @@ class SessionPool(RuleBasedStateMachine):
         if self.released:  # Who is given back goes at once.
             name = self.released.pop()
             del self.workers[name]
+            self.carries = [each for each in self.carries if name not in (each.worker, each.source)]
             self.tell(ev.WorkerLost, name, evicted=True)
 
     def obey(self, command):
@@ -444,7 +445,8 @@ class SessionPool(RuleBasedStateMachine):
         """What a worker has of sessions that are open, when it is given back, is kept as well."""
         library = self.workers[name]
         assert not any(step.worker == name for step in self.steps.values())
-        assert not any(name in (each.worker, each.source) for each in self.carries)
+        carried = [each for each in self.carries if each.session not in self.over]
+        assert not any(name in (each.worker, each.source) for each in carried)
         assert not library.live.keys() - self.over
         if name not in self.scheduler.state.contexts["model"].suspects:
             for number in library.frozen.keys() - self.over:
