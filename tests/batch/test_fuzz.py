@@ -96,7 +96,8 @@ def mutated(draw, data):
             elif kind == "repeat":
                 lines.insert(n, lines[other])
             elif kind == "huge":
-                lines[n] = lines[n].replace(b"text", b"text" * 600)
+                if len(lines[n]) <= LONGEST:  # Made huge four times, a line would have terabytes.
+                    lines[n] = lines[n].replace(b"text", b"text" * 600)
             else:
                 lines[n], lines[other] = lines[other], lines[n]
             data = b"\n".join(lines)
