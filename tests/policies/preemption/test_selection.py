@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.flextopo.candidates import Fits, Scorer, Scoring, allocate, feasible_sets, minimal_sets, reprieve
-from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Location, Node, Preemptor
 from ctxflow.policies.flextopo.covering import best_candidate
 from ctxflow.policies.flextopo.preemption import METHODS, decide
 
@@ -73,6 +73,20 @@ def test_the_exact_search_is_as_good_as_trying_all_sets(cluster, want, alpha, ba
     assert reference.order(cluster, cluster[position], victims, want, alpha, basis) == pytest.approx(min(orders))
     assert rank == pytest.approx(min(orders))
     assert level == reference.level_without(cluster[position], victims, want)
+
+
+def test_a_victim_that_frees_nothing_may_be_the_best_where_nothing_lacks():
+    """It is looked for on the second node too, whose other instance started before the one of the first."""
+    hardware = Hardware((Location(None, None),))
+
+    def node(name, *starts):
+        first = Instance("i0", -5, (0,), (), starts[0])
+        others = [Instance(f"i{n}", -5, (), (), start) for n, start in enumerate(starts[1:], 1)]
+        return Node(name, hardware, (first, *others))
+
+    cluster, want = [node("n0", 1.0), node("n1", 0.0, 2.0)], Preemptor("p", 0, 0, 1, None)
+    best, _ = best_candidate(cluster, want, Fits(want), Scorer(cluster, want, Scoring(0.0, "allocation")))
+    assert best[1:3] == (1, (1,))
 
 
 def expected_order(cluster, want, method, scoring):

@@ -140,13 +140,14 @@ def _bound(
     if scorer.priorities_weigh:
         return (-score,)
     count = max(-(-lacks // widest), 1)
-    return -score, highest, least, count, -_latest(limit, domain, count if len(rungs) == 1 else 1)
+    inside = domain.gpus | domain.groups if lacks else None  # Where nothing lacks, any victim may do.
+    return -score, highest, least, count, -_latest(limit, inside, count if len(rungs) == 1 else 1)
 
 
-def _latest(rung: Rung, domain: Domain, count: int) -> float:
-    """Return the latest start that so many victims of a priority in a domain can all have."""
-    inside = (start for start, mask in rung.members if mask & (domain.gpus | domain.groups))
-    return next(itertools.islice(inside, count - 1, None), math.inf)
+def _latest(rung: Rung, inside: int | None, count: int) -> float:
+    """Return the latest start that so many victims of a priority can all have, `inside` a mask if that is given."""
+    starts = (start for start, mask in rung.members if inside is None or mask & inside)
+    return next(itertools.islice(starts, count - 1, None), math.inf)
 
 
 def _cover(node: Node, rungs: Sequence[Rung], search: _Search, fit: Fit, scorer: Scorer) -> tuple[int, ...] | None:
