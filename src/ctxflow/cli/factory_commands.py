@@ -108,12 +108,16 @@ def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     logger.addHandler(lines)
     logger.propagate = False
     summaries = 60.0 if sys.stderr.isatty() else None
-    service = Service(lambda: load_site(path), lines.say, summaries)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # One that comes meanwhile is for the service.
+    try:
+        service = Service(lambda: load_site(path), lines.say, summaries)
+        ended_by = _obey_signals(service)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     with only_factory(service.site.name):
         if place is not None:
             port = serve_metrics(service, *place)
             lines.say("", "", f"metrics are at http://{place[0]}:{port}/metrics")
-        ended_by = _obey_signals(service)
         service.run()
     return 130 if signal.SIGINT in ended_by else 0
 
