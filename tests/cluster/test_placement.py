@@ -111,5 +111,5 @@ def test_a_plan_is_followed_and_follows_demand(testbed: Testbed, tmp_path: Path)
     )
     assert planned <= change + AFTER, "while there is work for it: how soon says how busy the machine is"
     assert second.workers != first.workers and can_do(second, "small") >= DEMAND["small"][1]
-    assert stood_in_vain(found, PERIOD) == [], "a plan that stood for a period was never in place"
+    assert stood_in_vain(found, 2 * PERIOD) == [], "a plan that stood for two periods was never in place"
     testbed.eventually(lambda: not left(testbed))

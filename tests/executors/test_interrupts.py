@@ -74,7 +74,7 @@ class Program:
         self.process.send_signal(number)
 
     def end(self):
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=200)
         return self.process.returncode, out.split(), err
 
     @property
