@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
 from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads
-from ctxflow.executors.protocol import call_message, events_of, plain_message
+from ctxflow.executors.protocol import call_message, events_of, is_late, plain_message
 from ctxflow.host import library_messages
 from ctxflow.host import messages as msg
 from ctxflow.host.call_surroundings import state_path
@@ -228,9 +228,8 @@ class ChannelHost:
         return events
 
     def _events(self, now: float, report: msg.FromHost) -> Sequence[ev.Event]:
-        key = getattr(report, "key", None)
-        if key is not None and self._keys.get(report.context) != key:  # type: ignore[union-attr]
-            return ()  # About an earlier build of the context.
+        if is_late(report, self._keys):
+            return ()
         if isinstance(report, msg.HostStarted):
             self.joined = True
             return [ev.WorkerJoined(now, self.spec)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ctxflow.executors.contract import CallPayload
 from ctxflow.host.library_messages import (
@@ -122,6 +122,19 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     if isinstance(report, NoticeGiven):
         return [ev.EvictionNotice(now, worker)]
     return ()
+
+
+def is_late(report: Message, keys: Mapping[str, str]) -> bool:
+    """Return whether a report is about an earlier load of its context than the latest.
+
+    :param keys: the key of each context's latest load on that worker.
+
+    >>> is_late(ContextBuilt("c", "1", 2.0), {"c": "2"}), is_late(LibraryEnded("c"), {"c": "2"})
+    (True, False)
+    """
+    if not isinstance(report, (ContextBuilt, BuildFailed, LibraryDied, CallRaised)):
+        return False
+    return report.key is not None and keys.get(report.context) != report.key
 
 
 def _finished(now: float, worker: str, report: CallFinished) -> list[ev.Event]:

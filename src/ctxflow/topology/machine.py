@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from pathlib import Path
 from typing import Any
 
-from ctxflow.topology.hardware import Gpu, NumaNode, Topology, core_groups, of_gpus, ordered
+from ctxflow.topology.hardware import Gpu, NumaNode, Topology, core_groups, of_gpus, ordered, position
 
 GROUP_SIZE = 8
 _NVIDIA = "0x10de"
@@ -268,26 +268,20 @@ class Device:
 
 def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
     """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else all that the driver knows."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    known = [
-        Device(str(card.uuid), card.model, None if card.memory is None else card.memory << 20)
-        for card in _from_nvidia_smi(run_nvidia_smi)[0]
-    ]
+    visible, cards = environment.get("CUDA_VISIBLE_DEVICES"), _from_nvidia_smi(run_nvidia_smi)[0]
     if visible is None:
-        return known
-    ids = [part.strip() for part in visible.split(",") if part.strip() not in _NO_DEVICE]
-    return [dataclasses.replace(_device_of(known, name), id=name) for name in ids]
+        return [_device(str(card.uuid), card) for card in cards]
+    names = [name for part in visible.split(",") if (name := part.strip()) not in _NO_DEVICE]
+    known = Topology("", gpus=tuple(cards))
+    places = [position(known, name) for name in names]
+    return [Device(n) if p is None else _device(n, cards[p]) for n, p in zip(names, places, strict=True)]
 
 
 _NO_DEVICE = ("", "-1", "10000")  # The last is what HTCondor gives to jobs without GPUs.
 
 
-def _device_of(known: Sequence[Device], name: str) -> Device:
-    """Return the device of a number, a UUID or the beginning of one, which HTCondor gives to jobs."""
-    if name.isdigit():
-        return known[int(name)] if int(name) < len(known) else Device(name)
-    found = [device for device in known if device.id.startswith(name)]
-    return found[0] if len(found) == 1 else Device(name)
+def _device(name: str, card: Gpu) -> Device:
+    return Device(name, card.model, None if card.memory is None else card.memory << 20)
 
 
 def machine_of(names: Sequence[str]) -> Topology | None:

@@ -15,7 +15,7 @@ from vine_player import Player
 
 from ctxflow import ContextExecutor
 from ctxflow.executors.executor import WorkerStaging
-from ctxflow.executors.protocol import events_of
+from ctxflow.executors.protocol import events_of, is_late
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, SubmitCall, Undeclare
 from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import VineCalls, VineWorker
@@ -106,7 +106,7 @@ class PlayedEngine:
         for report in reports:
             if isinstance(report, CallFinished) and report.rest:
                 self.leftovers.tell(report.app, report.rest)
-            if not worker.is_late(report):
+            if not is_late(report, worker.keys):
                 self.events += events_of(self.run.clock(), worker.name, report, worker.host)
 
     def execute(self, commands, payloads=None):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ctxflow.executors.contract import NO_PAYLOADS, EngineFailed, Payloads, RunServices
-from ctxflow.executors.protocol import Patience, events_of
+from ctxflow.executors.protocol import Patience, events_of, is_late
 from ctxflow.executors.taskvine import manager_messages as msg
 from ctxflow.executors.taskvine.manager_process import (
     ManagerLink,
@@ -341,7 +341,7 @@ class TaskVineEngine:
             elif isinstance(report, CallRefused):
                 logger.warning("the worker on %s: %s", worker.host, report.message)
                 self._end(worker)
-            if not worker.is_late(report):
+            if not is_late(report, worker.keys):
                 self._events += events_of(now, worker.name, report, worker.host)
 
     # --- losses

@@ -19,8 +19,7 @@ from ctxflow.executors.taskvine.manager_process import ManagerLink
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange, tail, why_gone
-from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
-from ctxflow.host.messages import FROM_WORKER, FromWorker, LibraryDied, Ping, ToWorker, WorkerFacts
+from ctxflow.host.messages import FROM_WORKER, FromWorker, Ping, ToWorker, WorkerFacts
 from ctxflow.host.vine_protocol import SEAL_BYTES, open_answer, seal_call
 from ctxflow.host.wire import pack, unframe
 from ctxflow.installing import __version__
@@ -72,12 +71,6 @@ class VineWorker:
     unneeded: list[str] = dataclasses.field(default_factory=list)
     coming: list[set[str]] = dataclasses.field(default_factory=list)
     forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def is_late(self, report: FromWorker) -> bool:
-        """Return whether a report is about an earlier load of its context."""
-        if not isinstance(report, (ContextBuilt, BuildFailed, LibraryDied, CallRaised)):
-            return False
-        return report.key is not None and self.keys.get(report.context) != report.key
 
     def learn(self, facts: WorkerFacts, tiers: Sequence[Tier]) -> None:
         """Note what its host has reported."""
