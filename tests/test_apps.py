@@ -172,9 +172,7 @@ ASYNC = r" is async, which workers do not await: write def \w+\(\.\.\.\), with a
 
 
 @pytest.mark.parametrize("function", [fetch, fetch_each, Fetcher(), functools.partial(fetch)])
-@pytest.mark.parametrize(
-    "decorate", [batch_app, batch_app(base(1)), context_app, context_app(base(1)), session_app, context]
-)
+@pytest.mark.parametrize("decorate", [batch_app, batch_app(base(1)), context_app, context_app(base(1)), session_app])
 def test_async_functions_are_refused_where_they_are_declared(decorate, function):
     with pytest.raises(TypeError, match=r"^(fetch|fetch_each|Fetcher)" + ASYNC):
         decorate(function)

@@ -1,6 +1,8 @@
 """Recipes: their options, identity, composition, and how they travel."""
 
+import asyncio
 import collections
+import contextlib
 import pickle
 import threading
 
@@ -10,6 +12,7 @@ import pytest
 import ctxflow
 from ctxflow import Context, ContextExecutor, context, context_app
 from ctxflow.context import parse_size
+from ctxflow.recipe import needs_loop
 
 
 @context(gpus=2, memory="8 GB", gpu_memory="6GiB", load_timeout=60, env={"MODE": 1})
@@ -371,3 +374,61 @@ def test_the_files_of_inner_recipes_are_staged_too(executor, tmp_path):
     assert texts == ["one", "two", "three"]
     assert not any(path.startswith(str(folder)) for path in paths for folder in folders), "they read staged copies"
     assert deep.build()[0] == "one"
+
+
+def test_an_async_recipe_is_built_on_an_event_loop_with_those_among_its_inputs():
+    log = []
+
+    class Closable:
+        async def aclose(self):
+            log.append("closed")
+
+    @context
+    async def inner(name):
+        await asyncio.sleep(0)
+        return Closable()
+
+    @context
+    def plain(one):
+        return [one]
+
+    @context
+    async def outer(parts):
+        yield parts
+        log.append("cleaned up")
+
+    async def main():
+        async with contextlib.AsyncExitStack() as closing:
+            [[found], text] = await outer([plain(inner("a")), "text"]).build_async(closing)
+            assert (type(found), text, log) == (Closable, "text", [])
+
+    recipe = outer([plain(inner("a")), "text"])
+    assert recipe.is_async and plain(inner("a")).is_async and not plain(1).is_async
+    asyncio.run(main())
+    assert log == ["cleaned up", "closed"], "the last first"
+    with pytest.raises(TypeError, match="inner is async: await build_async"):
+        plain(inner("a")).build()
+    assert pickle.loads(recipe.dumps())[0] is not None
+    assert needs_loop(recipe.dumps()) and not needs_loop(plain(1).dumps())
+
+
+def test_how_many_calls_a_context_bears_is_no_part_of_what_it_is():
+    @context
+    def table():
+        return {}
+
+    assert table.options(concurrency=4)() == table()
+    assert table.options(concurrency=4)().concurrency == 4
+    with pytest.raises(ValueError, match="concurrency=0 makes no sense: give the most calls"):
+        table.options(concurrency=0)
+
+    @context
+    def both(one, two):
+        return one, two
+
+    assert both(table.options(concurrency=4)(), table.options(concurrency=2)()).concurrency == 2
+    assert both.options(concurrency=8)(table.options(concurrency=4)(), 1).concurrency == 8
+
+
+def test_a_function_that_names_the_package_itself_can_be_sent():
+    assert pickle.loads(cloudpickle.dumps(ctxflow)) is ctxflow

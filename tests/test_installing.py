@@ -113,7 +113,7 @@ def test_of_a_clone_the_clone_is_installed_with_the_extra():
 
 
 def test_of_a_wheel_the_packages_are_installed_in_the_versions_it_asks_for(from_wheel):
-    command = said("how_to_install('jinja2', 'PyArrow', extra='batch')", from_wheel)
+    command = said("how_to_install('jinja2', 'jsonschema', 'PyArrow', extra='batch')", from_wheel)
     assert command.endswith("pip install " + " ".join(asked("batch")))
     assert rehearse(command).returncode == 0
     everything = said("how_to_install(extra='example')", from_wheel)
@@ -176,7 +176,10 @@ def test_an_error_of_a_worker_names_its_python(program):
         "print(MissingPackageError.about('vllm', extra='vllm'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert f"vllm must be installed where this context is built: {sys.executable} -m pip install vllm (" in done.stdout
+    assert (
+        f"vllm must be installed where this context is built: {sys.executable} -m pip install 'vllm>=0.32' ("
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ CONTEXT = {
     "load_timeout": SECONDS,
     "affinity": [*NO_TEXT, "", "close"],
     "priority": [*PRIORITY, None],
+    "concurrency": [*NO_WHOLE, 0, -1],
 }
 SESSION = {
     "chunk_target": [*NO_NUMBER, -1],

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from ctxflow.app_options import Alternative
-    from ctxflow.apps import BatchApp, ContextApp
+    from ctxflow.apps import BatchApp, ContextApp, ItemApp
     from ctxflow.context import context
-    from ctxflow.decorators import batch_app, context_app
+    from ctxflow.decorators import batch_app, context_app, item_app
     from ctxflow.errors import (
         BatchContractError,
         CallCrashed,
         CallError,
         CallTimeout,
         ContextError,
+        ContextLost,
         CtxflowError,
         DependencyFailed,
+        ItemRefused,
         RemoteError,
         RunEnded,
         TurnOver,
@@ -40,12 +42,12 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "app_options": ["Alternative"],
-    "apps": ["BatchApp", "ContextApp"],
+    "apps": ["BatchApp", "ContextApp", "ItemApp"],
     "context": ["context"],
-    "decorators": ["batch_app", "context_app"],
+    "decorators": ["batch_app", "context_app", "item_app"],
     "errors": [
-        "BatchContractError", "CallCrashed", "CallError", "CallTimeout", "ContextError", "CtxflowError",
-        "DependencyFailed", "RemoteError", "RunEnded", "TurnOver", "WorkersLost",
+        "BatchContractError", "CallCrashed", "CallError", "CallTimeout", "ContextError", "ContextLost", "CtxflowError",
+        "DependencyFailed", "ItemRefused", "RemoteError", "RunEnded", "TurnOver", "WorkersLost",
     ],
     "executors": ["ContextExecutor"],
     "installing": ["__version__"],
@@ -67,8 +69,11 @@ __all__ = [
     "ContextApp",
     "ContextError",
     "ContextExecutor",
+    "ContextLost",
     "CtxflowError",
     "DependencyFailed",
+    "ItemApp",
+    "ItemRefused",
     "MapResult",
     "RemoteError",
     "RunEnded",
@@ -81,6 +86,7 @@ __all__ = [
     "context",
     "context_app",
     "idle",
+    "item_app",
     "last",
     "load_variable_from_context",
     "load_variable_in_serverless",
@@ -93,6 +99,9 @@ class _Package(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value.context if name == "context" and isinstance(value, ModuleType) else value)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # For cloudpickle, which knows modules by their exact type.
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Package

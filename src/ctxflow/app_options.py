@@ -234,9 +234,10 @@ class AnyApp(Protocol):
         """Return the deadline on a run's clock."""
 
 
-class ItemApp(AnyApp, Protocol):
+class MappedApp(AnyApp, Protocol):
     """A batch app, as maps, files of results and calls of single items need it; see `ctxflow.apps.BatchApp`."""
 
+    style: str
     parameters: list[str]
     constants: set[str]
 
@@ -271,7 +272,7 @@ class ContextCall(Memoized):
 class ItemCall(Memoized):
     """A call of a batch app: an item."""
 
-    app: ItemApp
+    app: MappedApp
     constants: tuple[tuple[str, Any], ...]
 
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
@@ -324,7 +325,7 @@ class Variants:
     def __len__(self) -> int:
         return len(self._known)
 
-    def declare(self, app: AnyApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool) -> Declaration:
+    def declare(self, app: MappedApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool) -> Declaration:
         """Declare the app with these constants to a run, as its code and its contexts are now.
 
         :param look_inside: notice also what has changed inside of objects, not only names that mean other objects:
@@ -355,7 +356,7 @@ class Variants:
         return code
 
     def _declaration(
-        self, app: AnyApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
+        self, app: MappedApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
     ) -> Declaration:
         """Return the app with its own context, and then with each alternative; `known` if it is that still."""
         run.prepare_pickling()
@@ -369,7 +370,15 @@ class Variants:
         deadline = app.deadline_on(run)
         errors = [error for _, error in contexts]
         if self._common[:-1] != (code.digest, names, deadline):
-            identity = (code.digest, names, errors, options.identity, app.priority, deadline)
+            identity = (
+                code.digest,
+                names,
+                errors,
+                options.identity,
+                app.priority,
+                deadline,
+                *([] if app.style == "batch" else [app.style]),
+            )
             self._common = code.digest, names, deadline, digest(identity)
         name = f"{app.__name__}-{digest((self._common[-1], dict(constants)))[:12]}"
         if known is not None and known.id == name:
@@ -379,6 +388,7 @@ class Variants:
             deadline=deadline, retries=options.retries, max_delay=options.max_delay, max_error=options.max_error,
             error=options.error,
             constants=", ".join(f"{name}={_in_words(value)}" for name, value in constants.items()),
+            batch=app.style == "batch", overlaps=app.style == "item",
         )  # fmt: skip
         specs = [spec] + [
             dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)
@@ -387,7 +397,7 @@ class Variants:
         given = run.pickled(dumps(constants, f"a constant of the app {app.__name__}")) if constants else None
         labels = names_of(app.context, options.alternatives) if app.context is not None else [""]
         apps = (
-            DeclaredApp(each, "batch", code.function, timeout=options.timeout, label=label, constants=given)
+            DeclaredApp(each, app.style, code.function, timeout=options.timeout, label=label, constants=given)
             for each, label in zip(specs, labels, strict=True)
         )
         return Declaration(tuple(apps), tuple(declared))

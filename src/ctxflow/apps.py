@@ -186,6 +186,9 @@ class BatchApp(_App, Generic[Params, Result]):
     :ivar constants: the names of the keyword-only parameters.
     """
 
+    style = "batch"
+    _gets = "lists of items"  # In messages.
+
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         super().__init__(function, context, options)
         parameters = self._parameters_of(function)
@@ -222,7 +225,7 @@ class BatchApp(_App, Generic[Params, Result]):
         has = f"{names[0]} gets its context, and nothing its items" if names else "it has no parameter for its items"
         items = names[0] if names else "items"
         wanted = header(self.__name__, items if self.context is None else f"context, {items}")
-        raise TypeError(f"{self.__name__} is called with lists of items, but {has}: write {wanted}")
+        raise TypeError(f"{self.__name__} is called with {self._gets}, but {has}: write {wanted}")
 
     # fmt: off
     @overload
@@ -380,3 +383,39 @@ class BatchApp(_App, Generic[Params, Result]):
     def declare(self, run: LiveRun, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
         """Declare this app with these constants to a run; see `Variants.declare`."""
         return self.variants.declare(self, run, constants, look_inside)
+
+
+class ItemApp(BatchApp[Params, Result]):
+    """An `async` function over one item, of which a worker has many in flight at a time; called and mapped as others.
+
+    The function gets the live context (if there is one), then the item's values; keyword-only parameters are constants.
+    Its calls share the library process's event loop, and each is answered as it ends, in any order. How many of them
+    overlap is the batching policy's window, or the context's `concurrency` where that is less (docs/batching.md).
+
+    An item that raises, or takes longer than the app's `timeout`, fails alone. A worker that is lost costs those in
+    flight their time, and nothing else. `ctxflow.errors.ItemRefused` says that no other try could do better, and
+    `ctxflow.errors.ContextLost` that the context has to be built anew.
+    """
+
+    style = "item"
+    _gets = "an item's values"
+
+    def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
+        if options.batch_size is not None:
+            raise TypeError("batch_size= is for batch apps: an app of items gets one at a time")
+        super().__init__(function, context, options)
+
+    def _check_function(self, function: Any) -> None:
+        if not callable(function) or isinstance(function, (_App, type)):
+            super()._check_function(function)
+        if not inspect.iscoroutinefunction(function):
+            name = getattr(function, "__name__", "the function")
+            raise TypeError(
+                f"{name} is not async, and an app of items awaits what it does: write async "
+                f"{header(name, 'context, item')}, or make it a batch_app over lists"
+            )
+
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Future[Result]:  # type: ignore[override]
+        """Submit one item, and return its result in a future."""
+        item, constants = self._bind(args, dict(kwargs))
+        return self._submit(ItemCall(self, tuple(sorted(constants.items()))), item, {})

@@ -9,8 +9,8 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ctxflow.errors import short
 from ctxflow.option_values import (
@@ -20,7 +20,6 @@ from ctxflow.option_values import (
     given,
     number,
     refuse,
-    refuse_async,
     refusing,
     whole,
 )
@@ -148,6 +147,11 @@ def _load_timeout(value: Any) -> Any:
     return None if value is None else number("load_timeout", value, wanted, above=True)
 
 
+def _concurrency(value: Any) -> int | None:
+    wanted = "the most calls that its library process may run at a time, 1 or more, or None if that does not matter"
+    return None if value is None else whole("concurrency", value, wanted, 1)
+
+
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "files": _files,
     "env": _env,
@@ -157,6 +161,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "load_timeout": _load_timeout,
     "affinity": lambda value: None if value is None else choice("affinity", value, AFFINITIES),
     "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
+    "concurrency": _concurrency,
 }
 
 
@@ -200,6 +205,7 @@ class ContextFunction(Generic[Params, Value]):
         load_timeout: float | Unchanged | None = UNCHANGED,
         affinity: Affinity | Unchanged | None = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
+        concurrency: int | Unchanged | None = UNCHANGED,
     ) -> ContextFunction[Params, Value]:
         """Return the same function with other files, variables or resources; see `context` for the options.
 
@@ -211,7 +217,7 @@ class ContextFunction(Generic[Params, Value]):
         """
         changes = given(
             files=files, env=env, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
-            load_timeout=load_timeout, affinity=affinity, priority=priority,
+            load_timeout=load_timeout, affinity=affinity, priority=priority, concurrency=concurrency,
         )  # fmt: skip
         return ContextFunction(self.function, {**self._options, **checked(changes)})
 
@@ -222,15 +228,30 @@ class ContextFunction(Generic[Params, Value]):
         return "context function", self.function, self._options
 
 
+class _Decorator(Protocol):
+    """What `@context` with options is: as without them, it gives what an async function awaits or yields its type."""
+
+    @overload
+    def __call__(self, function: Callable[_P, Coroutine[Any, Any, _V]], /) -> ContextFunction[_P, _V]: ...
+    @overload
+    def __call__(self, function: Callable[_P, AsyncIterator[_V]], /) -> ContextFunction[_P, _V]: ...
+    @overload
+    def __call__(self, function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
+
+
 # fmt: off
+@overload
+def context(function: Callable[_P, Coroutine[Any, Any, _V]], /) -> ContextFunction[_P, _V]: ...
+@overload
+def context(function: Callable[_P, AsyncIterator[_V]], /) -> ContextFunction[_P, _V]: ...
 @overload
 def context(function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
 @overload
 def context(
     *, files: Paths = ..., env: Variables = ..., gpus: int = ..., memory: int | str | None = ...,
     gpu_memory: int | str | None = ..., load_timeout: float | None = ..., affinity: Affinity | None = ...,
-    priority: int = ...,
-) -> Callable[[Callable[_P, _V]], ContextFunction[_P, _V]]: ...
+    priority: int = ..., concurrency: int | None = ...,
+) -> _Decorator: ...
 # fmt: on
 
 
@@ -248,8 +269,13 @@ def context(
     load_timeout: float | None = None,
     affinity: Affinity | None = None,
     priority: int = 0,
+    concurrency: int | None = None,
 ) -> Any:
     """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
+
+    The function may be `async`: it is then built on the event loop of its library process, on which the calls of item
+    apps run too, and what it returns is closed there in the end by its `aclose()` or `close()`; an async generator
+    yields the state once, and cleans up after that. Two seconds are given to it, then the process is killed.
 
     :param files: what is staged to workers, by parameter: `{"weights": "model/"}`; the function gets local paths.
     :param env: environment variables of its process: `{"NAME": "value"}`.
@@ -260,6 +286,7 @@ def context(
     :param load_timeout: seconds that building it may take; None for no limit.
     :param affinity: how close together several GPUs have to be: "guaranteed" or "best-effort" (see docs/preemption.md).
     :param priority: that of its apps, where they do not say: higher goes first.
+    :param concurrency: the most calls that its library process runs at a time, where its apps' calls overlap.
     :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 
@@ -274,7 +301,7 @@ def context(
     """
     said = {
         "files": files, "env": env, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
-        "load_timeout": load_timeout, "affinity": affinity, "priority": priority,
+        "load_timeout": load_timeout, "affinity": affinity, "priority": priority, "concurrency": concurrency,
     }  # fmt: skip
     options = checked(said)
     if function is not None:
@@ -285,5 +312,4 @@ def context(
 def _made(function: Any, options: Mapping[str, Any]) -> ContextFunction[..., Any]:
     if not callable(function):
         raise TypeError(f"@context is put above a function that builds something, not on {short(function)}")
-    refuse_async(function)
     return ContextFunction(function, options)

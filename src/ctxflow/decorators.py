@@ -1,15 +1,15 @@
-"""`@batch_app` and `@context_app`: what makes a function an app, and every option of it.
+"""`@batch_app`, `@item_app` and `@context_app`: what makes a function an app, and every option of it.
 
 What an app does stands in apps.py, and how its options are checked in app_options.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ctxflow.app_options import Alternative, Deadline, Level, Options, check_context
-from ctxflow.apps import BatchApp, ContextApp
+from ctxflow.apps import BatchApp, ContextApp, ItemApp
 from ctxflow.context import ContextFunction
 from ctxflow.option_values import refusing
 from ctxflow.recipe import Context
@@ -116,6 +116,75 @@ def batch_app(
         alternatives,
     )  # fmt: skip
     return _decorated(BatchApp, context, chosen)
+
+
+# fmt: off
+@overload
+def item_app(function: Callable[_P, Coroutine[Any, Any, _R]], /) -> ItemApp[_P, _R]: ...
+@overload
+def item_app(
+    context: Context[_V], /, *, priority: int | None = ..., deadline: Deadline = ..., timeout: float | None = ...,
+    retries: int = ..., executor: str | None = ..., cache: bool = ..., max_delay: float | None = ...,
+    max_error: float | None = ..., level: Level | None = ..., error: float = ...,
+    alternatives: Sequence[Alternative] = ...,
+) -> Callable[[Callable[Concatenate[_V, _P], Coroutine[Any, Any, _R]]], ItemApp[_P, _R]]: ...
+@overload
+def item_app(
+    context: None = None, /, *, priority: int | None = ..., deadline: Deadline = ..., timeout: float | None = ...,
+    retries: int = ..., executor: str | None = ..., cache: bool = ..., max_delay: float | None = ...,
+    max_error: float | None = ..., level: Level | None = ..., error: float = ...,
+    alternatives: Sequence[Alternative] = ...,
+) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], ItemApp[_P, _R]]: ...
+# fmt: on
+
+
+@refusing("an app")
+def item_app(
+    context: Any = None,
+    /,
+    *,
+    priority: int | None = None,
+    deadline: Deadline = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    executor: str | None = None,
+    cache: bool = False,
+    max_delay: float | None = None,
+    max_error: float | None = None,
+    level: Level | None = None,
+    error: float = 0.0,
+    alternatives: Sequence[Alternative] = (),
+) -> Any:
+    """Make an `async` function over one item an app of which a worker has many items in flight.
+
+    For engines that batch by themselves and for servers: they never run dry, since each item is answered as it ends
+    and the next one takes its place. `@item_app(recipe)` gives the function the live context and the item's values;
+    bare, or with None, only the values. See `ItemApp`; an `async` context function is built on the same event loop.
+
+    :param timeout: seconds that an item may take; it alone is stopped then.
+    :param retries: how often an item that raises is tried again.
+    :param priority, deadline, executor, cache, max_delay, max_error, level, error, alternatives: as of `batch_app`.
+    :raises TypeError: for an unknown option, one of a wrong type, a context that is no recipe, or a function that is
+        not async or lacks a parameter for what it gets.
+    :raises ValueError: for an option that makes no sense, saying what to write.
+
+    >>> import asyncio
+    >>> from ctxflow import ContextExecutor, context, item_app
+    >>> @context
+    ... def pause():
+    ...     return 0.01
+    >>> @item_app(pause())
+    ... async def double(pause, number):
+    ...     await asyncio.sleep(pause)
+    ...     return 2 * number
+    >>> with ContextExecutor(workers=1):
+    ...     list(double.map(range(4)))
+    [0, 2, 4, 6]
+    """
+    chosen = Options(
+        priority, deadline, timeout, retries, None, executor, cache, max_delay, max_error, level, error, alternatives
+    )
+    return _decorated(ItemApp, context, chosen)
 
 
 # fmt: off

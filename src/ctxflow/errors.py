@@ -61,6 +61,17 @@ class ContextError(CallError):
     """The context could not be built on any worker, so that no call of the app can run."""
 
 
+class ContextLost(CtxflowError):
+    """Raise it in an app whose context is of no more use, as an engine that died: its library process is ended.
+
+    What was in flight there runs again, elsewhere or on a context built anew.
+    """
+
+
+class ItemRefused(CtxflowError, ValueError):
+    """Raise it in an app of one item for an item that nobody could answer: it fails at once, and is not tried again."""
+
+
 class BatchContractError(CtxflowError, TypeError, ValueError):
     """A batch app did not give one result for each item of its batch, so that nobody can tell whose the results are."""
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.app_options import ItemApp, recipes_of
+from ctxflow.app_options import MappedApp, recipes_of
 from ctxflow.digest import digest, is_library_module
 from ctxflow.files import Tell, digest_files
 from ctxflow.recipe import Context, inner_recipes
@@ -59,7 +59,7 @@ class Identity:
         return dataclasses.replace(self, contents=known)
 
 
-def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
+def identity_of(app: MappedApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
     """Return what an app's results depend on beside the items.
 
     :param tell: called with the progress of reading large models; see `ctxflow.files.Tell`.
@@ -87,14 +87,14 @@ def identity_of_model(model: str, tell: Tell | None = None) -> Identity:
 def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
     """Return what distinguishes a model from others of its name; nothing if it is not on this machine.
 
-    :param model: a folder, whose files count; `package:NAME`, whose version does too; or a hub id, of which this
-        machine's cache has a revision.
+    :param model: a folder, whose files count, or a file; `package:NAME`, whose version does too; or a hub id, of which
+        this machine's cache has a revision.
     """
     from ctxflow.models.model_folder import carrier_of, locate_model, revision_of
     from ctxflow.models.results import ModelNotFoundError
 
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() or folder.is_file():
         return digest_files(folder, tell)
     package = model.removeprefix("package:") if model.startswith("package:") else carrier_of(model)
     if package is not None:

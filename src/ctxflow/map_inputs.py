@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from ctxflow.app_options import ItemApp, Options
+from ctxflow.app_options import MappedApp, Options
 from ctxflow.errors import DependencyFailed, article, closest, short
 from ctxflow.executors.pending import Failed
 from ctxflow.option_values import refuse
@@ -44,7 +44,7 @@ class MapInputs:
     may_wait: bool = False
 
 
-def inputs_of(app: ItemApp, inputs: Sequence[Any], columns: Any, by_index: bool = False) -> MapInputs:
+def inputs_of(app: MappedApp, inputs: Sequence[Any], columns: Any, by_index: bool = False) -> MapInputs:
     """Return the items of one table's rows, or of iterables side by side; see `BatchApp.map`.
 
     :param by_index: whether an item is known by its place, which has to be the same in another run.
@@ -132,7 +132,7 @@ def _chosen(columns: Any) -> list[str]:
     return list(chosen)
 
 
-def _columns_of(app: ItemApp, table: Table, chosen: Sequence[str]) -> tuple[str, ...]:
+def _columns_of(app: MappedApp, table: Table, chosen: Sequence[str]) -> tuple[str, ...]:
     columns = columns_for(app.__name__, app.parameters, chosen, table.columns(), table.name, IN_MAP)
     app.check_width(len(columns) or len(app.parameters[:1]))
     return columns
@@ -150,7 +150,7 @@ def _table_items(table: Table, columns: Sequence[str]) -> Iterator[Any]:
                 yield Failed(RowError(f"{table.place(row.number)}: {error}"))
 
 
-def unknown_option(app: ItemApp, name: str) -> TypeError:
+def unknown_option(app: MappedApp, name: str) -> TypeError:
     """Return the error for what is neither an option of a map nor a constant of the app, saying where to write it."""
     called = app.__name__
     if name in app.parameters:

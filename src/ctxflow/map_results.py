@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from ctxflow.app_options import ItemApp, Result
+from ctxflow.app_options import MappedApp, Result
 from ctxflow.identity import identity_of, reading
 from ctxflow.map_inputs import MapInputs
 from ctxflow.mapping import NOTHING_YET, MapWork
@@ -213,7 +213,7 @@ class MapResult(Generic[Result]):
 
     def __init__(
         self,
-        app: ItemApp,
+        app: MappedApp,
         through: MapInputs,
         constants: Mapping[str, Any],
         executor: BareExecutor,

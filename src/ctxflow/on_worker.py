@@ -1,23 +1,48 @@
-"""What a user's function calls on a worker: variables of its context, and the ends of a session's turns.
-
-Needs the standard library alone.
-"""
+"""What a user's function calls on a worker: variables of its context, its loss, and the ends of a session's turns."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
+
+from ctxflow.errors import ContextLost
 
 _Chunk = TypeVar("_Chunk")
 
 _loaded: Any = None
+_tell_lost: Callable[[str], None] | None = None
 
 
 def set_loaded(value: Any) -> None:
-    """Remember what this library process built; host/library.py calls it."""
+    """Remember what this library process built; host/library_calls.py calls it."""
     global _loaded  # noqa: PLW0603 - one library process holds one built context: it is the process's state
     _loaded = value
+
+
+def when_lost(tell: Callable[[str], None]) -> None:
+    """Remember how this library process tells that its context is lost; host/library_calls.py calls it."""
+    global _tell_lost  # noqa: PLW0603 - as above
+    _tell_lost = tell
+
+
+def context_lost(message: str) -> None:
+    """Say that what this library process has built is of no more use, where no call can raise `ContextLost`.
+
+    For what a context runs itself: a task, a thread, or the callback of an engine that finds it dead. Returns at once,
+    from any thread; the process is then ended with all that it started, and what was in flight runs again on a context
+    built anew. Outside a library process it raises `ContextLost`.
+
+    :param message: why, in one sentence.
+
+    >>> context_lost("the engine ended with status 1")
+    Traceback (most recent call last):
+    ...
+    ctxflow.errors.ContextLost: the engine ended with status 1
+    """
+    if _tell_lost is None:
+        raise ContextLost(message)
+    _tell_lost(message)
 
 
 def load_variable_from_context(name: str) -> Any:

@@ -140,14 +140,23 @@ def check_function(what: str, function: Any) -> None:
     refuse_async(function)
 
 
+def is_async(function: Any) -> bool:
+    """Return whether a function is async: its call gives a coroutine, or an async generator, not the result.
+
+    >>> is_async(len)
+    False
+    """
+    both = (function, getattr(type(function), "__call__", None))  # noqa: B004 - of an object that is called
+    return any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in both)
+
+
 def refuse_async(function: Any) -> None:
     """Refuse, with a `TypeError`, a function that is async: its call gives a coroutine, not the result."""
-    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - of an object that is called
-        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            name = name_of(function)
-            raise TypeError(
-                f"{name} is async, which workers do not await: write {header(name)}, with asyncio.run(...) in it"
-            )
+    if is_async(function):
+        name = name_of(function)
+        raise TypeError(
+            f"{name} is async, which workers do not await: write {header(name)}, with asyncio.run(...) in it"
+        )
 
 
 class OptionsMethod:

@@ -6,14 +6,16 @@ A worker imports this module: it needs the standard library and cloudpickle alon
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ctxflow.errors import article
 from ctxflow.pickling import Referents, dumps
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from typing_extensions import ParamSpec as DefaultParamSpec
     from typing_extensions import TypeVar as DefaultTypeVar
 
@@ -27,6 +29,7 @@ else:
 
 AFFINITIES = ("guaranteed", "best-effort")
 """How close together a context's GPUs have to be: as close as a machine allows, or the closer the better."""
+_ON_LOOP = b"on a loop"  # What follows the pickle of a recipe that is async: no pickle ends so.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ class Context(Generic[Built_co]):
     `id`, compare equal and share one library process on each worker.
 
     :ivar name: what people see, the function's name.
-    :ivar function: builds the state; runs once per worker, in the library process.
+    :ivar function: builds the state; runs once per worker, in the library process, on its event loop if async.
     :ivar files: parameter name -> path; staged to the worker, where the function gets the local path.
     :ivar env: environment variables of the library process.
     :ivar gpus: GPUs that the state occupies.
@@ -46,6 +49,7 @@ class Context(Generic[Built_co]):
     :ivar load_timeout: seconds that building may take, None for no limit.
     :ivar affinity: how close together its GPUs have to be, one of `AFFINITIES`; None if that does not matter.
     :ivar priority: that of its apps, where they do not say: higher goes first.
+    :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
     """
 
     name: str
@@ -60,6 +64,14 @@ class Context(Generic[Built_co]):
     load_timeout: float | None = None
     affinity: str | None = None
     priority: int = 0
+    concurrency: int | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its function, or that of a recipe among its inputs, is async: then it is built by `build_async`."""
+        from ctxflow.option_values import is_async  # Here, as below: few library processes need it.
+
+        return any(is_async(each.function) for each in (self, *inner_recipes(self)))
 
     @property
     def id(self) -> str:
@@ -114,6 +126,7 @@ class Context(Generic[Built_co]):
         contexts compose.
 
         :param paths: parameter name -> local path of each of `files`; by default the files where they are.
+        :raises TypeError: if it is async: await `build_async`.
 
         >>> from ctxflow import context
         >>> @context
@@ -122,17 +135,71 @@ class Context(Generic[Built_co]):
         >>> table(41).build()
         {'value': 42}
         """
+        state: Built_co = self._call([recipe.build(theirs) for recipe, theirs in self._inputs(paths)], paths)
+        if inspect.iscoroutine(state) or inspect.isasyncgen(state):
+            if inspect.iscoroutine(state):
+                state.close()
+            raise TypeError(f"{self.name} is async: await build_async(), on the event loop that it is to live on")
+        return state
+
+    async def build_async(self, closing: AsyncExitStack, paths: Mapping[str, str] | None = None) -> Built_co:
+        """Build the state on the running event loop, where the recipe, or one among its inputs, is async.
+
+        An `async def` function is awaited, and an async generator function runs to its `yield`, which gives the state.
+
+        :param closing: what to do at the end is put there: an async generator goes on after its `yield`, and what an
+            `async def` function returned is closed by its `aclose()`, or else `close()`, if it has one.
+        :param paths: as of `build`.
+
+        >>> import asyncio, contextlib
+        >>> from ctxflow import context
+        >>> @context
+        ... async def greeting(name):
+        ...     yield f"hello {name}"
+        ...     print("closed")
+        >>> async def main():
+        ...     async with contextlib.AsyncExitStack() as closing:
+        ...         print(await greeting("Ann").build_async(closing))
+        >>> asyncio.run(main())
+        hello Ann
+        closed
+        """
+        from ctxflow.option_values import is_async
+
+        built = [await recipe.build_async(closing, theirs) for recipe, theirs in self._inputs(paths)]
+        state: Any = self._call(built, paths)
+        if inspect.isasyncgen(state) and is_async(self.function):
+            state = await _first(state, closing, self.name)
+        elif is_async(self.function):
+            state = await state
+            close = getattr(state, "aclose", None) or getattr(state, "close", None)
+            if callable(close):
+                closing.push_async_callback(_close, close)
+        found: Built_co = state
+        return found
+
+    def _inputs(self, paths: Mapping[str, str] | None) -> Iterator[tuple[Context, Mapping[str, str]]]:
+        """Yield the recipes among the inputs, each with the paths of its files, in order."""
+        given = self.files if paths is None else paths
+        for number, recipe in enumerate(found for value in self._given() for found in _recipes(value)):
+            prefix = f"{number}{_INNER}"
+            theirs = {name[len(prefix) :]: path for name, path in given.items() if name.startswith(prefix)}
+            yield recipe, {**recipe.files, **theirs}
+
+    def _given(self) -> list[Any]:
+        return [*self.args, *self.kwargs.values()]
+
+    def _call(self, built: list[Any], paths: Mapping[str, str] | None) -> Any:
+        """Call the function with what the recipes among its inputs have built."""
+        values = iter(built)
+
+        def take(recipe: Context) -> Any:
+            return next(values)
+
         given = self.files if paths is None else paths
         own = {name: path for name, path in given.items() if _INNER not in name}
-        numbers = itertools.count()
-
-        def built(recipe: Context) -> Any:
-            prefix = f"{next(numbers)}{_INNER}"
-            theirs = {name[len(prefix) :]: path for name, path in given.items() if name.startswith(prefix)}
-            return recipe.build({**recipe.files, **theirs})
-
-        args = [_replaced(value, built) for value in self.args]
-        kwargs = {name: _replaced(value, built) for name, value in self.kwargs.items()}
+        args = [_replaced(value, take) for value in self.args]
+        kwargs = {name: _replaced(value, take) for name, value in self.kwargs.items()}
         return self.function(*args, **kwargs, **own)
 
     def dumps(self) -> bytes:
@@ -140,11 +207,39 @@ class Context(Generic[Built_co]):
 
         :raises TypeError: if something in it cannot be pickled, saying which object is to blame.
         """
-        return dumps((self.function, self.args, dict(self.kwargs)), f"context {self.name}")
+        pickled = dumps((self.function, self.args, dict(self.kwargs)), f"context {self.name}")
+        return pickled + _ON_LOOP if self.is_async else pickled
 
     def __repr__(self) -> str:
         shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
         return f"<context {self.name}({', '.join(shown)})>"
+
+
+async def _first(states: AsyncGenerator[Any, Any], closing: AsyncExitStack, name: str) -> Any:
+    """Return what an async generator yields; it goes on when `closing` ends."""
+    closing.push_async_callback(_end, states)
+    try:
+        return await states.__anext__()
+    except StopAsyncIteration:
+        raise ValueError(f"{name} yielded nothing: an async generator yields what it has built") from None
+
+
+async def _end(states: AsyncGenerator[Any, Any]) -> None:
+    """Have an async generator go on after its `yield`, to its end."""
+    async for _ in states:  # A second yield is none.
+        break
+    await states.aclose()
+
+
+async def _close(close: Callable[[], Awaitable[None] | None]) -> None:
+    closed = close()
+    if inspect.isawaitable(closed):
+        await closed
+
+
+def needs_loop(recipe: bytes) -> bool:
+    """Return whether a recipe as bytes is async; nothing of it is opened."""
+    return recipe.endswith(_ON_LOOP)
 
 
 # In the names of files: "1:weights" is the file `weights` of the second recipe among the inputs.
@@ -221,6 +316,7 @@ def composed(recipe: Context) -> Context:
         memory=_sum_of_known(one.memory for one in every),
         gpu_memory=_sum_of_known(one.gpu_memory for one in every),
         affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
+        concurrency=recipe.concurrency or min((one.concurrency for one in inner if one.concurrency), default=None),
     )
 
 

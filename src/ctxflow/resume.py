@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.app_options import ItemApp
+from ctxflow.app_options import MappedApp
 from ctxflow.digest import digest
 from ctxflow.executors.pending import Failed
 from ctxflow.identity import Identity, changes
@@ -79,7 +79,7 @@ class ResultsFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], app: ItemApp, constants: Mapping[str, Any], identity: Identity
+        self, path: str | os.PathLike[str], app: MappedApp, constants: Mapping[str, Any], identity: Identity
     ) -> None:
         whole = digest((app, dict(constants)))  # All that an earlier ctxflow kept of an app.
         self._path = Path(path)

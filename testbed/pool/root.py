@@ -91,14 +91,19 @@ def digest(files: Iterable[Path], words: Iterable[str] = ()) -> str:
 
 
 def requirements(extra: str | None = None) -> list[str]:
-    """What pip has to install: for ctxflow, its policies and its tests, or for one of its extras.
+    """What pip has to install: for ctxflow, its policies, servers and tests, or for one of its extras.
 
     Extras that name other extras of ctxflow are followed; PyTorch and transformers are Debian's.
     """
     config = configparser.ConfigParser()
     config.read(CHECKOUT / "setup.cfg")
     if extra is None:
-        return [*_lines(config["options"]["install_requires"]), *requirements("policies"), *TOOLS_OF_TESTS]
+        return [
+            *_lines(config["options"]["install_requires"]),
+            *requirements("policies"),
+            *requirements("server"),
+            *TOOLS_OF_TESTS,
+        ]
     found: list[str] = []
     for line in _lines(config["options.extras_require"][extra]):
         nested = re.fullmatch(r"parsl-ctxflow\[(.*)]", line)
@@ -151,7 +156,7 @@ def _bootstrap(root: Path) -> None:
         work("Making a Debian root", command, log(), 20 * MINUTES, _environment(PATH=os.environ["PATH"]))
     except TestbedError as error:
         raise CannotBuild(str(error)) from None  # No mirror within reach, or a machine that lets root make no devices.
-    _provision(partial, "Installing HTCondor, Slurm and TaskVine", "packages", [])
+    _provision(partial, "Installing HTCondor, Slurm, TaskVine and llama.cpp", "packages", [])
     _write_stamp(partial, "base", digest([PROVISION]))
     partial.rename(root)
 

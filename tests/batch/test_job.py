@@ -22,7 +22,13 @@ def test_flags_come_before_the_file(tmp_path):
         ({"model": None, "function": "m:f", "task": "chat"}, "decides itself"),
         ({"task": "classify", "label": ["a"]}, "two labels or more"),
         ({"label": ["a", "b"]}, "give --task classify"),
-        ({"task": "embed", "backend": "vllm"}, "leave --backend out"),
+        ({"task": "classify", "label": ["a", "b"], "backend": "vllm"}, "chosen by transformers alone"),
+        ({"backend": "server"}, "give --server-command"),
+        ({"server_command": "llama-server"}, "a command is for --backend server"),
+        ({"backend": "server", "server_command": "vllm serve", "dtype": "float32"}, "as its own command says"),
+        ({"backend": "vllm", "task": "embed", "too_long": "cut-start"}, "are of whole inputs"),
+        ({"adapter": {"a": "b"}}, "adapters are for --backend vllm"),
+        ({"model": None, "function": "m:f", "engine_options": {"a": 1}}, "a function has its own context"),
         ({"system": "x"}, "give --task chat"),
         ({"column": ["a", "b"]}, "one text of several with --template"),
         ({"column": ["a"], "template": "x"}, "leave --column out"),
@@ -57,3 +63,22 @@ def test_the_identity_is_of_what_results_depend_on(tmp_path):
     assert job.model_copy(update={"template": "{{ a }}"}).identity() == job.identity()
     for bound in ({"seed": 3}, {"template": "{{ b }}"}, {"model": "n"}, {"keep": ("a",)}, {"dtype": "float64"}):
         assert job.model_copy(update=bound).identity() != job.identity()
+
+
+def test_a_job_that_says_nothing_of_an_engine_is_what_it_was_before():
+    job = Job(**LEAST)
+    later = {"engine_options": {"max_model_len": 5}, "server_command": "vllm serve", "adapter": {"a": "b"}}
+    assert not set(later) & set(job.identity())
+    for name, value in later.items():
+        assert job.model_copy(update={name: value}).identity()[name] == value
+
+
+def test_a_job_file_has_tables_of_options_and_adapters(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'input = "a"\noutput = "b"\nmodel = "m"\nbackend = "vllm"\n[engine_options]\nmax_model_len = 512\n'
+        'enforce_eager = true\n[adapter]\nfrench = "adapters/fr"\n'
+    )
+    job = load_job(file)
+    assert job.engine_options == {"max_model_len": 512, "enforce_eager": True}
+    assert job.adapter == {"french": "adapters/fr"}

@@ -1,6 +1,7 @@
 """Whole jobs with real models: the sentence encoder, and a language model of random weights beside a plain loop."""
 
 import csv
+import json
 
 import numpy as np
 import pyarrow.parquet
@@ -10,6 +11,7 @@ from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_status import read_status
 from ctxflow.models import LabelClassifier, SentenceEncoder
 from ctxflow.models.answering import classify, embed, label_chooser
@@ -97,7 +99,7 @@ def test_embedding_requests_with_a_dead_one(folder):
     assert first["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
     assert read_status(folder / "out.jsonl")["tokens"] == 3 + last["usage"]["total_tokens"]
     (dead,) = read_lines(folder / "out.jsonl.errors.jsonl")
-    assert (dead["custom_id"], dead["error"]["message"]) == ("b", "input[0] is 5, not text")
+    assert dead["custom_id"] == "b" and "input of tokens is not for the backend tr" in dead["error"]["message"]
 
 
 LONG = "Numbers such as 0, 1, 2 appear in claims about people. " * 60
@@ -117,7 +119,8 @@ def test_a_row_that_is_too_long_is_a_dead_letter_with_both_numbers(causal_lm, fo
     more = {"max_new_tokens": 12} if task == "generate" else {"label": ["yes", "no"], "column": ["prompt"]}
     before = executor.status()
     results, dead, outcome = told(folder, model=str(causal_lm), task=task, retries=3, **more)
-    assert executor.status().batches - before.batches == 1, "nothing is run again for them"
+    attempts = 4 if task == "generate" else 1  # Of one row, or of all.
+    assert executor.status().batches - before.batches == attempts, "nothing is run again for them"
     assert (outcome.done, outcome.dead, outcome.truncated_now, outcome.exit_status) == (2, 2, 0, 3)
     assert [row["row"] for row in results] == [0, 2]
     limit = 500 if task == "generate" else 512 - max(len(ids) for ids in tokens_of_labels(causal_lm))
@@ -186,3 +189,67 @@ def test_a_command_that_cuts_is_another_job(folder, causal_lm):
     run_job(load_job(None, **settings))
     with pytest.raises(ValueError, match="too_long was 'error' and is 'cut-end'"):
         run_job(load_job(None, **settings, too_long="cut-end"))
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "parts": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}},
+    "required": ["kind", "parts"],
+    "additionalProperties": False,
+}
+ASKED = {
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    "choice": {"guided_choice": ["yes", "no"]},
+    "several": {"n": 3, "seed": 1},
+    "log probabilities": {"logprobs": True, "top_logprobs": 2, "max_tokens": 4},
+    "no schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "x"}}}},
+    "for others": {"min_p": 0.1},
+    "too long": {"max_tokens": 512},
+}
+
+
+def test_each_kind_of_request_is_answered_or_a_dead_letter_and_goes_on_alike_in_each_form(causal_lm, folder):
+    """Random weights: what is bound is right, whatever they say."""
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("llguidance")
+    from openai.types.chat import ChatCompletion
+
+    hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60}
+    requests = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": {**hello, **asked}}
+        for name, asked in ASKED.items()
+    ]
+    write_lines(folder / "in.jsonl", requests)
+    choices = {"input": "in.jsonl", "model": str(causal_lm), "device": "cpu", "order": "input"}
+    run_job(load_job(None, **choices, output="out.jsonl", limit=2))  # And go on.
+    assert run_job(load_job(None, **choices, output="out.jsonl")).exit_status == 3
+    found = {
+        each["custom_id"]: ChatCompletion.model_validate(each["response"]["body"], strict=True)
+        for each in read_lines(folder / "out.jsonl")
+    }
+    assert list(found) == list(ASKED)[:4]
+    jsonschema.validate(json.loads(found["schema"].choices[0].message.content), SCHEMA)
+    assert found["choice"].choices[0].message.content in ("yes", "no")
+    assert len({each.message.content for each in found["several"].choices}) == 3, "not greedily"
+    tokens = found["log probabilities"].choices[0].logprobs.content
+    assert len(tokens) == 4 and all(len(each.top_logprobs) == 2 for each in tokens)
+    dead = {each["custom_id"]: each["error"] for each in read_lines(folder / "out.jsonl.errors.jsonl")}
+    assert "its schema is no JSON schema: 'x' is not valid" in dead["no schema"]["message"]
+    assert dead["for others"]["message"].endswith("run it with --backend vllm or --backend server")
+    assert dead["too long"]["code"] == "InputTooLong"
+    assert all("\n" not in each["message"] for each in dead.values())
+    run_job(load_job(None, **choices, output="out.parquet"))
+    for row in pyarrow.parquet.read_table(folder / "out.parquet").to_pylist():
+        alike = found[row["custom_id"]]
+        assert row["text"] == alike.choices[0].message.content
+        given = json.loads(row["choices"]) if row["choices"] else [None]
+        assert len(given) == len(alike.choices)
+        assert (row["logprobs"] is not None) == (row["custom_id"] == "log probabilities")
+
+
+def test_more_texts_go_to_an_encoder_at_a_time_unless_somebody_says_how_many():
+    job = load_job(None, input="in.jsonl", output="out.jsonl", model=ENCODER, task="embed", column=["text"])
+    chosen = job.model_copy(update={"batch_size": 7})
+    given = (job, "embed"), (chosen, "embed"), (job, "classify")
+    assert [model_app(*each, staged=False)[0].chosen.batch_size for each in given] == [1000, 7, None]
+    assert model_app(job, "embed", staged=False, sized=True)[0].chosen.batch_size is None

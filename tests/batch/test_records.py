@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import Prepared
 from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
+from ctxflow.batch.row_items import Prepared
 from ctxflow.errors import CallCrashed, RemoteTraceback
 from ctxflow.executors.futures import error_of
 from ctxflow.rows.source import RowError

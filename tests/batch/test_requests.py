@@ -2,7 +2,8 @@ import pytest
 
 from ctxflow import batch_app
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import function_maker, openai_maker, plain_maker
+from ctxflow.batch.row_items import function_maker, known_as, openai_maker, plain_maker
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 from ctxflow.rows.source import RowError
 
 
@@ -10,22 +11,43 @@ def job(**choices):
     return Job(**{"input": "in", "output": "out", "model": "m", **choices})
 
 
-def openai(body, url="/v1/chat/completions", task="chat", **more):
-    return openai_maker(job(task=task))({"custom_id": "a", "url": url, "body": body, **more})
+def openai(body, url=CHAT, task="chat", choices=None, **more):
+    return openai_maker(job(task=task, **(choices or {})))({"custom_id": "a", "url": url, "body": body, **more})
 
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def test_openai_requests():
-    assert openai({"model": "x", "messages": HELLO, "n": 1, "stream": False, "user": None}) == ({"messages": HELLO},)
-    assert openai({"messages": HELLO, "max_tokens": 5, "temperature": 0.5, "stop": "x"}) == (
-        {"messages": HELLO, "max_new_tokens": 5, "temperature": 0.5, "stop": ["x"]},
-    )
-    assert openai({"prompt": "a", "max_tokens": 1}, "/v1/completions") == ({"prompt": "a", "max_new_tokens": 1},)
-    assert openai({"input": ["a", "b"]}, "/v1/embeddings", "embed") == ({"input": ["a", "b"]},)
+    body = {"model": "x", "messages": HELLO, "n": 1, "stream": False, "user": None}
+    assert openai(body) == ((CHAT, {"messages": HELLO, "n": 1}),)
+    body = {"messages": HELLO, "max_tokens": 5, "temperature": 0.5, "stop": "x"}
+    assert openai(body) == ((CHAT, body),)
+    assert known_as(openai(body)) == ({"messages": HELLO, "max_new_tokens": 5, "temperature": 0.5, "stop": ["x"]},)
+    assert openai({"prompt": "a", "max_tokens": 1}, COMPLETIONS) == ((COMPLETIONS, {"prompt": "a", "max_tokens": 1}),)
+    assert openai({"input": ["a", "b"]}, EMBEDDINGS, "embed") == ({"input": ["a", "b"]},), "of a batch"
+    vllm = {"backend": "vllm"}
+    assert openai({"input": "a"}, EMBEDDINGS, "embed", vllm) == ((EMBEDDINGS, {"input": "a"}),)
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert openai({"messages": parts}) == ({"messages": parts},)
+    assert openai({"messages": parts}) == ((CHAT, {"messages": parts}),)
+
+
+def test_requests_are_for_the_jobs_backend_and_adapters():
+    adapters = {"backend": "vllm", "model": "some/base", "adapter": {"french": "/adapters/fr"}}
+    assert openai({"messages": HELLO, "model": "french"}, choices=adapters) == (
+        (CHAT, {"messages": HELLO, "model": "french"}),
+    )
+    for name in ("base", "some/base"):
+        assert openai({"messages": HELLO, "model": name}, choices=adapters) == ((CHAT, {"messages": HELLO}),)
+    with pytest.raises(RowError, match="neither the job's model nor one of its adapters: there are base, french, some"):
+        openai({"messages": HELLO, "model": "dutch"}, choices=adapters)
+    choice = {"messages": HELLO, "guided_choice": ["a", "b"]}
+    llama = {"backend": "server", "server_command": "llama-server -m {model}"}
+    assert openai(choice, choices=llama) == ((CHAT, {"messages": HELLO, "grammar": 'root ::= "a" | "b"'}),)
+    with pytest.raises(RowError, match="llama-server binds no answer by regex: run it with --backend vllm or"):
+        openai({"messages": HELLO, "guided_regex": "a"}, choices=llama)
+    vllm = {"backend": "server", "server_command": "vllm serve {model}"}
+    assert openai(choice, choices=vllm) == ((CHAT, {"messages": HELLO, "structured_outputs": {"choice": ["a", "b"]}}),)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +61,19 @@ def test_openai_requests():
         ({}, {}, "messages is missing, not a list of messages"),
         ({"messages": []}, {}, "not a list of messages"),
         ({"messages": ["hello"]}, {}, r"messages\[0\] is no message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {}, "content that is not text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {},
+            "an image that is missing",
+        ),
         ({"messages": [{"role": "user", "content": 5}]}, {}, r"the content of messages\[0\] is 5, not text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, "no valid Unicode"),
-        ({"messages": HELLO, "n": 2}, {}, "n = 2 is not supported"),
+        ({"messages": HELLO, "n": 0}, {}, "n = 0 is not supported"),
         ({"messages": HELLO, "tools": [{}]}, {}, "tools = .* is not supported"),
-        ({"messages": HELLO, "min_p": 0.1}, {}, "min_p = 0.1 is not supported"),
-        ({"messages": HELLO, "max_tokens": 0}, {}, "max_new_tokens=0 is out of range"),
-        ({"messages": HELLO, "temperature": "hot"}, {}, "temperature='hot' is a str"),
-        ({"messages": HELLO, "stop": {"a": 1}}, {}, "stop is .*: give a string or a list of strings"),
+        ({"messages": HELLO, "min_p": 0.1}, {}, "min_p = 0.1 is not for the backend transformers: run it with"),
+        ({"messages": HELLO, "max_tokens": 0}, {}, "max_tokens = 0 is not supported: give a whole number from 1"),
+        ({"messages": HELLO, "temperature": "hot"}, {}, "temperature = 'hot' is not supported: give a number from 0"),
+        ({"messages": HELLO, "stop": {"a": 1}}, {}, "stop = .*: give a string or a list of strings"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_told(body, more, sentence):
@@ -56,26 +82,28 @@ def test_what_is_wrong_with_a_request_is_told(body, more, sentence):
 
 
 def test_plain_rows():
-    assert plain_maker(job(task="generate"))({"prompt": "a"}) == ({"prompt": "a"},)
-    assert plain_maker(job(task="embed", column=("t",)))({"t": "a"}) == ({"input": "a"},)
-    assert plain_maker(job(task="chat"))({"messages": HELLO}) == ({"messages": HELLO},)
+    assert plain_maker(job(task="generate"))({"prompt": "a"}) == ((COMPLETIONS, {"prompt": "a"}),)
+    assert plain_maker(job(task="embed", column=("t",)))({"t": "a"}) == ({"input": "a"},), "of a batch"
+    assert plain_maker(job(task="embed", backend="vllm"))({"text": "a"}) == ((EMBEDDINGS, {"input": "a"}),)
+    assert plain_maker(job(task="classify", label=("a", "b")))({"text": "a"}) == ({"prompt": "a"},), "of a batch"
+    assert plain_maker(job(task="chat"))({"messages": HELLO}) == ((CHAT, {"messages": HELLO}),)
     make = plain_maker(job(task="chat", template="{{ q }}?", system="Be {{ how }}"))
-    assert make({"q": "hello", "how": "brief"}) == (
-        {"messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "hello?"}]},
-    )
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "hello?"}]
+    assert make({"q": "hello", "how": "brief"}) == ((CHAT, {"messages": messages}),)
     make = plain_maker(job(task="chat", column=("q",), system="Be brief"))
-    assert make({"q": HELLO}) == ({"messages": [{"role": "system", "content": "Be brief"}, *HELLO]},)
+    assert make({"q": HELLO}) == ((CHAT, {"messages": [{"role": "system", "content": "Be brief"}, *HELLO]}),)
 
 
 def test_parameters_by_row():
-    make = plain_maker(job(task="generate", row_parameter=("seed", "temperature", "stop")))
-    assert make({"prompt": "a", "seed": "7", "temperature": "0.5", "stop": '["x"]'}) == (
-        {"prompt": "a", "seed": 7, "temperature": 0.5, "stop": ["x"]},
-    )
-    assert make({"prompt": "a", "seed": "", "temperature": None, "stop": "x"}) == ({"prompt": "a", "stop": ["x"]},)
-    assert make({"prompt": "a"}) == ({"prompt": "a"},), "as documented: what is missing is the flag's"
+    make = plain_maker(job(task="generate", row_parameter=("seed", "max_new_tokens", "stop")))
+    made = make({"prompt": "a", "seed": "7", "max_new_tokens": "5", "stop": '["x"]'})
+    assert made == ((COMPLETIONS, {"prompt": "a", "seed": 7, "max_tokens": 5, "stop": ["x"]}),)
+    assert repr(known_as(made)) == repr(({"prompt": "a", "seed": 7, "max_new_tokens": 5, "stop": ["x"]},))
+    made = make({"prompt": "a", "seed": "", "max_new_tokens": None, "stop": "x"})
+    assert made == ((COMPLETIONS, {"prompt": "a", "stop": ["x"]}),)
+    assert make({"prompt": "a"}) == ((COMPLETIONS, {"prompt": "a"}),), "as documented: what is missing is the flag's"
     with pytest.raises(RowError, match="seed='many' is a str"):
-        make({"prompt": "a", "seed": "many", "temperature": 0, "stop": None})
+        make({"prompt": "a", "seed": "many", "max_new_tokens": 1, "stop": None})
 
 
 @pytest.mark.parametrize(

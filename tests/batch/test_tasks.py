@@ -1,92 +1,84 @@
-"""How a job becomes an app: contexts, where models are, functions."""
+"""How a job becomes an app: contexts, where models are, and what an engine is asked."""
+
+import asyncio
 
 import pytest
 
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import model_app
-from ctxflow.models import Generation
-from ctxflow.models.answering import generate
+from ctxflow.models.answering import respond
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 
 
 def job(**choices):
     return Job(**{"input": "in", "output": "out", "model": "some/model", **choices})
 
 
+def inputs(app):
+    """What a context's function gets, by name."""
+    import inspect
+
+    context = app.context
+    return inspect.signature(context.function).bind_partial(*context.args, **context.kwargs).arguments
+
+
 def test_a_name_is_resolved_by_workers_and_a_folder_is_named_in_full(tmp_path, monkeypatch):
     app, constants = model_app(job(seed=3), "generate", staged=True)
-    assert "some/model" in app.context.args and not app.context.files
-    assert constants == {"parameters": {"seed": 3}}
+    assert inputs(app)["model"] == "some/model" and not app.context.files
+    assert constants == {"parameters": {"max_tokens": 256, "seed": 3}}
     (tmp_path / "weights").mkdir()
     monkeypatch.chdir(tmp_path)
-    app, _ = model_app(job(model="weights"), "embed", staged=False)
+    app, _ = model_app(job(model="weights", task="embed"), "embed", staged=False)
     assert str(tmp_path / "weights") in app.context.args
 
 
-@pytest.mark.parametrize("family", ["generate", "embed", "classify"])
-def test_a_folder_is_sent_to_workers_that_do_not_share_the_disk(tmp_path, family):
-    chosen = job(model=str(tmp_path), gpus=2, dtype="float32", label=("a", "b"), task="classify")
-    app, _ = model_app(chosen, family, staged=True)
+@pytest.mark.parametrize("task", ["generate", "embed", "classify"])
+def test_a_folder_is_sent_to_workers_that_do_not_share_the_disk(tmp_path, task):
+    labels = ("a", "b") if task == "classify" else ()
+    chosen = job(model=str(tmp_path), gpus=2, dtype="float32", label=labels, task=task)
+    app, _ = model_app(chosen, task, staged=True)
     assert app.context.files == {"model": str(tmp_path)}
     assert app.context.gpus == 2
-    assert app.context.kwargs["dtype"] == "float32"
+    assert {**app.context.kwargs, **app.context.kwargs.get("settings", {})}["dtype"] == "float32"
 
 
-def test_vllm_gets_a_gpu_and_no_device():
-    app, _ = model_app(job(backend="vllm", device="cuda"), "generate", staged=False)
-    assert (app.context.name, app.context.gpus, "device" in app.context.kwargs) == ("vllm_generator", 1, False)
+def test_vllm_gets_a_gpu_its_options_its_adapters_and_no_device(tmp_path):
+    (tmp_path / "fr").mkdir()
+    more = {"engine_options": {"max_model_len": 512}, "adapter": {"french": str(tmp_path / "fr"), "german": "/none"}}
+    app, _ = model_app(job(backend="vllm", device="cuda", too_long="cut-end", **more), "generate", staged=True)
+    assert app.context.kwargs["too_long"] == "cut-end"
+    assert app.context.gpus == 1 and "device" not in app.context.kwargs
+    assert app.context.kwargs["options"] == {"max_model_len": 512}
+    assert app.context.kwargs["adapters"] == {"french": "adapter_0", "german": "/none"}
+    assert app.context.files == {"adapter_0": str(tmp_path / "fr")}
+    assert model_app(job(backend="vllm", gpus=0), "generate", staged=True)[0].context.gpus == 0
+
+
+def test_a_servers_model_may_be_a_file_and_needs_no_gpu(tmp_path):
+    (tmp_path / "tiny.gguf").touch()
+    chosen = job(backend="server", server_command="llama-server", model=str(tmp_path / "tiny.gguf"), batch_size=3)
+    app, _ = model_app(chosen, "generate", staged=True)
+    assert app.context.files == {"model": str(tmp_path / "tiny.gguf")} and app.context.gpus == 0
+    assert app.context.kwargs["command"] == "llama-server" and app.context.concurrency == 3
 
 
 class Recorder:
-    """Stands where a model would: answers with what it was asked."""
+    """Stands where an engine would: answers with what it was asked."""
 
-    def __init__(self):
-        self.calls = []
-
-    def generate(self, prompts, **parameters):
-        self.calls.append(("generate", prompts, parameters))
-        return [Generation(prompt, 1, 1, "stop") for prompt in prompts]
-
-    def chat(self, conversations, **parameters):
-        self.calls.append(("chat", conversations, parameters))
-        return [Generation(conversation[0]["content"], 1, 1, "stop") for conversation in conversations]
+    async def answer(self, endpoint, body):
+        return {"endpoint": endpoint, **body}
 
 
-class OneByOne(Recorder):
-    """Answers only as far as it is asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.given = []
-
-    def generate_each(self, prompts, **parameters):
-        for answer in self.generate(prompts, **parameters):
-            self.given.append(answer.text)
-            yield answer
-
-    def chat_each(self, conversations, **parameters):
-        yield from self.chat(conversations, **parameters)
+def asked(endpoint, body, **parameters):
+    return asyncio.run(respond(Recorder(), (endpoint, body), parameters=parameters))
 
 
-def test_answers_come_as_soon_as_the_model_gives_them():
-    model = OneByOne()
-    requests = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "b"}]}, {"prompt": "c"}]
-    answers = generate(model, requests, parameters={})
-    assert next(answers)["text"] == "a"
-    assert model.given == ["a"]
-    assert [answer["text"] for answer in answers] == ["b", "c"]
-
-
-def test_prompts_and_conversations_share_a_batch_and_keep_their_places():
-    model = Recorder()
-    requests = [
-        {"prompt": "a"},
-        {"messages": [{"role": "user", "content": "b"}], "seed": 5},
-        {"prompt": "c", "stop": ["x"], "max_new_tokens": 2},
-        {"messages": [{"role": "user", "content": "d"}]},
-    ]
-    answers = generate(model, requests, parameters={"seed": 1, "stop": ("y",)})
-    assert [answer["text"] for answer in answers] == ["a", "b", "c", "d"]
-    (_, prompts, first), (_, _, second) = model.calls
-    assert prompts == ["a", "c"]
-    assert first == {"seed": 1, "stop": [["y"], ["x"]], "max_new_tokens": [256, 2], "on_error": "return"}
-    assert second == {"seed": [5, 1], "stop": ("y",), "on_error": "return"}
+def test_a_request_that_says_nothing_gets_the_jobs_parameters():
+    default = {"max_tokens": 256, "temperature": 0}
+    assert asked(COMPLETIONS, {"prompt": "a"}, max_tokens=256) == {"endpoint": COMPLETIONS, "prompt": "a", **default}
+    own = {"messages": [], "max_completion_tokens": 5, "temperature": 0.5}
+    assert asked(CHAT, own, max_tokens=256, temperature=0.7) == {"endpoint": CHAT, **own}
+    several = {"messages": [], "n": 3}
+    assert asked(CHAT, several)["temperature"] == 1, "greedily all would be one"
+    assert asked(CHAT, several, temperature=0.7)["temperature"] == 0.7
+    assert asked(EMBEDDINGS, {"input": "a"}) == {"endpoint": EMBEDDINGS, "input": "a"}

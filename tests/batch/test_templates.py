@@ -1,6 +1,6 @@
 import pytest
 
-from ctxflow.batch.job_apps import compile_template
+from ctxflow.batch.templates import compile_template
 from ctxflow.rows.source import RowError
 
 

@@ -49,6 +49,20 @@ def test_one_case_then_its_report_then_its_what_ifs(folder):
     ]  # fmt: skip
 
 
+def test_windows_of_items_in_flight_are_compared(folder):
+    app = "items = 600\ntokens = 100\ntokens_per_second = 2000\nknee = 8\n"
+    (folder / "flying.toml").write_text(f"[[apps]]\n{app}[[contexts]]\nload_seconds = 2\n")
+    done = command("site.toml", "flying.toml", "--windows", "2,32", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[:5] == ["makespan", "ratio", "items/s", "tokens/s", "lost"]
+    assert "window=2}" in rows[0] and "window=32}" in rows[2]
+    slow, fast = (float(row.split()[4 if "ratio" in head else 3].replace(",", "")) for row in (rows[1], rows[3]))
+    assert fast > 2 * slow
+    wrong = command("site.toml", "flying.toml", "--windows", "2,none", cwd=folder)
+    assert wrong.returncode == 2 and "give numbers of items in flight" in wrong.stderr
+
+
 def test_a_sweep_with_several_seeds_is_a_table(folder):
     done = command("site.toml", "work.toml", "--sweep", "tiers.a10.workers=4,8", "--runs", "2", cwd=folder)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""Runs inside the testbed: the engines' contract on sessions with real vine_workers, and sessions that wander.
+"""Runs inside the testbed: the engines' contracts on sessions and items in flight, and sessions that wander.
 
 `sessions_inside.py contract` is the contract; `wander --site SITE` and `burst --site SITE` write one JSON object.
 """
@@ -22,6 +22,7 @@ from ctxflow import ContextExecutor, context, session_app
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+from ctxflow.testing.item_contract import ItemContract
 from ctxflow.testing.session_contract import SessionContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
@@ -43,6 +44,11 @@ class TestTaskVineSessions(SessionContract):
     def notify(self, engine: Any, worker: str) -> None:
         tier, job = engine.worker_jobs()[worker]
         engine._acquirer.provider(tier).notify(job)
+
+
+class TestTaskVineItems(ItemContract):
+    make = TestTaskVineSessions.make
+    notify = TestTaskVineSessions.notify
 
 
 def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) -> None:

@@ -16,6 +16,7 @@ from ctxflow.host.linux import descendants
 from ctxflow.sites import load_site
 from ctxflow.testing.contract_hooks import ContractRun
 from ctxflow.testing.engines import EngineContract
+from ctxflow.testing.item_contract import ItemContract
 from ctxflow.testing.session_contract import SessionContract
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine"
@@ -54,6 +55,11 @@ class TestSubprocesses(EngineContract):
 
 
 class TestSessions(SessionContract):
+    make = TestSubprocesses.make
+    notify = TestSubprocesses.notify
+
+
+class TestItems(ItemContract):
     make = TestSubprocesses.make
     notify = TestSubprocesses.notify
 

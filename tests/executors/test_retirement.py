@@ -30,7 +30,7 @@ def count(states, prompts):
 
 def kept_by_worker(_):
     """How many functions and constants its library process has."""
-    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "_Library"]
+    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "LibraryCalls"]
     return len(library._functions)
 
 

@@ -79,6 +79,11 @@ class Driven:
                 return [report(FROM_HOST.open(head, body)) for head, body in found]
         raise AssertionError("the host reported nothing")
 
+    def reports_nothing(self, seconds):
+        """Let so much time pass, in which nothing is reported."""
+        with pytest.raises(AssertionError, match="reported nothing"):
+            self.reports(seconds)
+
     def next(self, kind):
         ((head, body),) = self.reports()
         assert head["is"] == kind, head

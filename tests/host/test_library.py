@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ctxflow.host.library import seldom_collecting
+from ctxflow.host.context_building import seldom_collecting
 from ctxflow.testing.worker_calls import slowdown
 
 
@@ -28,7 +28,7 @@ def test_a_slow_card_is_played_only_where_that_is_asked_for(environment, expecte
 
 NOTICED = """
 import os, signal, time
-from ctxflow.host.library import leave_notice_to_host
+from ctxflow.host.call_surroundings import leave_notice_to_host
 @early@
 leave_notice_to_host()
 os.kill(os.getpid(), signal.SIGTERM)

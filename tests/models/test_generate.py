@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.models import OutOfMemoryError, TextGenerator
-from ctxflow.models.generate import _Sampler
-from ctxflow.models.reading import Tokens
+from ctxflow.models.padded_batches import PaddedBatches, _Sampler
 from ctxflow.models.results import Sampling, uniforms
+from ctxflow.models.running_batch import RunningRow
+from ctxflow.models.transformers import InternalBatches
 
 PROMPTS = [
     "The capital of France is",
@@ -48,6 +49,12 @@ def plain_loop(loaded, prompts, max_new_tokens=NEW):
     return written
 
 
+def padded(loaded):
+    """As for a model whose cache is not held by rows."""
+    limits = InternalBatches(loaded, None, None, keeps_cache=True, cpu_tokens=4096)
+    return PaddedBatches(loaded, limits)
+
+
 def texts(loaded, rows):
     return [loaded.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
 
@@ -57,9 +64,11 @@ def expected(causal_lm):
     return plain_loop(causal_lm, PROMPTS)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 3, 8, None])
 def test_greedy_output_equals_a_plain_loop_whatever_the_batch_size(causal_lm, expected, batch_size):
     generator = TextGenerator(causal_lm, max_batch_size=batch_size)
+    if batch_size is None:
+        generator._batch = padded(causal_lm)
     answers = generator.generate(PROMPTS, max_new_tokens=NEW)
     assert [answer.text for answer in answers] == texts(causal_lm, expected)
     assert [answer.completion_tokens for answer in answers] == [len(row) for row in expected]
@@ -71,10 +80,11 @@ def test_greedy_output_equals_a_plain_loop_whatever_the_batch_size(causal_lm, ex
 def test_answers_that_come_one_by_one_are_the_same_and_the_first_do_not_wait_for_the_last(causal_lm, expected):
     generator = TextGenerator(causal_lm, max_batch_tokens=200)
     whole, written = generator.generate(PROMPTS * 3, max_new_tokens=NEW), []
-    generator._generate, inner = lambda *rows: written.append(len(rows[0])) or inner(*rows), generator._generate
+    step = generator._batch.step
+    generator._batch.step = lambda: written.extend(step())
     answers = generator.generate_each(PROMPTS * 3, max_new_tokens=NEW)
     assert next(answers) == whole[0]
-    assert sum(written) < len(PROMPTS) and torch.is_grad_enabled()
+    assert len(written) < len(PROMPTS) and torch.is_grad_enabled()
     assert [answer.text for answer in answers] == (texts(causal_lm, expected) * 3)[1:]
     assert list(generator.chat_each(CONVERSATIONS, max_new_tokens=10)) == generator.chat(
         CONVERSATIONS, max_new_tokens=10
@@ -243,8 +253,8 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
         Sampling(max_new_tokens=1, temperature=1.0, seed=seed),
         Sampling(max_new_tokens=1),
     ]
-    prompts = [Tokens([number]) for number in range(3)]
-    sampler = _Sampler(rows, prompts, width=1, device=torch.device("cpu"))
+    written = [RunningRow([number], row) for number, row in enumerate(rows)]
+    sampler = _Sampler(written, width=1, device=torch.device("cpu"))
     scores = sampler(torch.zeros(3, 1, dtype=torch.long), torch.from_numpy(logits))
     for number in (0, 1):
         draw = uniforms(rows[number], [number])[0]
@@ -258,7 +268,7 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
 
 def test_a_draw_of_zero_picks_no_token_that_was_ruled_out():
     row = Sampling(max_new_tokens=1, temperature=1.0, top_k=2, seed=0)
-    sampler = _Sampler([row], [Tokens([1])], width=1, device=torch.device("cpu"))
+    sampler = _Sampler([RunningRow([1], row)], width=1, device=torch.device("cpu"))
     sampler._draws.zero_()
     scores = sampler(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[-5.0, 2.0, 1.0]]))
     assert int(scores.argmax()) == 1
@@ -293,6 +303,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(causal_lm,
 
     monkeypatch.setattr(causal_lm.model, "forward", small_memory)
     generator = TextGenerator(causal_lm)
+    generator._batch = padded(causal_lm)
     failures = []
     for _ in range(2):
         sizes.clear()

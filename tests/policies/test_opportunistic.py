@@ -60,7 +60,7 @@ class Worker:
 
 def app(backlog=10**6, cost=0.5, batch_size=None, error=0.0):
     known = {"call_seconds": cost, "call_seconds_error": error}
-    return SimpleNamespace(id="a", context="c", backlog=backlog, batch_size=batch_size, **known)
+    return SimpleNamespace(id="a", context="c", backlog=backlog, overlaps=False, batch_size=batch_size, **known)
 
 
 def view(workers, now=1000.0, the_app=None, attempts=(), tiers=None):

@@ -92,6 +92,16 @@ class Withholding(Fixed):
         return 0
 
 
+class Windowless(Fixed):
+    def window(self, view, app, worker):
+        return 0
+
+
+class Forgetful(Fixed):
+    def window(self, view, app, worker):
+        return 64 - sum(each.in_flight(app.context) for each in view.workers.values()) // 10
+
+
 class Boundless:
     def target(self, view):
         return {name: tier.maximum + 1 for name, tier in view.tiers.items()}
@@ -111,6 +121,8 @@ class Elsewhere:
         (RoutingContract, Idle, "test_work_is_given_to_who_is_free"),
         (RoutingContract, Idle, "test_a_run_is_the_same_for_a_seed"),
         (BatchingContract, Withholding, "test_a_run_is_the_same_for_a_seed"),
+        (BatchingContract, Windowless, "test_what_it_decides_is_possible"),
+        (BatchingContract, Forgetful, "test_a_window_is_asked_for_before_each_item"),
         (ScalingContract, Boundless, "test_what_it_decides_is_possible"),
         (PlacementContract, Elsewhere, "test_what_it_decides_is_possible"),
         (RoutingContract, Boundless, "test_it_is_a_policy_of_its_family"),

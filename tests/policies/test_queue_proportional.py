@@ -34,6 +34,7 @@ class App:
     id: str
     backlog: int = 0
     batch_size: int | None = 1
+    overlaps: bool = False
     tiers: frozenset[str] | None = None  # None: anywhere.
 
 

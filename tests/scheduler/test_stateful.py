@@ -14,7 +14,8 @@ from ctxflow.scheduler import Limits, Policies, Scheduler, app_state
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
-CONTEXTS = ("", "small", "large", "broken", "partial", "none", "wide", "wider")
+CONTEXTS = ("", "small", "large", "broken", "partial", "none", "wide", "wider", "flow", "pair")
+FLOWS, PAIR = "flow", "pair"  # Whose calls overlap: of one item each, and batches, two at a time.
 WIDE = {"wide": (2, "guaranteed"), "wider": (4, "best-effort")}  # How many GPUs, and how close together.
 MACHINES = ("m1", "m2")
 EVERY = st.just(set(range(GPUS)))
@@ -24,7 +25,14 @@ HARD = ("large", "partial", "none")
 
 
 class Duplicating(Fixed):
-    """Orders a second try of any running batch that an idle worker could take."""
+    """Orders a second try of any running batch that an idle worker could take; has few items in flight."""
+
+    def __init__(self, size, window):
+        super().__init__(size)
+        self.most = window
+
+    def window(self, view, app, worker):
+        return self.most
 
     def duplicate(self, view, worker):
         for attempt in view.attempts.values():
@@ -46,6 +54,7 @@ class FakeWorker:
     built: Counter[str] = field(default_factory=Counter)  # context -> calls on what was built last
     files: set[str] = field(default_factory=set)  # Of these contexts.
     devices: tuple[str, ...] = ()
+    slots: int = 1
 
     def end(self, context):
         """Its library process ends, whatever it was."""
@@ -56,20 +65,21 @@ class Pool(RuleBasedStateMachine):
     @initialize(
         routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin", "skylb", "sdib"]),
         size=st.integers(1, 7),
+        window=st.integers(1, 4),
         seed=st.integers(0, 9),
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
         scaling=st.sampled_from(["fixed", {"policy": "queue-proportional", "calls_per_worker": 1, "linger": 0.05}]),
         preemption=st.sampled_from(["none", "standard", "imp", "exact"]),
         many=st.sampled_from([2, app_state.MANY]),
     )
-    def begin(self, routing, size, seed, start_when, scaling, preemption, many):
+    def begin(self, routing, size, window, seed, start_when, scaling, preemption, many):
         self.now = 0.0
         self.many, app_state.MANY = app_state.MANY, many
         chosen = preemption if preemption == "none" else {"policy": preemption, "patience": 5, "grace": 3, "idle": 2}
         self.contexts = [each for each in CONTEXTS if each not in WIDE or preemption != "none"]
         policies = Policies(
             self.routing(routing),
-            Duplicating(size),
+            Duplicating(size, window),
             make("placement", "everywhere"),
             make("preemption", chosen),
             make("scaling", scaling),
@@ -82,6 +92,8 @@ class Pool(RuleBasedStateMachine):
         self.dead: dict[int, str | None] = {}
         self.poison: set[int] = set()
         self.killers: set[int] = set()
+        self.flowing: set[int] = set()  # Items of the app whose calls overlap.
+        self.kinds: dict[int, str] = {}  # Of the failures that items died of.
         self.blamed: set[str] = set()  # Contexts whose building lost a worker.
         self.cancelled: set[int] = set()
         self.next_item = 0
@@ -106,12 +118,20 @@ class Pool(RuleBasedStateMachine):
             memory = 60 if context == "large" else 50
             level = context if context in ev.LEVELS else ev.PERVASIVE
             spec = ev.ContextSpec(
-                context, context, files=files, gpus=gpus, memory=memory, level=level, affinity=affinity
-            )
+                context, context, files=files, gpus=gpus, memory=memory, level=level, affinity=affinity,
+                concurrency=2 if context == PAIR else None,
+            )  # fmt: skip
             self.tell(ev.ContextDeclared, spec)
         if f"{context}/{priority}" not in self.scheduler.state.apps:
             urgent = priority + 2 * (context in WIDE)
-            app = ev.AppSpec(f"{context}/{priority}", context, context, priority=urgent, batch=context != "")
+            app = ev.AppSpec(
+                f"{context}/{priority}",
+                context,
+                context,
+                priority=urgent,
+                batch=context not in ("", FLOWS),
+                overlaps=context == FLOWS,
+            )
             self.tell(ev.AppDeclared, app)
 
     def routing(self, name):
@@ -135,6 +155,7 @@ class Pool(RuleBasedStateMachine):
         elif isinstance(command, cmd.Bury):
             self.fates.update(command.items)
             self.dead.update(dict.fromkeys(command.items, command.context))
+            self.kinds.update(dict.fromkeys(command.items, command.failure.kind))
         elif isinstance(command, cmd.Acquire):
             assert 0 <= command.workers <= 8
         elif isinstance(command, cmd.Release):
@@ -166,6 +187,10 @@ class Pool(RuleBasedStateMachine):
             elif isinstance(command, cmd.Run):
                 assert 1 <= len(command.items) <= 7 and len(set(command.items)) == len(command.items)
                 worker.runs[command.attempt] = command
+                beside = [run for run in worker.runs.values() if run.context == command.context]
+                most = {FLOWS: self.scheduler.state.policies.windows.most, PAIR: 2}.get(command.context, worker.slots)
+                assert len(beside) <= most, f"{len(beside)} calls on {command.context!r} at a time"
+                assert len({run.context for run in worker.runs.values()}) <= worker.slots, "it has not so many slots"
                 worker.built[command.context] += 1
                 assert worker.built[command.context] == 1 or command.context not in ev.LEVELS, "it is used twice"
             elif isinstance(command, cmd.Interrupt):
@@ -191,8 +216,12 @@ class Pool(RuleBasedStateMachine):
         state = self.scheduler.state
         for worker in state.free.values():
             for app in state.ready.values():
-                assert worker.pin is None or app.context in WIDE or not self.scheduler.view.can_run(app, worker)
-                assert not self.scheduler.view.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
+                assert (
+                    worker.pin is None or app.context in (*WIDE, FLOWS) or not self.scheduler.view.can_run(app, worker)
+                )
+                # What has to run alone waits until one worker has nothing else in flight.
+                if app.context != FLOWS or len(app.queue) > app.cancelled:
+                    assert not self.scheduler.view.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
 
     def check_what_is_kept(self):
         """Of a context of a lower level nothing is left but what is to be, or is in use."""
@@ -216,6 +245,7 @@ class Pool(RuleBasedStateMachine):
         self.next_item = items.stop
         chosen = {items[n] for n in bad if n < count}
         (self.killers if kills else self.poison).update(chosen)
+        self.flowing.update(items if context == FLOWS else ())
         self.declare(context, priority)
         self.tell(ev.ItemsSubmitted, f"{context}/{priority}", items)
 
@@ -230,7 +260,7 @@ class Pool(RuleBasedStateMachine):
         free = [(machine, n) for machine in MACHINES for n in range(GPUS) if not self.taken(device(machine, n))]
         machine, number = free[0] if gpus and free else ("elsewhere", 0)
         devices = (device(machine, number),) if gpus and free else ()
-        self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0, devices=devices)
+        self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0, devices=devices, slots=slots)
         self.tell(
             ev.WorkerJoined,
             ev.WorkerSpec(name, host=machine, slots=slots, gpus=gpus, memory=100, devices=devices, region=region),
@@ -516,6 +546,8 @@ class Pool(RuleBasedStateMachine):
         for item, context in self.dead.items():
             bad = {"broken", *HARD, *self.blamed}
             assert context in bad or item in self.poison | self.killers | self.suspects()
+            if item in self.flowing and self.kinds[item] != "lost":
+                assert item in self.poison | self.killers, "it died of what another one in flight did"
 
     def join_healthy(self):
         self.spawned += 1 + ((self.spawned + 1) % BAD_WORKER == 0)

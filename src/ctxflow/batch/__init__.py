@@ -1,7 +1,7 @@
 """Files in, files out: batches for people who write no Python.
 
 `ctxflow batch` makes a `Job` (job.py) and calls `run_job` (driver.py), which has preparation.py check all of it before
-anything starts. On the way of a row: rows/ reads it, job_apps.py makes an item of it, pump.py has it run, records.py
+anything starts. On the way of a row: rows/ reads it, row_items.py makes an item of it, pump.py has it run, records.py
 makes a line of the answer, and ledger.py keeps it.
 """
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ctxflow.batch.display import Display, QuietDisplay
+from ctxflow.batch.engine_answers import nested_columns
 from ctxflow.batch.job import Job, defaults
-from ctxflow.batch.job_apps import Make, Prepared
 from ctxflow.batch.job_files import Files, files_of, keeps
 from ctxflow.batch.job_status import StatusFile, duration, read_status, serving
 from ctxflow.batch.ledger import Ledger, as_keys, contained, row_digest
@@ -26,6 +26,7 @@ from ctxflow.batch.preparation import prepare, refused
 from ctxflow.batch.publish import publish
 from ctxflow.batch.pump import Intake
 from ctxflow.batch.records import plain_columns
+from ctxflow.batch.row_items import Make, Prepared, known_as
 from ctxflow.batch.work import Work, kept_summary
 from ctxflow.errors import counted
 from ctxflow.identity import Identity, changes
@@ -206,7 +207,8 @@ def _finish(work: Work, ledger: Ledger, files: Files, metrics: tuple[str, int] |
         if files.rows != files.output:
             types = {name: kind for name, kind in work.source.types().items() if name in (job.id_column, *job.keep)}
             embeds = job.task == "embed"
-            publish(str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job))
+            nested = nested_columns({*job.keep, str(job.id_column)}) if job.task is not None else ()
+            publish(str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job), nested)
         ledger.finish()
 
 
@@ -236,8 +238,9 @@ def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_err
     """
     # An earlier ctxflow did not know all choices: what it did is their default.
     known, settings = {**defaults(), **ledger.facts.get("settings", {})}, facts["settings"]
-    before = {name: known.get(name, Job.model_fields[name].default) for name in settings}
-    changed = [f"{name} was {before[name]!r} and is {new!r}" for name, new in settings.items() if new != before[name]]
+    names = [name for name in dict.fromkeys([*settings, *known]) if name in Job.model_fields]
+    both = [(name, *(of.get(name, Job.model_fields[name].default) for of in (known, settings))) for name in names]
+    changed = [f"{name} was {old!r} and is {new!r}" for name, old, new in both if new != old]
     if "made_of" in ledger.facts:
         changed += changes(Identity.from_json(ledger.facts["made_of"]), Identity.from_json(facts["made_of"]))
     else:
@@ -309,7 +312,7 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
 
 
 def _check_row(row: Prepared, digest: int, source: Source, job: Job, files: Files) -> None:
-    if row.error is None and int.from_bytes(row_digest(row.item, row.kept), "little") == digest:
+    if row.error is None and int.from_bytes(row_digest(known_as(row.item), row.kept), "little") == digest:
         return
     why = f" ({row.error})" if row.error is not None else ""
     if job.id_column is None:

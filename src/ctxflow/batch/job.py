@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
+from ctxflow.batch.job_option import PARAMETERS, ROWS, RUN, WHAT, WHERE, Option, error_limit
 from ctxflow.errors import UsageError, closest
 
 if TYPE_CHECKING:
@@ -22,25 +22,8 @@ else:
     import tomli as tomllib
 
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
+_LATER = ("engine_options", "server_command", "adapter")  # A job that says nothing of them is what it was before.
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
-
-
-def error_limit(text: str) -> tuple[int | None, float | None]:
-    """Return the number or the share (in percent) of rows that `max_errors` allows to fail, the other as None.
-
-    :raises ValueError: if it is neither.
-
-    >>> error_limit("20"), error_limit("2.5%")
-    ((20, None), (None, 2.5))
-    """
-    if re.fullmatch(r"\d+", text.strip()):
-        return int(text), None
-    share = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text.strip())
-    if share is None or float(share[1]) > 100:
-        raise ValueError(
-            f"the most errors cannot be {text!r}: write a number of rows such as 20, or a share such as 5%"
-        )
-    return None, float(share[1])
 
 
 def template_text(text: str) -> str:
@@ -51,23 +34,6 @@ def template_text(text: str) -> str:
         return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, ValueError) as error:
         raise ValueError(f"the template {text[1:]} cannot be read: {error}") from None
-
-
-WHAT, ROWS, PARAMETERS, WHERE, RUN = (
-    "Task", "Input and output", "Generation parameters", "Execution", "Run control",
-)  # fmt: skip
-"""The panels of `ctxflow batch --help`, and the sections of the reference."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """The help and flags of a key of a job, in addition to its name, its type and its checks."""
-
-    help: str
-    panel: str
-    flags: tuple[str, ...] = ()  # By default the key's name with dashes.
-    metavar: str | None = None
-    free: bool = False  # Whether another run of the same job may change it, since no result depends on it.
 
 
 class Job(pydantic.BaseModel):
@@ -174,9 +140,25 @@ class Job(pydantic.BaseModel):
         int | None, Option("Number of workers, if not the site's.", WHERE, free=True), pydantic.Field(ge=1)
     ] = None
     gpus: Annotated[int | None, Option("GPUs that the model needs.", WHERE, free=True), pydantic.Field(ge=0)] = None
-    backend: Annotated[Literal["transformers", "vllm"], Option("The library for language models.", WHERE)] = (
-        "transformers"
-    )
+    backend: Annotated[
+        Literal["transformers", "vllm", "server"],
+        Option("What runs the model: a library, or a server that each worker starts.", WHERE),
+    ] = "transformers"
+    engine_options: Annotated[
+        dict[str, Any],
+        Option(
+            "An option of that engine, by its own name; may be given again.",
+            WHERE, ("--engine-option",), metavar="NAME=VALUE",
+        ),
+    ] = {}  # fmt: skip
+    server_command: Annotated[
+        str | None,
+        Option("For the backend server: what starts it, such as 'llama-server -m {model}'.", WHERE, metavar="COMMAND"),
+    ] = None
+    adapter: Annotated[
+        dict[str, str],
+        Option("A LoRA adapter that a request's model may name; may be given again.", WHERE, metavar="NAME=PATH"),
+    ] = {}
     dtype: Annotated[str | None, Option("The weights' type, such as float32 or bfloat16.", WHERE)] = None
     device: Annotated[str | None, Option("Such as cpu or cuda; by default the best available.", WHERE, free=True)] = (
         None
@@ -193,10 +175,14 @@ class Job(pydantic.BaseModel):
         ),
     ] = "error"
     batch_size: Annotated[
-        int | None, Option("Rows that a worker gets at a time.", WHERE, free=True), pydantic.Field(ge=1)
+        int | None,
+        Option("Rows that a worker gets at a time; of an engine, that it has in flight at most.", WHERE, free=True),
+        pydantic.Field(ge=1),
     ] = None
     timeout: Annotated[
-        float | None, Option("The maximum of seconds for such a batch.", WHERE, free=True), pydantic.Field(gt=0)
+        float | None,
+        Option("The maximum of seconds for such a batch, or for each row of an engine.", WHERE, free=True),
+        pydantic.Field(gt=0),
     ] = None
     retries: Annotated[
         int, Option("How often a row that raises is retried.", WHERE, free=True), pydantic.Field(ge=0)
@@ -259,7 +245,7 @@ class Job(pydantic.BaseModel):
         """Return what excludes each other, and what to say of it."""
         own, task = self.function is not None, self.task
         decided = task or self.label or self.parameters or self.row_parameter
-        classifies, generates = task == "classify", task not in ("embed", "classify")
+        classifies = task == "classify"
         both = set(self.row_parameter) & set(self.keep)
         return (
             (own and decided, "a function decides itself what it does: leave tasks, labels and parameters to it"),
@@ -267,12 +253,29 @@ class Job(pydantic.BaseModel):
             (self.constants and not own, "constants are a function's: give --function, or leave --set out"),
             (classifies and len(self.label) < 2, "to classify takes two labels or more: give --label for each"),
             (self.label and not classifies, "labels are for classifying: give --task classify"),
-            (self.backend == "vllm" and not generates, "vLLM serves to generate and to chat: leave --backend out"),
+            *self._engine_rules(own, classifies),
             (self.system is not None and task != "chat", "a system message is for conversations: give --task chat"),
             (not own and len(self.column) > 1, "a model reads one column: make one text of several with --template"),
             (self.template is not None and self.column, "a template names its columns itself: leave --column out"),
             (both, "a column cannot be both kept and a parameter"),
         )
+
+    def _engine_rules(self, own: bool, classifies: bool) -> tuple[tuple[object, str], ...]:
+        """Return what excludes each other of what is said about the engine, and what to say of it."""
+        serves, of_vllm = self.backend == "server", self.backend == "vllm"
+        reads = self.dtype or self.device or self.max_input_tokens or self.too_long != "error"
+        engine = self.engine_options or self.adapter or self.server_command or self.backend != "transformers"
+        return (
+            (own and engine, "a function has its own context: leave --backend, --engine-option and the like to it"),
+            (classifies and engine, "labels are chosen by transformers alone: leave --backend and what is with it out"),
+            (serves and not self.server_command, "a server is started by a command: give --server-command"),
+            (self.server_command and not serves, "a command is for --backend server: give that, or leave it out"),
+            (serves and reads, "a server reads inputs, and loads the model, as its own command says: leave --dtype, "
+             "--device, --max-input-tokens and --too-long out"),
+            (of_vllm and reads and self.task == "embed" and (self.max_input_tokens or self.too_long != "error"),
+             "vLLM's embeddings are of whole inputs: leave --max-input-tokens and --too-long out"),
+            (self.adapter and not of_vllm, "adapters are for --backend vllm; a server's command names its own"),
+        )  # fmt: skip
 
     @pydantic.model_validator(mode="after")
     def _samples(self) -> Job:
@@ -320,6 +323,9 @@ class Job(pydantic.BaseModel):
         for name in ("template", "system"):
             if chosen[name] is not None:
                 chosen[name] = template_text(chosen[name])
+        for name in _LATER:
+            if chosen[name] == Job.model_fields[name].default:
+                del chosen[name]
         return chosen
 
 

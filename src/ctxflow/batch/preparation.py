@@ -10,10 +10,13 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display, QuietDisplay
+from ctxflow.batch.engine_checks import engine_problems
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import URLS, Item, LacksColumn, columns_named, compile_template, function_app
+from ctxflow.batch.job_apps import function_app
 from ctxflow.batch.job_files import check_files, files_of, form_of
 from ctxflow.batch.job_status import status_path
+from ctxflow.batch.row_items import URLS, Item, asked_of
+from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, closest, counted
 from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
@@ -160,7 +163,12 @@ def _model(subject: Subject) -> Iterator[str]:
         )
 
 
-CHECKS: tuple[Check, ...] = (_choices, _model, _function, _columns, _templates)
+def _engine(subject: Subject) -> Iterator[str]:
+    """Check what the job says of its engine."""
+    return engine_problems(subject.job)
+
+
+CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates)
 
 
 def prepare(job: Job, display: Display) -> Work:
@@ -268,7 +276,9 @@ def preview(job: Job) -> dict[str, Any]:
     job, files = work.job, work.files
     columns = head_of(work.source).known
     written = (files.output, files.rows, files.errors, files.journal, status_path(files.output))
-    model = {} if job.model is None else {"model": job.model, "task": job.task, **job.parameters}
+    engine = {"backend": job.backend, "server_command": job.server_command, **job.engine_options}
+    said = {name: value for name, value in engine.items() if value not in (None, "transformers")}
+    model = {} if job.model is None else {"model": job.model, "task": job.task, **said, **job.parameters}
     function = {} if job.function is None else {"function": job.function, **job.constants}
     return {
         "input": str(job.input),
@@ -303,8 +313,10 @@ def _first(source: Source, make: Any) -> Iterator[dict[str, Any]]:
 
 def _asked(item: Item) -> dict[str, Any]:
     """Return what a model is asked, or the values that a function gets."""
-    if len(item) == 1 and isinstance(item[0], Mapping) and {"prompt", "messages", "input"} & set(item[0]):
-        return dict(item[0])
+    if len(item) == 1 and isinstance(item[0], (Mapping, tuple)):
+        asked = asked_of(item)
+        if {"prompt", "messages", "input"} & set(asked):
+            return dict(asked)
     return {"parameters": [repr(value) for value in item]}
 
 

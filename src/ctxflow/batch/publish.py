@@ -10,7 +10,7 @@ import json
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,18 +31,20 @@ def publish(
     embeddings: bool = False,
     types: Mapping[str, Any] | None = None,
     columns: Sequence[str] = (),
+    nested: Collection[str] = (),
 ) -> None:
     """Make a job's output of its file of JSON lines, at once or not at all.
 
     :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
     :param types: the Arrow types of columns that are the input's own.
     :param columns: of a CSV file's header, where there are no rows.
+    :param nested: columns that are text, their values' JSON, whatever they hold.
     """
     with naming(output):
         if form == "csv":
             publish_csv(rows, output, columns)
         else:
-            publish_parquet(rows, output, embeddings, types)
+            publish_parquet(rows, output, embeddings, types, nested)
 
 
 _NUL_IN_CSV = sys.version_info >= (3, 11)  # Before, the csv module neither writes nor reads that character.
@@ -75,16 +77,24 @@ def _cell(value: Any) -> str:
     return text if _NUL_IN_CSV else text.replace("\0", "\\x00")
 
 
-def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: Mapping[str, Any] | None = None) -> None:
+def publish_parquet(
+    rows: Path,
+    output: Path,
+    embeddings: bool = False,
+    types: Mapping[str, Any] | None = None,
+    nested: Collection[str] = (),
+) -> None:
     """Write a file of JSON lines as Parquet, holding some thousand rows at a time.
 
-    A column whose values have no common type becomes text: the values' JSON. A given type counts if all values fit.
+    A column whose values have no common type becomes text, as those in `nested`: the values' JSON. A given type counts
+    if all values fit.
     """
     try:
         import pyarrow
     except ImportError as error:
         raise CtxflowError(f"Parquet needs pyarrow ({error}): {how_to_install('pyarrow', extra='batch')}") from None
     found, known = _types(rows, types or {})
+    found.update({name: _MIXED for name in nested if name in found})
     if embeddings and "embedding" in found:
         found["embedding"] = pyarrow.list_(pyarrow.float32())
     with written_whole(output) as file:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.batch.job import error_limit
-from ctxflow.batch.job_apps import Make, Prepared
+from ctxflow.batch.job_option import error_limit
 from ctxflow.batch.job_status import one_line
 from ctxflow.batch.ledger import Keys, Ledger, Pair, as_keys, contained, id_key, row_digest
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
+from ctxflow.batch.row_items import Make, Prepared, known_as
 from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.pending import Failed, Stream
@@ -353,7 +353,7 @@ class Pump:
                 try:
                     results.append(self.held.line(self.record(row, result)))
                     done.append((row.key, row.number))
-                    digests.append(row_digest(row.item, row.kept))
+                    digests.append(row_digest(known_as(row.item), row.kept))
                     if self.counted is not None:
                         self.tokens += self.counted(result)
                     if self.cut is not None:

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from ctxflow.batch.engine_answers import columns_of, is_response, later_columns, usage_of, vectors_of, whole_body
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import Prepared
+from ctxflow.batch.row_items import Prepared, asked_of
 from ctxflow.errors import CallError, RemoteTraceback, article
 from ctxflow.rows.source import RowError
 
@@ -92,24 +93,39 @@ def plain_record(job: Job) -> Record:
     parts = _parts(job)
     copied = [name for name in parts if name != "embedding"]
     ours = {"row", *parts}
-    if clash := sorted(ours & {*job.keep, job.id_column or "custom_id"}):
-        raise ValueError(f"the results have a column {clash[0]!r} of their own: rename yours")
     name = job.id_column or "custom_id"
+    theirs = {*job.keep, name}
+    if clash := sorted(ours & theirs):
+        raise ValueError(f"the results have a column {clash[0]!r} of their own: rename yours")
 
     def make(row: Prepared, answer: Any) -> dict[str, Any]:
         record: dict[str, Any] = {"row": row.number}
         if row.id is not None:
             record[name] = row.id
         record.update(row.kept)
-        if job.task == "embed":
-            vectors = answer["embeddings"]
-            record["embedding"] = vectors[0] if isinstance(row.item[0]["input"], str) else vectors
-        record.update({"result": answer} if job.task is None else ((name, answer[name]) for name in copied))
+        if job.task is None:
+            record["result"] = answer
+        else:
+            found = _columns(answer, theirs) if is_response(answer) else answer
+            if job.task == "embed":
+                vectors = found["embeddings"]
+                record["embedding"] = vectors[0] if isinstance(asked_of(row.item)["input"], str) else vectors
+            record.update((name, found[name]) for name in copied)
+            record.update((name, found[name]) for name in later_columns(theirs) if name in found)
         if row.context is not None:
             record.setdefault("context", row.context)
         return record
 
     return make
+
+
+def _columns(answer: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """Return what an engine answered as the parts of a plain result."""
+    if "choices" in answer:
+        return columns_of(answer, taken)
+    cut = {name: answer.get(name) for name in ("truncated", "original_prompt_tokens")}
+    read = usage_of(answer)["prompt_tokens"]
+    return {"embeddings": vectors_of(answer), "prompt_tokens": read, **cut, "truncated": bool(cut["truncated"])}
 
 
 def openai_record(job: Job, created: int) -> Record:
@@ -121,6 +137,10 @@ def openai_record(job: Job, created: int) -> Record:
 
     def make(row: Prepared, answer: Any) -> dict[str, Any]:
         name = f"{row.key:016x}"
+        if is_response(answer):
+            endpoint, request = row.item[0]
+            body = whole_body(endpoint, answer, name, created, str(request.get("model", model)))
+            return _line_of(row, name, body)
         if "messages" in row.item[0]:
             choice = {"message": {"role": "assistant", "content": answer["text"]}}
             body = _completion(f"chatcmpl-{name}", "chat.completion", choice, answer)
@@ -131,14 +151,14 @@ def openai_record(job: Job, created: int) -> Record:
         body |= {"model": model} if "data" in body else {"created": created, "model": model}
         if truncated(answer):  # Fields of our own: OpenAI's clients keep what they do not know.
             body |= {"truncated": True, "original_prompt_tokens": answer["original_prompt_tokens"]}
-        return {
-            "id": f"batch_req_{name}",
-            "custom_id": row.id,
-            "response": {"status_code": 200, "request_id": f"req_{name}", "body": body},
-            "error": None,
-        }
+        return _line_of(row, name, body)
 
     return make
+
+
+def _line_of(row: Prepared, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
+    return {"id": f"batch_req_{name}", "custom_id": row.id, "response": response, "error": None}
 
 
 def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +173,8 @@ def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[st
 
 def tokens_of(answer: Mapping[str, Any]) -> int:
     """Return the tokens that a model read and wrote for an answer."""
+    if is_response(answer):
+        return int(usage_of(answer)["total_tokens"])
     count: int = answer["prompt_tokens"] + answer.get("completion_tokens", 0)
     return count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import Any
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
 from ctxflow.batch.job import Job
-from ctxflow.batch.job_apps import Make, family_of, maker, model_app
+from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_files import Files
 from ctxflow.batch.job_status import StatusFile, one_line
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.pump import Intake, Pump, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
+from ctxflow.batch.row_items import Make, family_of, maker
 from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.figures import figures_of
 from ctxflow.executors.pending import Stream
-from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
+from ctxflow.identity import Identity, contents_of_model, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress, Rates
 from ctxflow.rows.source import Source
 from ctxflow.sites import Site
@@ -122,7 +124,8 @@ class Work:
             self._app, self._constants = app, dict(job.constants)
         else:
             family = family_of(job)
-            self._app, self._constants = model_app(job, family, site.capabilities.stages)
+            sized = "batching" in site.model_fields_set
+            self._app, self._constants = model_app(job, family, site.capabilities.stages, sized=sized)
             if family == "generate" or (family == "embed" and job.output_format == "openai"):
                 self._counted = tokens_of
             if job.too_long != "error":
@@ -142,7 +145,9 @@ class Work:
     def identity(self) -> Identity:
         """Return what the results depend on beside rows and settings, which constants are among."""
         if self.job.model is not None:
-            return identity_of_model(self.job.model, self._reading)
+            found = identity_of_model(self.job.model, self._reading)
+            of_adapters = {path: contents_of_model(path, self._reading) for path in self.job.adapter.values()}
+            return dataclasses.replace(found, contents={**found.contents, **of_adapters})
         return identity_of(self._app, {}, self._reading)
 
     def _reading(self, done: int, total: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import re
 import signal
 import sys
 import types
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ctxflow.batch.job import RUN, WHAT, Job, Option, load_job, options
+from ctxflow.batch.job import Job, load_job, options
+from ctxflow.batch.job_option import RUN, WHAT, Option
 from ctxflow.cli.screen import metrics_place
 from ctxflow.errors import UsageError
 from ctxflow.terminal import timed
@@ -42,7 +44,7 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
         command(
             **{each.name: given.pop(each.name) for each in own},
             **{
-                name: constants(value) if typing.get_origin(_plain(name)) is dict else value
+                name: _pairs(name, value) if typing.get_origin(_plain(name)) is dict else value
                 for name, value in given.items()
                 if value is not None
             },
@@ -89,22 +91,43 @@ def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-def constants(given: Sequence[str]) -> dict[str, Any]:
-    """Return the constants of NAME=VALUE, where a value is JSON if it can be, else text.
+def _pairs(key: str, given: Sequence[str]) -> dict[str, Any]:
+    """Return the table of a key that is given as NAME=VALUE, once for each."""
+    said = options()[key]
+    texts = typing.get_args(_plain(key))[1] is str
+    return named_values(flags(key, said)[0], str(said.metavar), given, names=key != "constants", texts=texts)
 
-    >>> constants(["top=3", "name=Paris"])
+
+def named_values(
+    flag: str, metavar: str, given: Sequence[str], *, names: bool = False, texts: bool = False
+) -> dict[str, Any]:
+    """Return what NAME=VALUE says, where a value is JSON if it can be, else text.
+
+    :param flag, metavar: for messages.
+    :param names: whether a name may be one that Python does not have, such as "max-model-len".
+    :param texts: whether values are text in any case.
+
+    >>> named_values("--set", "NAME=VALUE", ["top=3", "name=Paris"])
     {'top': 3, 'name': 'Paris'}
     """
-    found = {}
+    found: dict[str, Any] = {}
     for each in given:
         name, separator, value = each.partition("=")
-        if not separator or not name.isidentifier():
-            raise UsageError(f"--set {each!r} is no constant: write NAME=VALUE")
+        if not separator or not (name.isidentifier() or (names and _NAME.fullmatch(name))):
+            raise UsageError(f"{flag} {each!r} is not to be understood: write {metavar}")
+        if name in found:
+            raise UsageError(f"{flag} names {name} twice: give each once")
+        if texts:
+            found[name] = value
+            continue
         try:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
     return found
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
 @with_job_options

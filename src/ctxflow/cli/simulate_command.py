@@ -34,6 +34,10 @@ def simulate(
     sweeps: Annotated[
         list[str] | None, typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; may be given again.")
     ] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(metavar="8,16,64", help="Simulate each window of items in flight, as batching=fixed has it."),
+    ] = None,
     seed: Seed = 0,
     runs: Annotated[int, typer.Option(min=1, help="Simulate with so many seeds: medians and spreads.")] = 1,
     hours: Annotated[float, typer.Option("--until", min=0.001, help="Give up after so many virtual hours.")] = 168.0,
@@ -70,13 +74,14 @@ def simulate(
     \b
     ctxflow simulate site.toml workload.toml --sweep batching=fixed,opportunistic
     ctxflow simulate runs/20261121-054135-17 --set workers=2x
+    ctxflow simulate runs/20261121-054135-17 --windows 16,32,64,128
     ctxflow simulate site.toml workload.toml --output sim && ctxflow report sim
     """
     from ctxflow.simulator.scenario import combinations, parse_change, parse_sweep
     from ctxflow.simulator.studies import study
 
     common = [parse_change(text) for text in changes or ()]
-    swept = combinations([parse_sweep(text) for text in sweeps or ()])
+    swept = combinations([parse_sweep(text) for text in [*(sweeps or ()), *_of_windows(windows)]])
     recorded = recorded_of(what, workload)
     scenario = functools.partial(scenario_of, what, workload, recorded)
     cases = list(_cases(scenario, recorded is not None, common, swept, output))
@@ -95,6 +100,16 @@ def simulate(
             print("\nPictures", *(f"  {path}" for path in pictures), sep="\n")
     if not all(summary.finished for summary in summaries):
         raise typer.Exit(1)
+
+
+def _of_windows(windows: str | None) -> Iterator[str]:
+    """Yield the sweep that windows mean: `batching.window` of the policy `fixed`."""
+    if windows is None:
+        return
+    numbers = [part.strip() for part in windows.split(",")]
+    if not all(number.isdigit() and int(number) for number in numbers):
+        raise typer.BadParameter(f"--windows {windows}: give numbers of items in flight, such as 8,16,64")
+    yield "batching=" + ",".join(f"{{policy='fixed', window={number}}}" for number in numbers)
 
 
 def recorded_of(what: str, workload: Path | None) -> Recorded | None:
@@ -155,7 +170,7 @@ def _draw(directory: Path) -> list[Path]:
 
 
 _RECORDED = ("name", "seconds", "items", "done", "evicted", "joined", "loads", "batches", "lost_items")
-_DERIVED = ("items_per_second", "efficiency")
+_DERIVED = ("items_per_second", "tokens_per_second", "efficiency")
 
 
 def as_data(summary: Summary) -> dict[str, Any]:
@@ -210,8 +225,11 @@ def one(summary: Summary) -> str:
     joined = f"{median('workers'):,.1f} on average, {median('joined'):,.0f} joined, {median('evicted'):,.0f} evicted"
     twice = f"; {median('wasted_items'):,.0f} answered a second time by duplicates" if median("duplicates") else ""
     batches = counted(round(median("batches")), "batch", "batches")
+    rate = median("tokens_per_second")
+    tokens = [("Tokens", f"{median('tokens'):,.0f}, {rate:,.4g} a second")] if rate else []
     lines = [
         ("Makespan", f"{seconds(median('seconds'))}, {median('items_per_second'):,.4g} items/s{around}"),
+        *tokens,
         ("Bound", f"{seconds(median('fluid_seconds'))}: {median('efficiency'):.1%} of what nobody beats"),
         ("Items", f"{median('done'):,.0f} of {median('items'):,.0f} done in {batches}"),
         ("Workers", joined),
@@ -223,6 +241,23 @@ def one(summary: Summary) -> str:
         failed = counted(round(median("raised")), "call or build", "calls and builds")
         lines.insert(5, ("Failed", f"{failed}; {counted(round(median('dead')), 'item')} given up"))
     return "\n".join(f"{name:9} {text}" for name, text in lines)
+
+
+def _add_tokens(
+    head: list[str], rows: list[list[str]], summaries: Sequence[Summary], recorded: Recorded | None
+) -> None:
+    """Add columns for apps whose calls overlap: tokens a second, and the share of the engines' work that was lost."""
+    if not any(summary.median("tokens") for summary in summaries):
+        return
+    at = head.index("items/s") + 1
+    head[at:at] = ["tokens/s", "lost work"]
+    for cells, summary in zip(rows[-len(summaries) :], summaries, strict=True):
+        lost = summary.median("lost_seconds")
+        work = lost + summary.median("call_seconds")
+        cells[at:at] = [f"{summary.median('tokens_per_second'):,.4g}", f"{lost / work if work else 0.0:.1%}"]
+    if recorded is not None:
+        rate = recorded.tokens / recorded.seconds if recorded.seconds else 0.0
+        rows[0][at:at] = [f"{rate:,.4g}" if rate else "", ""]
 
 
 def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -> str:
@@ -256,6 +291,7 @@ def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -
             cells.append(f"{sum(summary.moved.values()) / 1e9:,.4g}")
         if recorded is not None:
             rows[0].append("")
+    _add_tokens(head, rows, summaries, recorded)
     for name in ("evicted", "lost"):
         column = head.index(name)
         if all(cells[column] == "0" for cells in rows):

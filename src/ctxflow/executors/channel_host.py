@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import site
 import socket
 import subprocess
 import sys
@@ -80,6 +81,7 @@ class SharedDisk:
     def build(self, context: ContextPayload, folder: str, key: str, line: str = "") -> library_messages.BuildContext:
         """Return the message to build a context there; `key` and `line` are the message's."""
         cache = self._cache_of(context, folder)
+        another = os.environ.get("CTXFLOW_PYTHON")  # It has packages of its own.
         return library_messages.BuildContext(
             context.id,
             key,
@@ -90,7 +92,7 @@ class SharedDisk:
             memory=context.memory,
             line=line,
             directory=self._directory,
-            path=[path or self._here() for path in sys.path],
+            path=[path or self._here() for path in sys.path if not (another and _installed(path))],
             states=_states(folder),
             body=context.recipe,
         )
@@ -255,3 +257,10 @@ class ChannelHost:
     def _watch(self) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.channel.pending else 0)
         self._selector.modify(self.channel, wanted, self)
+
+
+def _installed(path: str) -> bool:
+    """Return whether an entry of `sys.path` belongs to this very Python: another has such folders of its own."""
+    standard = os.path.dirname(os.__file__)
+    packages = [*site.getsitepackages(), site.getusersitepackages()]
+    return path in packages or path.startswith(standard) or (path.endswith(".zip") and "python3" in path)

@@ -90,9 +90,11 @@ class CallFiles:
 class CallPayload:
     """What an engine needs to run a batch.
 
-    :ivar style: "batch" (the function gets lists, one result per item), "apply" (any arguments, one result) or "step"
-        (the function makes chunks of sessions; the body is entries of host/call_results.py, and the library process
-        has to be told the folder of the worker's cache where frozen states are, which `Carry` moves files between).
+    :ivar style: "batch" (the function gets lists, one result per item), "item" (an `async` function that gets the
+        values of one item, and answers while others are in flight; the body is their tuple, the result a list of the
+        one), "apply" (any arguments, one result) or "step" (the function makes chunks of sessions; the body is entries
+        of host/call_results.py, and the library process has to be told the folder of the worker's cache where frozen
+        states are, which `Carry` moves files between).
     :ivar function: None if it is in the body.
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar body: the pickled inputs.

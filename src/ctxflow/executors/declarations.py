@@ -189,7 +189,8 @@ def spec_of(context: Context | None, level: str) -> ev.ContextSpec:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
     name = context_id(context, level)
-    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)
+    needs = context.gpus, memory, context.gpu_memory, level, context.affinity, context.concurrency
+    return ev.ContextSpec(name, context.name, files, *needs)
 
 
 IDLE_SECONDS = 60.0

@@ -65,9 +65,11 @@ class EventLog:
     def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
         """Note an event."""
         if type(event) is ev.BatchFinished:  # Its results must not live on here.
-            results = event.results
-            tokens = tokens_of(results) if type(results) is list and results and type(results[0]) is dict else None
-            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, tokens=tokens)
+            results, tokens, cached = event.results, event.tokens, None
+            if type(results) is list and results and type(results[0]) is dict:
+                tokens, cached = tokens_of(results) if tokens is None else tokens, _cached_tokens(results)
+            place = event.time, event.worker, event.attempt
+            event = ev.BatchFinished(*place, event.seconds, tokens=tokens, cached_tokens=cached)
         elif type(event) is ev.ItemsFinished:
             tokens = tokens_of(event.results)
             event = ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, tokens=tokens)
@@ -134,15 +136,37 @@ def tokens_of(results: Any) -> int | None:
 
     >>> tokens_of([{"prompt_tokens": 7, "completion_tokens": 2}, {"prompt_tokens": 5}])
     14
+    >>> tokens_of([{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}])
+    9
     """
-    if type(results) is not list or not results or type(results[0]) is not dict or "prompt_tokens" not in results[0]:
+    if type(results) is not list or not results or type(results[0]) is not dict:
+        return None
+    if "prompt_tokens" not in results[0] and "usage" not in results[0]:
         return None
     total = 0
     for result in results:
         if type(result) is dict:
+            if type(said := result.get("usage")) is dict:  # A response of OpenAI's form.
+                result = said  # noqa: PLW2901
             counts = result.get("prompt_tokens", 0), result.get("completion_tokens", 0)
             total += sum(count for count in counts if type(count) is int)
     return total or None  # An encoder that was not asked to count says 0.
+
+
+def _cached_tokens(responses: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the tokens of prompts that an engine found in its cache, if responses of OpenAI's form tell.
+
+    >>> _cached_tokens([{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}])
+    4
+    """
+    found = None
+    for response in responses:
+        usage = response.get("usage") if type(response) is dict else None
+        details = usage.get("prompt_tokens_details") if type(usage) is dict else None
+        cached = details.get("cached_tokens") if type(details) is dict else None
+        if type(cached) is int:
+            found = (found or 0) + cached
+    return found
 
 
 class StatusWriter:

@@ -126,7 +126,8 @@ class LibraryLines:
             self.drop(worker, line.context)
             return events_of(now, worker.name, report)
         self.serve(line)  # What it answered before still counts; what it ran is lost.
-        died = dataclasses.replace(report, calls=list(line.calls))
+        blamed = [call for call in report.calls if call in line.calls]  # First, since the others go with it.
+        died = dataclasses.replace(report, calls=[*blamed, *(call for call in line.calls if call not in blamed)])
         self.drop(worker, line.context)
         # One that never took calls was built all the same, for the scheduler to undo.
         return [*self._now_ready(line), *events_of(now, worker.name, died)]
@@ -198,7 +199,8 @@ class LocalHosts:
                 for part in payload.new_parts(line.functions):
                     line.functions.add(part.name)
                     self._lines.send(line, GivePart(part.name, part.body))
-            line.calls[command.attempt] = payload.timeout or math.inf
+            # Of calls that overlap, the library process sees to the timeouts, and its host to its own.
+            line.calls[command.attempt] = (payload.style != "item" and payload.timeout) or math.inf
             if not channel.send_frame(pack(call_message(command, payload))):
                 self._lines.watch(line, channel)
         elif isinstance(command, cmd.Load):

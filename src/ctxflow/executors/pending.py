@@ -10,6 +10,7 @@ import functools
 import itertools
 import operator
 import threading
+import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -55,6 +56,8 @@ class Waiting:
         if app.style == "apply":
             single: ApplyCall = inputs[0]
             return CallPayload("apply", single.function, app.insert, app.timeout, single.body, single.files)
+        if app.style == "item":
+            return functools.partial(_item_payload, app, inputs[0])
         searched = (app.spec.alternative_of or app.spec.id) in with_files
         return functools.partial(_batch_payload, app, inputs, searched)
 
@@ -144,6 +147,52 @@ def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> C
     files = CallFiles(taken) if taken else None
     body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
     return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants)
+
+
+_MARKS = 256, 1024, 4096, 16384  # Characters after which a beginning is one that others may share.
+
+
+def beginning(values: Sequence[Any]) -> tuple[int, ...]:
+    """Return how an item begins, as `ItemsSubmitted.prefixes` has it: by its text, or that of a request of OpenAI's.
+
+    >>> beginning(("a question",))
+    ()
+    >>> first, second = [("/v1/completions", {"prompt": "x" * 300 + end}) for end in "ab"]
+    >>> beginning(first) == beginning(second), len(beginning(first))
+    (True, 1)
+    """
+    text, size = [], 0
+    for part in _texts(values):
+        text.append(part[: _MARKS[-1] - size])
+        size += len(text[-1])
+        if size >= _MARKS[-1]:
+            break
+    whole = "".join(text) if size >= _MARKS[0] else ""
+    return tuple(zlib.crc32(whole[:mark].encode(errors="replace")) for mark in _MARKS if mark <= size)
+
+
+def beginnings(inputs: Sequence[Sequence[Any]]) -> Sequence[tuple[int, ...]]:
+    """Return how items begin; nothing if all are short."""
+    found = [beginning(values) for values in inputs]
+    return found if any(found) else ()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        known = [value[name] for name in ("messages", "prompt", "input", "content", "text") if name in value]
+        for each in known or value.values():
+            yield from _texts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+
+
+def _item_payload(app: DeclaredApp, values: Sequence[Any]) -> CallPayload:
+    """Return the payload of a call for one item."""
+    body = dumps(tuple(values), f"the input of {app.spec.name}", "give it plain data")
+    return CallPayload("item", app.function, False, app.timeout, body, None, app.constants)
 
 
 class Sink(Protocol):

@@ -24,8 +24,8 @@ from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Engi
 from ctxflow.executors.declarations import Declaration, Declared, Retirement
 from ctxflow.executors.figures import WorkerBounds
 from ctxflow.executors.futures import Callbacks, CallFuture
-from ctxflow.executors.kept_files import NOTED, EventLog, WorkerTable
-from ctxflow.executors.pending import Answer, AnswerCommand, Making, Sink, Unsent, Waiting
+from ctxflow.executors.kept_files import NOTED, EventLog, WorkerTable, tokens_of
+from ctxflow.executors.pending import Answer, AnswerCommand, Making, Sink, Unsent, Waiting, beginnings
 from ctxflow.executors.protocol import opened
 from ctxflow.executors.session_store import SessionStore
 from ctxflow.host.linux import advice
@@ -39,6 +39,7 @@ from ctxflow.terminal import guard_log
 logger = logging.getLogger("ctxflow")
 guard_log(logger)  # Its lines quote what workers and batch systems say.
 TICK_SECONDS = 1.0
+_TOGETHER = 16  # Events whose commands go to the engine together, which may put them in one message.
 _IDLE_SECONDS = 0.005  # How often `wait_idle` looks.
 
 
@@ -155,7 +156,7 @@ class RunLoop(abc.ABC):
                 known = self._kept(event) if isinstance(event, ev.StepFinished) else event
                 with self._lock:
                     answers += self._handle(known)
-                if self._unsent:
+                if len(self._unsent) >= _TOGETHER:
                     self._send()
         except EngineFailed:
             with self._lock:
@@ -180,6 +181,8 @@ class RunLoop(abc.ABC):
         try:
             attempt = state.attempts.get(getattr(event, "attempt", -1))
             context = None if attempt is None else self._declared.labels.get(attempt.app)
+            if attempt is not None and type(event) is ev.BatchFinished and state.apps[attempt.app].windowed:
+                event = dataclasses.replace(event, tokens=tokens_of(event.results))  # From which policies learn.
             if self._table is not None and type(event) in NOTED:
                 self._table.note(event, state, self.engine)
             try:
@@ -219,15 +222,20 @@ class RunLoop(abc.ABC):
             while self._unsent and not engine_ended and self._sending.acquire(blocking=False):
                 try:
                     while self._unsent:
-                        commands, calls, contexts = self._unsent[0]
+                        commands: list[cmd.Command] = []
                         made: dict[int, CallPayload] = {}
-                        for command, make in calls:
-                            try:
-                                made[command.attempt] = make if isinstance(make, CallPayload) else make()
-                            except Exception as error:
-                                commands = [each for each in commands if each is not command]
-                                self._not_sent(command, error)
-                        self._unsent.popleft()
+                        contexts: dict[str, ContextPayload] = {}
+                        for _ in range(len(self._unsent)):
+                            these, calls, more = self._unsent[0]
+                            for command, make in calls:
+                                try:
+                                    made[command.attempt] = make if isinstance(make, CallPayload) else make()
+                                except Exception as error:
+                                    these = [each for each in these if each is not command]
+                                    self._not_sent(command, error)
+                            commands += these
+                            contexts.update(more)
+                            self._unsent.popleft()
                         self.engine.execute(commands, Payloads(made, contexts))
                 finally:
                     self._sending.release()
@@ -299,6 +307,7 @@ class RunLoop(abc.ABC):
         if self.files_travel:
             inputs = self.placed(app, inputs)
         waiting = self._waiting
+        prefixes = beginnings(inputs) if app.apps[0].style == "item" else ()
         with self._lock:
             if self._failed is not None or self._ended.is_set():
                 self._check_running()
@@ -313,7 +322,7 @@ class RunLoop(abc.ABC):
             waiting.sinks.update(dict.fromkeys(items, sink))
             if numbered is not None:
                 numbered(items)
-            answers = self._handle(ev.ItemsSubmitted(now, app.id, items))
+            answers = self._handle(ev.ItemsSubmitted(now, app.id, items, prefixes))
         self._send(answers)
         if self._scheduler.next_wake is not None:
             self._wake()

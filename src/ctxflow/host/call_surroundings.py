@@ -1,8 +1,8 @@
-"""What surrounds a call in a library process: where it runs, its files, being interrupted, and its output.
+"""What surrounds a call in a library process: where it runs, its files, notices of eviction, and its output.
 
 A call runs in one directory with all others, or in a folder of its own (`BuildContext` says which), with copies of its
-input files; outputs are sent to the driver from where they are put. A call that nobody waits for is interrupted, so
-that its library process, and what that has built, stays.
+input files; outputs are sent to the driver from where they are put. Calls that overlap, of items, run in one folder of
+the process, which nobody empties meanwhile.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import _thread
 import contextlib
 import importlib
-import mmap
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any, TextIO
-
-from ctxflow.host.linux import CALL_NUMBER_BYTES, INTERRUPT_SIGNAL
 
 AROUND = "CTXFLOW_AROUND_CALLS"
 """A variable that names `module:function`, which gets each app's function and returns what is called in its place."""
@@ -262,66 +259,6 @@ def remove_states(folder: str, session: int) -> None:
         for name in os.listdir(folder):
             if name.startswith(f"{session}-"):
                 os.unlink(os.path.join(folder, name))
-
-
-class CallInterrupted(KeyboardInterrupt):
-    """Raised in a call, wherever it is, once nobody waits for its answer any more: as Ctrl-C is in a program."""
-
-
-class Interrupts:
-    """The calls that are to be interrupted: the one that runs is at once, others when their turn comes.
-
-    :param asked: the descriptor of a pipe that does not block, with the numbers of such calls; `INTERRUPT_SIGNAL`
-        follows each.
-    :param running: the descriptor of a file of `CALL_NUMBER_BYTES`, where the number of the call that runs is written
-        for the host to see, 0 if none does.
-    """
-
-    def __init__(self, asked: int, running: int) -> None:
-        self._pid = os.getpid()
-        self._pipe = asked
-        self._running = mmap.mmap(running, CALL_NUMBER_BYTES)
-        self._asked: set[int] = set()
-        self._call = 0
-        self._may = False  # Whether the call may be interrupted just now.
-        signal.signal(INTERRUPT_SIGNAL, self._heard)
-
-    def begin(self, call: int) -> None:
-        """Begin a call; raise `CallInterrupted` if it is to be interrupted."""
-        self._call = call
-        self._running[:] = call.to_bytes(CALL_NUMBER_BYTES, "little")
-        self._may = True
-        self._raise_if_asked()
-
-    def end(self) -> None:
-        """End the call; again is no error."""
-        self._may = False
-        self._asked.discard(self._call)
-        self._call = 0
-        self._running[:] = bytes(CALL_NUMBER_BYTES)
-
-    def shielded(self, send: Callable[[], None]) -> None:
-        """Do what an interrupt must not cut in half, such as to send a message."""
-        might, self._may = self._may, False
-        try:
-            send()
-        finally:
-            self._may = might
-        self._raise_if_asked()
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # A process that the user's code forked.
-            return
-        with contextlib.suppress(BlockingIOError):
-            while block := os.read(self._pipe, 512 * CALL_NUMBER_BYTES):
-                for at in range(0, len(block), CALL_NUMBER_BYTES):
-                    self._asked.add(int.from_bytes(block[at : at + CALL_NUMBER_BYTES], "little"))
-        self._raise_if_asked()
-
-    def _raise_if_asked(self) -> None:
-        if self._may and self._call in self._asked:
-            self._may = False  # Once: what cleans up after it is not interrupted again.
-            raise CallInterrupted("nobody waits for the answer of this call any more")
 
 
 def leave_notice_to_host() -> None:

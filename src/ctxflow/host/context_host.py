@@ -15,9 +15,11 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ctxflow.host.closing_libraries import ClosingLibraries
+from ctxflow.host.library_limits import LibraryLimits
 from ctxflow.host.library_messages import (
     FROM_LIBRARY,
     BuildContext,
@@ -27,8 +29,11 @@ from ctxflow.host.library_messages import (
     CallFinished,
     CallRaised,
     ContextBuilt,
+    ContextGone,
     ForgetParts,
+    FromLibrary,
     GivePart,
+    LoopBegan,
     PartFinished,
     RunCall,
 )
@@ -38,7 +43,6 @@ from ctxflow.host.linux import (
     bury_orphans,
     kill_tree,
     looks_like_the_machine,
-    tree_bytes,
 )
 from ctxflow.host.local_files import clear, stage, staging_message
 from ctxflow.host.messages import (
@@ -57,11 +61,11 @@ from ctxflow.host.messages import (
     ToHost,
     WorkerStuck,
 )
+from ctxflow.host.shm_leftovers import ShmLeftovers
 from ctxflow.host.wire import Message, Trouble, pack
 
 T = TypeVar("T")
 Emit = Callable[[FromHost], None]
-_MEMORY_CHECK_SECONDS = 0.5
 _NEXT_SECONDS = 0.2
 _END_SECONDS = 2.0  # For all library processes together, at the host's end.
 _MOST_LOGS = 20
@@ -98,8 +102,10 @@ class Host:
         self._closing = threading.Lock()
         self._closed = False
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
-        self._next_memory_check = float("inf")
+        self._limits = LibraryLimits(self._fail)
         self.undead = Undead()
+        self._closing_libraries = ClosingLibraries(selector, self._end_for_good)
+        self._leftovers = ShmLeftovers()
         self._postponed: dict[str, BuildContext] = {}  # Loads that wait until there is room.
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             StageFiles: self._stage,
@@ -137,20 +143,22 @@ class Host:
 
     def timeout(self) -> float | None:
         """Return how long the selector may wait before `check` is due, in seconds."""
-        due = min((library.deadline for library in self._libraries.values()), default=float("inf"))
-        due = min(due, self._next_memory_check, self.undead.look_at)
+        due = min(self._limits.due(self._libraries.values()), self.undead.look_at, self._closing_libraries.look_at)
+        due = min(due, self._leftovers.due(len(self._libraries)))
         return None if due == float("inf") else max(0.0, due - now())
 
     def check(self) -> None:
         """End what has taken too long or too much memory."""
         time = now()
-        for library in list(self._libraries.values()):
-            if library.deadline <= time:
-                self._end_overdue(library, time)
-        if self._next_memory_check <= time:
-            self._check_memory(time)
-        if self.undead.look_at <= time:
-            self._check_undead(time)
+        self._limits.check(list(self._libraries.values()), time)
+        self._closing_libraries.check(time)
+        self._leftovers.check(self._pids(), time)
+        if self.undead.look_at <= time and (reason := self.undead.look(time)) is not None:
+            self._emit(WorkerStuck(reason))
+        if self._postponed and not self.undead and not self._closing_libraries:
+            postponed, self._postponed = self._postponed, {}
+            for load in postponed.values():
+                self.handle(load)
 
     def give_notice(self) -> None:
         """Have calls that answer their items one by one end after the item in flight: the worker will be evicted."""
@@ -159,9 +167,13 @@ class Host:
             library.give_notice()
 
     def stop(self) -> None:
-        """End all library processes."""
-        for library in self._libraries.values():
-            kill_tree(library.process.pid)
+        """End all library processes; those that have something to close get two seconds for it, all together."""
+        for library in list(self._libraries.values()):
+            if library.closes:
+                self._remove(library.context, close=True)
+            else:
+                kill_tree(library.process.pid)
+        self._closing_libraries.finish()
         deadline = now() + _END_SECONDS
         for context in list(self._libraries):
             self._remove(context, max(0.0, deadline - now()))
@@ -176,7 +188,11 @@ class Host:
 
     def bury_orphans(self) -> None:
         """Reap what calls left behind, where this process has adopted it."""
-        bury_orphans([*(library.process.pid for library in self._libraries.values()), *self.undead.pids()])
+        bury_orphans([*self._pids(), *self.undead.pids()])
+
+    def _pids(self) -> list[int]:
+        living = [library.process.pid for library in self._libraries.values()]
+        return [*living, *self._closing_libraries.pids()]
 
     def in_background(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what takes long, and does not raise, in a thread; pass its result on in the thread of the selector."""
@@ -212,8 +228,8 @@ class Host:
 
     def _load(self, message: BuildContext) -> None:
         context = message.context
-        self._remove(context)
-        if self.undead:  # Which may still have the GPU's memory.
+        self._remove(context, close=True)
+        if self.undead or self._closing_libraries:  # Which may still have the GPU's memory.
             self._postponed[context] = message
             return
         self._started += 1
@@ -229,8 +245,7 @@ class Host:
             library.load_deadline = now() + message.timeout
             library.timeout = message.timeout
         if message.memory is not None:
-            library.memory_limit = message.memory
-            self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
+            self._limits.limit_memory(library, message.memory)
         register = self._selector.register
         register(library.channel, selectors.EVENT_READ, lambda: self._heard(library))
         register(library.output, selectors.EVENT_READ, library.read_output)
@@ -240,11 +255,17 @@ class Host:
 
     def _unload(self, message: EndLibrary) -> None:
         postponed = self._postponed.pop(message.context, None) is not None
-        ended = self._remove(message.context) or postponed
-        if message.files:
-            clear(message.files)
-        if ended:
+
+        def then() -> None:
+            if message.files:
+                clear(message.files)
             self._emit(LibraryEnded(message.context))
+
+        if not self._remove(message.context, close=True, then=then):
+            if postponed:
+                then()
+            elif message.files:
+                clear(message.files)
 
     def _give_part(self, message: GivePart) -> None:
         self._parts[message.name] = message
@@ -276,7 +297,10 @@ class Host:
         """End a process whose call has timed out: it may have stopped before it said that the call began."""
         library = self._libraries.get(message.context)
         if library is not None and library.key == message.key:
-            self._fail_call(library, message.timeout)
+            if library.overlaps:
+                self._limits.end_if_overdue(library, now(), message.call)
+            else:
+                self._limits.end_call(library, message.timeout)
 
     # --- events
 
@@ -288,28 +312,39 @@ class Host:
             except ValueError:  # The user's code wrote there.
                 library.channel.closed = True
                 break
-            if isinstance(message, (CallFinished, CallRaised, CallEnded)):
-                library.calls.pop(message.call, None)
-            if isinstance(message, (CallRaised, BuildFailed)):
-                message = dataclasses.replace(message, trouble=message.trouble._replace(output=library.tail()))
-            if isinstance(message, CallBegan):
-                library.watch(message.call, message.timeout, now())
-            elif isinstance(message, BuildFailed):
-                self._remove(library.context)
-                self._emit(message)
+            if not self._take(library, message):
                 return
-            elif isinstance(message, ContextBuilt):
-                if self._end_if_too_big(library):
-                    return
-                library.load_deadline, library.ready = float("inf"), True
-                self._emit(message)
-            elif isinstance(message, (PartFinished, CallFinished, CallRaised)):
-                self._emit(message)
         if library.channel.closed:
             # The process is about to end, or closed its socket: either way it is of no more use.
             self._died(library)
         else:
             self._watch_writes(library)
+
+    def _take(self, library: LibraryProcess, message: FromLibrary) -> bool:
+        """Take what a library process says; False if it is of no more use."""
+        if isinstance(message, (CallFinished, CallRaised, CallEnded)):
+            library.ended(message.call)
+        if isinstance(message, (CallRaised, BuildFailed)):
+            message = dataclasses.replace(message, trouble=message.trouble._replace(output=library.tail()))
+        if isinstance(message, CallBegan):
+            library.watch(message.call, message.timeout, now())
+        elif isinstance(message, LoopBegan):
+            library.loop_began(message.closes, now())
+        elif isinstance(message, ContextGone):
+            self._fail(library, *message.trouble[:4])
+            return False
+        elif isinstance(message, BuildFailed):
+            self._remove(library.context)
+            self._emit(message)
+            return False
+        elif isinstance(message, ContextBuilt):
+            if self._limits.end_if_too_big(library):
+                return False
+            library.load_deadline, library.ready = float("inf"), True
+            self._emit(message)
+        elif isinstance(message, (PartFinished, CallFinished, CallRaised)):
+            self._emit(message)
+        return True
 
     def _watch_writes(self, library: LibraryProcess) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if library.channel.pending else 0)
@@ -331,73 +366,59 @@ class Host:
             time.sleep(_NEXT_SECONDS)
         self._fail(library, "crash", "LibraryDied", cause)
 
-    def _fail(self, library: LibraryProcess, kind: str, error: str, message: str) -> None:
+    def _fail(
+        self,
+        library: LibraryProcess,
+        kind: str,
+        error: str,
+        message: str,
+        traceback: str = "",
+        blamed: Sequence[int] = (),
+    ) -> None:
         """End a library process, and report its load or its calls as failed."""
-        calls, was_ready, output = list(library.calls), library.ready, library.tail()
+        # Those on the line to the driver are known as far as they are to blame; the driver knows the others.
+        calls = [*blamed, *(call for call in library.calls if call not in blamed)]
+        was_ready, output = library.ready, library.tail()
         self._remove(library.context)
-        trouble = Trouble(kind, error, message, output=output)
+        trouble = Trouble(kind, error, message, traceback, output)
         if was_ready:
-            self._emit(LibraryDied(library.context, library.key, calls, trouble))
+            self._emit(LibraryDied(library.context, library.key, calls, trouble, blamed))
         else:
             self._emit(BuildFailed(library.context, library.key, trouble))
 
-    def _end_overdue(self, library: LibraryProcess, time: float) -> None:
-        if library.ignores_interrupt(time):
-            library.show_where()
-            message = "nobody waited for the call any more, and it went on for a second after it was interrupted"
-            self._fail(library, "cancelled", "CallInterrupted", message)
-        elif library.load_deadline <= time:
-            library.show_where()
-            message = f"building it took longer than its load_timeout of {library.timeout:g} s: raise that"
-            self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
-        elif library.deadline <= time:
-            self._fail_call(library, library.timeout or 0.0)
+    def _remove(
+        self,
+        context: str,
+        seconds: float | None = None,
+        close: bool = False,
+        then: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """End a context's library process, if there is one.
 
-    def _fail_call(self, library: LibraryProcess, timeout: float) -> None:
-        library.show_where()
-        message = f"the call took longer than its timeout of {timeout:g} s: raise that, make batches smaller"
-        self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
-
-    def _check_memory(self, time: float) -> None:
-        limited = [library for library in self._libraries.values() if library.memory_limit is not None]
-        self._next_memory_check = time + _MEMORY_CHECK_SECONDS if limited else float("inf")
-        for library in limited:
-            self._end_if_too_big(library)
-
-    def _end_if_too_big(self, library: LibraryProcess) -> bool:
-        limit = library.memory_limit
-        used = tree_bytes(library.process.pid, limit) if limit is not None else 0
-        if limit is None or used <= limit:
-            return False
-        message = (
-            f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
-            "asks for: raise its memory=, or make batches smaller"
-        )
-        self._fail(library, "crash", "MemoryExceeded", message)
-        return True
-
-    def _remove(self, context: str, seconds: float | None = None) -> bool:
-        """End a context's library process, if there is one."""
+        :param seconds: how long to wait for it.
+        :param close: whether it may first close what it has built, for which nobody waits.
+        :param then: what to do once it has ended.
+        """
         library = self._libraries.pop(context, None)
         if library is None:
             return False
         for registered in (library.channel, library.output, library.death):
             self._selector.unregister(registered)
-        gone = library.end() if seconds is None else library.end(seconds)
-        if not gone:
-            self.undead.add(library.process, now())
-            return True
-        try:
-            os.rmdir(library.scratch)
-        except OSError:  # What calls left there may be much.
-            self.in_background(functools.partial(clear, library.scratch), lambda cleared: None)
+        if close and library.closes:
+            self._closing_libraries.add(library, then)
+        else:
+            self._end_for_good(library, seconds)
+            then()
         return True
 
-    def _check_undead(self, time: float) -> None:
-        """Start the loads that wait for processes that were killed; report the worker as stuck if one stays."""
-        if (reason := self.undead.look(time)) is not None:
-            self._emit(WorkerStuck(reason))
-        if not self.undead:
-            postponed, self._postponed = self._postponed, {}
-            for load in postponed.values():
-                self.handle(load)
+    def _end_for_good(self, library: LibraryProcess, seconds: float | None = None) -> None:
+        self._leftovers.look([library.process.pid, *self._pids()])
+        gone = library.end() if seconds is None else library.end(seconds)
+        self._leftovers.ended(now())
+        if not gone:
+            self.undead.add(library.process, now())
+        else:
+            try:
+                os.rmdir(library.scratch)
+            except OSError:  # What calls left there may be much.
+                self.in_background(functools.partial(clear, library.scratch), lambda cleared: None)

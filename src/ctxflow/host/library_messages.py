@@ -27,7 +27,7 @@ class BuildContext(Message):
     :ivar timeout: seconds that building may take; `memory`: bytes that the process may use. None for no limit.
     :ivar line: the socket of the driver to which calls' answers go, "" if they go through the host.
     :ivar directory: where builds and calls run, "" for a folder of its own for each call.
-    :ivar path: `sys.path` of the process, empty for its own.
+    :ivar path: `sys.path` of the process, empty for its own; where CTXFLOW_PYTHON names it, its own comes after.
     :ivar states: the folder of the worker's cache with frozen states of sessions.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
@@ -75,7 +75,7 @@ class RunCall(Message):
     :ivar call: the attempt's number.
     :ivar key: of the load that is meant, None for the latest.
     :ivar function: the name of a part, "" if the function is in the body; `constants`: likewise of its named arguments.
-    :ivar style: "batch", "apply" or "step" (see `ctxflow.executors.contract.CallPayload`).
+    :ivar style: "batch", "item", "apply" or "step" (see `ctxflow.executors.contract.CallPayload`).
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar timeout: seconds that it may take, None for no limit.
     :ivar every: seconds between two `PartFinished`, None for the library process's own choice.
@@ -97,9 +97,18 @@ class RunCall(Message):
     body: bytes = b""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CloseContext(Message):
+    """Clean up what an `async` context has built, and end.
+
+    From a host to a library process that said by `LoopBegan` that there is something to close. Its end answers it; it
+    is killed if that takes too long.
+    """
+
+
 CallFolder: TypeAlias = tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str, bool]], str]
 """Inputs, outputs and the sandbox of a call with files."""
-ToLibrary: TypeAlias = BuildContext | GivePart | ForgetParts | RunCall
+ToLibrary: TypeAlias = BuildContext | CloseContext | GivePart | ForgetParts | RunCall
 """From a host to its library process; the last three also from the driver, on the line that it has to one."""
 
 
@@ -139,6 +148,26 @@ class BuildFailed(Message):
     key: str
     trouble: Trouble
     body: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LoopBegan(Message):
+    """Tell the host that calls of items overlap from now on: it finds them as running_calls.py says. Not answered.
+
+    :ivar closes: whether there is something to clean up at the end (`CloseContext`).
+    """
+
+    closes: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ContextGone(Message):
+    """Say that what was built is of no more use (`ctxflow.errors.ContextLost`): the host ends the process.
+
+    It answers no call: those in flight are in the `LibraryDied` that follows.
+    """
+
+    trouble: Trouble
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -212,8 +241,9 @@ class CallRaised(Message):
 Answer: TypeAlias = PartFinished | CallFinished
 """What comes on the line to the driver after `LineOpened`; all else goes to the host."""
 FromLibrary: TypeAlias = (
-    LineOpened | ContextBuilt | BuildFailed | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
-)
+    LineOpened | ContextBuilt | BuildFailed | LoopBegan | ContextGone | CallBegan | CallEnded | PartFinished
+    | CallFinished | CallRaised
+)  # fmt: skip
 
 TO_LIBRARY: Direction[ToLibrary] = Direction(ToLibrary)
 FROM_LIBRARY: Direction[FromLibrary] = Direction(FromLibrary)

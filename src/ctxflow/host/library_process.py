@@ -20,11 +20,15 @@ from ctxflow.host.linux import (
     INTERRUPT_SIGNAL,
     activity,
     ended_within,
+    kill_adopted,
     kill_tree,
     package_root,
+    process_state,
     python_path,
     readable,
 )
+from ctxflow.host.local_files import OF_LIBRARY
+from ctxflow.host.running_calls import RunningCalls, read_calls
 from ctxflow.host.wire import Channel, pack
 
 now = time.monotonic
@@ -35,6 +39,9 @@ _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the
 _LOOK_SECONDS = 0.5
 _STUCK_SECONDS = 20.0  # After which a process in which nothing moves is reported as stuck.
 _INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
+ITEM_SECONDS = 5.0
+"""How long one of several calls that overlap may, after its timeout too: an engine may take a step before it hears."""
+_ITEMS_LOOK_SECONDS = 1.0
 
 
 class LibraryProcess:
@@ -57,6 +64,12 @@ class LibraryProcess:
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
         self.parts: set[str] = set()  # The functions and constants that it was given.
         self.interrupted: dict[int, float] = {}  # Calls that nobody waits for -> when they must have ended.
+        self.overlaps = False  # Whether its calls overlap, on an event loop.
+        self.closes = False  # Whether it has something to close before it ends.
+        self.items: dict[int, float] = {}  # Of the running calls those of items -> when they must have ended.
+        self.look_at = float("inf")  # When to look for those that should have.
+        self._turn = -1  # Which the loop was in at the last look.
+        self._was_late: set[int] = set()  # Those that should have ended then.
         self.ready = False
         self.load_deadline = float("inf")
         self.timeout: float | None = None  # What the deadline was made of.
@@ -91,7 +104,7 @@ class LibraryProcess:
             self._running = os.memfd_create("ctxflow-call", os.MFD_CLOEXEC)
             ours.callback(os.close, self._running)
             os.truncate(self._running, CALL_NUMBER_BYTES)
-            own = without_usage_statistics({**os.environ, **environment})
+            own = {**without_usage_statistics({**os.environ, **environment}), OF_LIBRARY: scratch}
             given = (far.fileno(), scratch, os.getpid(), self.notice, asked, self._running)
             self.process = subprocess.Popen(
                 [interpreter(), *_library(), *map(str, given)],
@@ -99,7 +112,13 @@ class LibraryProcess:
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=[far.fileno(), self.notice, asked, self._running],
-                env={**own, **os.environ, **environment, **python_path(environment), "PYTHONUNBUFFERED": "1"},
+                env={
+                    **own,
+                    **os.environ,
+                    **environment,
+                    **python_path(environment),
+                    "PYTHONUNBUFFERED": "1",
+                },
                 cwd=scratch,
             )
             ours.callback(lambda: ended_within(self.process, _KILL_SECONDS))
@@ -127,7 +146,11 @@ class LibraryProcess:
 
     def begin(self, call: RunCall, now: float) -> None:
         """Send a call."""
-        self.watch(call.call, call.timeout, now)
+        if call.style == "item":  # Whose timeout the library process sees to.
+            self.calls[call.call] = float("inf")
+            self.items[call.call] = now + (call.timeout or float("inf")) + ITEM_SECONDS
+        else:
+            self.watch(call.call, call.timeout, now)
         self.channel.send_frame(pack(call))
 
     def watch(self, call: int, timeout: float | None, now: float) -> None:
@@ -135,24 +158,65 @@ class LibraryProcess:
         self.calls[call] = now + timeout if timeout else float("inf")
         self.timeout = timeout
 
+    def ended(self, call: int) -> None:
+        """Note that a call was answered."""
+        self.calls.pop(call, None)
+        self.items.pop(call, None)
+
     def interrupt(self, call: int, now: float) -> None:
         """Have a call that nobody waits for end with an exception, unless it has ended."""
+        seconds = ITEM_SECONDS if self.overlaps else _INTERRUPT_SECONDS
         with contextlib.suppress(OSError):  # Of a pipe that is full, or a process that is gone.
             os.write(self._asked, call.to_bytes(CALL_NUMBER_BYTES, "little"))
-            self.process.send_signal(INTERRUPT_SIGNAL)
-        self.interrupted[call] = now + _INTERRUPT_SECONDS
+            if not self.overlaps or call not in self.running().in_flight:
+                self.process.send_signal(INTERRUPT_SIGNAL)
+        self.interrupted[call] = now + seconds
 
-    def ignores_interrupt(self, now: float) -> bool:
-        """Return whether it still runs a call that was interrupted some time ago."""
+    def running(self) -> RunningCalls:
+        """Return what it runs just now."""
+        return read_calls(self._running)
+
+    def ignores_interrupt(self, now: float) -> list[int]:
+        """Return which calls it still runs that were interrupted some time ago."""
         overdue = [call for call, due in self.interrupted.items() if due <= now]
         for call in overdue:
             del self.interrupted[call]
-        return bool(overdue) and int.from_bytes(os.pread(self._running, CALL_NUMBER_BYTES, 0), "little") in overdue
+        found = self.running() if overdue else None
+        return [call for call in overdue if found is not None and (call == found.running or call in found.in_flight)]
+
+    def loop_began(self, closes: bool, now: float) -> None:
+        """Note that its calls overlap from now on."""
+        self.overlaps, self.closes, self.look_at = True, closes, now
+        self.interrupted = dict.fromkeys(self.interrupted, now + ITEM_SECONDS)  # It may import what they call.
+
+    def overdue_items(self, now: float, call: int = 0) -> tuple[str, list[int]] | None:
+        """Look for calls of items that did not end with their timeouts; return what to say, and which are to blame.
+
+        :param call: one of which somebody else says that it did not.
+        """
+        found = self.running()
+        before, self._turn = self._turn, found.turn
+        was_late, self._was_late = self._was_late, set()
+        self.look_at = now + _ITEMS_LOOK_SECONDS
+        if found.running and found.running not in found.in_flight:  # A call that others wait for.
+            return None
+        late = {number for number, due in found.in_flight.items() if due + ITEM_SECONDS <= now}
+        unbegun = [number for number in (*self._late(now), call) if number and number not in found.in_flight]
+        if not late and not unbegun:
+            return None
+        if 0 < found.turn == before or process_state(self.process.pid) in ("T", "t"):
+            return _BLOCKED, [found.running] if found.running else []
+        self._was_late = late  # Once the loop has turned again it may not have heard of the timeout yet.
+        again = sorted(late & was_late)
+        return (_IGNORES, again) if again else None
+
+    def _late(self, now: float) -> list[int]:
+        return [number for number, due in self.items.items() if due <= now]
 
     @property
     def deadline(self) -> float:
-        """When the first of its calls, or its load, has taken too long."""
-        return min([self.load_deadline, *self.calls.values(), *self.interrupted.values()])
+        """When the first of its calls, or its load, has taken too long, or it is time to look."""
+        return min([self.load_deadline, self.look_at, *self.calls.values(), *self.interrupted.values()])
 
     def read_output(self) -> None:
         """Keep what it printed: the end in memory, the first 10 MB in the log."""
@@ -205,6 +269,7 @@ class LibraryProcess:
         """Kill it and all that it started, and wait until it is gone: False if it is not after so many seconds."""
         kill_tree(self.process.pid)
         gone = ended_within(self.process, seconds)
+        kill_adopted(OF_LIBRARY, self.scratch)
         self._close_log()
         self.channel.close()
         for descriptor in (self.output, self.notice, self._asked, self._running, self.death):
@@ -227,6 +292,14 @@ class LibraryProcess:
         return f"the library process was killed by {name}: {_ADVICE.get(-status, _FROM_OUTSIDE)}"
 
 
+_BLOCKED = (
+    "the event loop stood still, so that calls ran past their timeouts: await what takes long, or give it a thread by "
+    "asyncio.to_thread; the last lines show where it is"
+)
+_IGNORES = (
+    f"a call went on for {ITEM_SECONDS:g} s after its timeout had cancelled it: let CancelledError end it, or clean up "
+    "sooner"
+)
 _CRASHED = "compiled code that it uses has crashed; the last lines that it printed show where"
 _FROM_OUTSIDE = "something outside ctxflow, or the code itself, sent that signal"
 _ADVICE: dict[int, str] = {

@@ -103,10 +103,10 @@ def on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], N
     selector.register(read_end, selectors.EVENT_READ, woken)
 
 
-def descendants(pid: int) -> list[int]:
-    """Return all children of a process and theirs, the nearest first."""
+def descendants(pid: int, deep: bool = True) -> list[int]:
+    """Return all children of a process and, unless it is not to be `deep`, theirs, the nearest first."""
     found = [pid]
-    for parent in found:
+    for parent in found if deep else [pid]:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children") as file:
@@ -141,6 +141,18 @@ def kill_tree(pid: int) -> None:
     _kill(reversed([pid, *descendants(pid)]))
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def kill_adopted(variable: str, value: str) -> None:
+    """Kill the adopted children of this process whose environment has a variable of that value, and what they started.
+
+    So the processes of one that has ended are found, also those that have left its group and its session.
+    """
+    sought = f"{variable}={value}\0".encode()
+    for child in descendants(os.getpid(), deep=False):
+        with contextlib.suppress(OSError), open(f"/proc/{child}/environ", "rb") as file:
+            if sought in file.read():
+                kill_tree(child)
 
 
 def kill_children() -> None:

@@ -16,6 +16,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 PREFIX = "ctxflow-"
+OF_LIBRARY = "CTXFLOW_LIBRARY_SCRATCH"
+"""The variable that tells a library process its directory, which is removed when that has ended."""
 _MARK = ".ctxflow-owned"
 # What asks a whole group of processes to end is not meant for it.
 _GUARD = 'trap "" HUP INT QUIT TERM; read -r line; for i in 1 2 3 4 5; do rm -rf -- "$@" && exit; sleep 1; done'

@@ -140,13 +140,16 @@ class LibraryDied(Message):
     """Say that a library process ended by itself, or was ended for cause. Answers the calls that it cost.
 
     :ivar key: of its load; None where a call came for a process that had ended.
-    :ivar calls: those that the host knew it ran.
+    :ivar calls: those that the host knew it ran, the blamed ones first.
+    :ivar blamed: where calls overlapped, those that it was ended for: the others only lost their context. Empty if
+        nobody can tell, and where calls do not overlap: then there is one that ran.
     """
 
     context: str
     key: str | None
     calls: Sequence[int]
     trouble: Trouble
+    blamed: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)

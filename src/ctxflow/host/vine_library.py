@@ -211,7 +211,10 @@ class VineLibrary:
         """Start an instruction, and say whether that is all."""
         if isinstance(message, (AskFacts, Listen, LeaveWorker, FileMessage)):
             return self._start_own(call, message)
-        if isinstance(message, RunCall):
+        at_once = isinstance(message, _ENDS_AT_ONCE)
+        if isinstance(message, RunCall) and message.style == "item":
+            at_once = True  # Its answer goes to whoever listens.
+        elif isinstance(message, RunCall):
             if message.files is not None:
                 inputs, outputs, _ = message.files
                 message = dataclasses.replace(message, files=(inputs, outputs, call.request.sandbox))
@@ -227,7 +230,7 @@ class VineLibrary:
             message = dataclasses.replace(message, cache=message.cache or self._cache)
             self._calls.wait_for_staging(call, message.context)
         self._host.handle(message)
-        return isinstance(message, _ENDS_AT_ONCE)
+        return at_once
 
     def _find_files(self, load: BuildContext) -> Mapping[str, str] | None:
         """Return the places of a context's files; None if one is missing in the cache, which is reported."""

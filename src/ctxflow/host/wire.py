@@ -242,6 +242,12 @@ class BlockingChannel:
         data = self._take(head + body)
         return _decode(data[:head]), data[head:]
 
+    def unblocked(self) -> Channel:
+        """Return the same end for who does not wait; this one is not used any more."""
+        channel = Channel(self.socket)
+        channel._incoming += self._rest
+        return channel
+
     def _take(self, count: int) -> bytes:
         """Return the next bytes: a short message comes whole in one system call, a long one without being added up."""
         while len(self._rest) < count:

@@ -1,15 +1,17 @@
-"""Answer a batch of requests to a model, as plain data, on a worker: a batch job's tasks (batch/job_apps.py)."""
+"""Answer requests to a model, as plain data, on a worker: a batch job's tasks (batch/job_apps.py)."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.context import context
-from ctxflow.models.results import GENERATION, InputTooLong, Sampling
+from ctxflow.models.model_folder import check_ability, locate_model
+from ctxflow.models.results import InputTooLong, MissingPackageError
 
 if TYPE_CHECKING:
+    from ctxflow.models.openai_engine import OpenAIEngine
     from ctxflow.models.reading import Tokens
 
 Request = Mapping[str, Any]
@@ -18,37 +20,90 @@ Answers = Sequence[Answer | InputTooLong]
 """An answer for each request, or why it has none."""
 
 
-def generate(
-    model: Any, requests: Sequence[Request], *, parameters: Mapping[str, Any]
-) -> Iterator[Answer | InputTooLong]:
-    """Have a generator continue prompts and answer conversations; answers come as soon as the model gives them.
+async def respond(
+    engine: OpenAIEngine, request: tuple[str, Request], *, parameters: Mapping[str, Any] = MappingProxyType({})
+) -> Answer:
+    """Have an engine answer one request of OpenAI's form; returns the response's body.
 
-    A request that is too long is answered by its error, so that those beside it need not run again without it.
+    A body that says nothing of it is answered greedily, unless it asks for several answers, which would be one.
 
-    :param requests: with "prompt" or "messages", and generation parameters of their own.
-    :param parameters: the generation parameters of requests that have none of their own.
+    :param request: an endpoint and a body.
+    :param parameters: fields of a body that has none of its own.
+    :raises ItemRefused, ContextLost: as `OpenAIEngine.answer`.
     """
-    written: dict[str, Iterator[Any]] = {}
-    for kind, name in (("prompt", "generate"), ("messages", "chat")):
-        chosen = [request for request in requests if kind in request]
-        if not chosen:
-            continue
-        write = getattr(model, f"{name}_each", None) or getattr(model, name)
-        own = [name for name in GENERATION if any(name in request for request in chosen)]
-        columns = {name: [request.get(name, _default(name, parameters)) for request in chosen] for name in own}
-        given = {**parameters, **columns}
-        written[kind] = iter(write([request[kind] for request in chosen], on_error="return", **given))
-    for request in requests:
-        answer = next(written["messages" if "messages" in request else "prompt"])
-        yield answer if isinstance(answer, InputTooLong) else dataclasses.asdict(answer)
+    endpoint, body = request
+    return await engine.answer(endpoint, {**_missing(body, parameters), **body})
 
 
-def _default(name: str, parameters: Mapping[str, Any]) -> Any:
-    return list(parameters.get(name, ())) if name == "stop" else parameters.get(name, getattr(Sampling(), name))
+def _missing(body: Request, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a body lacks; it may name the most tokens in two ways."""
+    known = {"max_tokens", *body} if "max_completion_tokens" in body else body.keys()
+    default = {} if "input" in body else {"temperature": 0 if body.get("n", 1) == 1 else 1}
+    return {name: value for name, value in {**default, **parameters}.items() if name not in known}
 
 
-def embed(model: Any, requests: Sequence[Request]) -> Answers:
-    """Have an encoder turn texts into vectors.
+_LIMITS = ("max_input_tokens", "too_long")
+
+
+@context
+async def request_engine(
+    backend: str,
+    model: str,
+    *,
+    command: str = "",
+    task: str = "generate",
+    adapters: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
+) -> OpenAIEngine:
+    """Build what answers requests of OpenAI's form.
+
+    :param backend: "transformers", "vllm", or "server", which `command` starts.
+    :param task: what it is for: "chat" takes a chat template.
+    :param adapters: LoRA adapters: the name by which a request chooses one -> its folder, or the name of that among
+        `settings` where it was staged.
+    :param options: the engine's own.
+    :param settings: how transformers, or vLLM, load the model.
+    """
+    if backend == "server":
+        from ctxflow.models.openai_server import start_server
+
+        return await start_server(command, model=model, options=options)
+    check_ability(model, locate_model(model), task)
+    if backend == "transformers":
+        try:
+            from ctxflow.models.transformers_serving import build_transformers_engine
+        except ImportError as error:
+            raise MissingPackageError.about("torch", "transformers", extra="transformers", why=error) from error
+        return await build_transformers_engine(model, **settings, **options)
+    from ctxflow.models.vllm_serving import VLLMEngine
+
+    limits = {name: settings.pop(name, None) for name in _LIMITS}
+    folders = {name: settings.pop(path, path) for name, path in adapters.items()}
+    built = await VLLMEngine.start(model, adapters=folders, options=options, **settings)
+    if limits.get("max_input_tokens") is None and limits.get("too_long") in (None, "error"):
+        return built
+    return _shortening(built, model, options, limits)
+
+
+def _shortening(
+    engine: OpenAIEngine, model: str, options: Mapping[str, Any], limits: Mapping[str, Any]
+) -> OpenAIEngine:
+    """Return an engine that cuts inputs, in front of one that does not."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from ctxflow.models.reading import context_length
+    from ctxflow.models.shortening import ShorteningEngine
+
+    folder = locate_model(model)
+    trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
+    length = options.get("max_model_len") or context_length(AutoConfig.from_pretrained(folder, **trusted))
+    tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
+    return ShorteningEngine(engine, tokenizer, length, **limits)
+
+
+def embed(model: Any, requests: Sequence[Request]) -> Iterator[Answer | InputTooLong]:
+    """Have an encoder turn texts into vectors; answers come as soon as the model gives them.
 
     :param requests: each with "input", a text or a list of texts.
     """
@@ -57,11 +112,9 @@ def embed(model: Any, requests: Sequence[Request]) -> Answers:
     read = [[next(each_read) for _ in each] for each in lists]
     wrong = [next((each for each in row if isinstance(each, InputTooLong)), None) for row in read]
     good = [tokens for row, error in zip(read, wrong, strict=True) if error is None for tokens in row]
-    vectors = iter(model.encode_tokens(good).tolist())
-    return [
-        error if error is not None else {"embeddings": [next(vectors) for _ in row], **_read_of(row)}
-        for row, error in zip(read, wrong, strict=True)
-    ]
+    vectors = iter(model.encode_each(good))
+    for row, error in zip(read, wrong, strict=True):
+        yield error if error is not None else {"embeddings": [next(vectors).tolist() for _ in row], **_read_of(row)}
 
 
 def _read_of(texts: Sequence[Tokens]) -> Answer:
@@ -79,8 +132,6 @@ def classify(model: Any, requests: Sequence[Request]) -> Answers:
 @context
 def label_chooser(model: str, labels: Sequence[str], **settings: Any) -> Any:
     """Build what chooses among labels: by likelihood for a language model, by similarity for a sentence encoder."""
-    from ctxflow.models.model_folder import locate_model
-
     folder = locate_model(model)
     return (_Nearest if (folder / "modules.json").is_file() else _Likeliest)(model, labels, settings)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from ctxflow.models.transformers import (
     right_padded,
     without_progress_bars,
 )
+
+AHEAD = 24
+"""How many internal batches' texts are looked at to find some of similar lengths: of short ones, which are many."""
 
 LONGEST = 1_000_000
 """The greatest length where nothing sets one; a tokenizer that knows none says 10**30, but takes less."""
@@ -114,6 +117,23 @@ class SentenceEncoder:
 
     def encode_tokens(self, texts: Sequence[Tokens], *, prompt_name: str | None = None) -> NDArray[np.floating[Any]]:
         """As `encode`, for texts that `read` has made tokens of."""
+        vectors = self._batches.run([len(tokens.ids) for tokens in texts], self._runner(texts, prompt_name))
+        dtype = np.float64 if self.loaded.dtype == torch.float64 else np.float32
+        return np.stack(vectors) if vectors else np.zeros((0, self.dimension), dtype=dtype)
+
+    def encode_each(
+        self, texts: Sequence[Tokens], *, prompt_name: str | None = None
+    ) -> Iterator[NDArray[np.floating[Any]]]:
+        """As `encode_tokens`, but yield each vector as soon as it and all before it are there.
+
+        In a batch app, what was yielded is kept if the worker is taken away.
+        """
+        return self._batches.run_each([len(tokens.ids) for tokens in texts], self._runner(texts, prompt_name), AHEAD)
+
+    def _runner(
+        self, texts: Sequence[Tokens], prompt_name: str | None
+    ) -> Callable[[list[int]], list[NDArray[np.floating[Any]]]]:
+        """Return what encodes an internal batch of texts, by their numbers."""
         prompt = self._prompt(prompt_name)
         skipped = self._prompt_tokens(prompt) if prompt and self._reads_tokens else None
 
@@ -123,9 +143,11 @@ class SentenceEncoder:
                 return self._vectors(self._padded([tokens.ids for tokens in chosen], skipped))
             return self._vectors(self._preprocessed([tokens.text or "" for tokens in chosen], prompt))
 
-        vectors = self._batches.run([len(tokens.ids) for tokens in texts], run)
-        dtype = np.float64 if self.loaded.dtype == torch.float64 else np.float32
-        return np.stack(vectors) if vectors else np.zeros((0, self.dimension), dtype=dtype)
+        return run
+
+    def next_batch(self, lengths: Sequence[int]) -> list[int]:
+        """Return which of texts that wait, of so many tokens, are best encoded next: the first, and those like it."""
+        return self._batches.next_batch(lengths)
 
     def count_tokens(self, texts: Iterable[str], *, prompt_name: str | None = None) -> list[int]:
         """Return how many tokens the model reads of each text, special ones among them; all of one that is refused."""

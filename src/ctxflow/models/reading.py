@@ -220,9 +220,10 @@ class Reader:
     def texts(self, encoded: Sequence[list[int]], rooms: Sequence[TokenRoom]) -> list[Read]:
         """Return what is read of texts; a special token in front stays there."""
         special = set(self.tokenizer.all_special_ids)
-        return [self._fitted(ids, room, first=int(ids[0] in special)) for ids, room in zip(encoded, rooms, strict=True)]
+        return [self.fitted(ids, room, first=int(ids[0] in special)) for ids, room in zip(encoded, rooms, strict=True)]
 
-    def _fitted(self, ids: list[int], room: TokenRoom, first: int) -> Read:
+    def fitted(self, ids: list[int], room: TokenRoom, first: int) -> Read:
+        """Return what is read of a text, of which so many tokens in front stay there in any case."""
         if room.tokens is None or len(ids) <= room.tokens:
             return Tokens(ids)
         if self.too_long == "error" or room.tokens < 1:
@@ -262,35 +263,40 @@ class Reader:
             if room.tokens is None or len(ids) <= room.tokens:
                 read.append(Tokens(ids))
                 continue
-            fitted = None
-            if self.too_long != "error" and room.tokens > 0:
-                fitted = self._shortened(messages_of(conversation), room.tokens, lambda each: encode([each])[0])
+            fitted = self.shortened(messages_of(conversation), room, lambda each: encode([each])[0])
             wrong = InputTooLong("the conversation", len(ids), room.tokens, room.why)
-            read.append(wrong if fitted is None else Tokens(fitted, len(ids)))
+            read.append(wrong if fitted is None else Tokens(fitted[1], len(ids)))
         return read
 
-    def _shortened(
-        self, messages: list[dict[str, Any]], limit: int, encode: Callable[[Sequence[Message]], list[int]]
-    ) -> list[int] | None:
-        """Return the tokens of as much of a conversation as fits, None if nothing does."""
+    def shortened(
+        self, messages: list[dict[str, Any]], room: TokenRoom, encode: Callable[[Sequence[Message]], list[int]]
+    ) -> tuple[list[dict[str, Any]], list[int]] | None:
+        """Return as much of a conversation that is too long as fits, and its tokens; None if it is not to be cut.
+
+        :param messages: with texts as contents; `encode` gives a conversation's tokens.
+        """
+        limit = room.tokens
+        if self.too_long == "error" or limit is None or limit < 1:
+            return None
         most = len(_turns(messages)) - 1
-        fewest = encode(left := without_turns(messages, most, self.too_long))
+        found = without_turns(messages, most, self.too_long)
+        fewest = encode(found)
         if len(fewest) > limit:
-            return self._with_less_text(left, limit, encode)
-        low, high, found = 0, most, fewest  # Without `low` turns it is too long, without `high` it fits.
+            return self._with_less_text(found, limit, encode)
+        low, high = 0, most  # Without `low` turns it is too long, without `high` it fits.
         while high - low > 1:
             middle = (low + high) // 2
-            ids = encode(without_turns(messages, middle, self.too_long))
+            ids = encode(left := without_turns(messages, middle, self.too_long))
             if len(ids) <= limit:
-                high, found = middle, ids
+                high, found, fewest = middle, left, ids
             else:
                 low = middle
-        return found
+        return found, fewest
 
     def _with_less_text(
         self, messages: list[dict[str, Any]], limit: int, encode: Callable[[Sequence[Message]], list[int]]
-    ) -> list[int] | None:
-        """Return the tokens of a conversation whose last turn's longest message is cut, None if that does not help."""
+    ) -> tuple[list[dict[str, Any]], list[int]] | None:
+        """Return a conversation with less of its last turn's longest message, and its tokens; None if none fits."""
         turns = _turns(messages)
         if not turns:
             return None
@@ -298,14 +304,15 @@ class Reader:
         message = messages[place]
         text: str = message["content"]
         spans = self._spans(text)
-        kept, ids = len(spans), encode(messages)
+        kept, ids, left = len(spans), encode(messages), messages
         while len(ids) > limit:
             kept -= len(ids) - limit
             if kept < 1:
                 return None
             less = text[spans[-kept][0] :] if self.too_long == "cut-start" else text[: spans[kept - 1][1]]
-            ids = encode([*messages[:place], {**message, "content": less}, *messages[place + 1 :]])
-        return ids
+            left = [*messages[:place], {**message, "content": less}, *messages[place + 1 :]]
+            ids = encode(left)
+        return left, ids
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         """Return where a text's tokens begin and end in it; about there, for a tokenizer that does not know."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.errors import CtxflowError, article, counted
+from ctxflow.errors import CtxflowError, ItemRefused, article, counted
 from ctxflow.installing import how_to_install
 
 
@@ -79,7 +79,7 @@ class WrongModelError(CtxflowError, ValueError):
     """A model cannot do what it is to do; the message says what it is, and what it can do."""
 
 
-class InputTooLong(CtxflowError, ValueError):
+class InputTooLong(ItemRefused):
     """An input has more tokens than fit, and was not to be cut.
 
     :ivar what: the input, for messages.

@@ -170,6 +170,8 @@ Result = TypeVar("Result")
 # Tokens of an internal batch on a CPU where a model only reads: its caches hold no more (measured).
 CPU_READING_TOKENS = 1024
 CPU_WRITING_TOKENS = 4096  # The same where it writes, since each step's pass over the weights serves all rows.
+CPU_RUNNING_TOKENS = 16_384  # The same in a running batch, where no row waits for others and nothing is padded.
+CPU_CACHE_BYTES = 2 << 30  # What those take at most, unless they are CPU_WRITING_TOKENS or fewer.
 GPU_BATCH_TOKENS = 131_072  # The most on a GPU by default: more rows gain nothing, but wait for the slowest among them.
 
 
@@ -211,23 +213,39 @@ class InternalBatches:
         """
         return self._limits().run_batches(lengths, _inferring(run))
 
-    def run_each(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> Iterator[Result]:
-        """Run rows as `run` does, but yield each result as soon as it and all before it are there."""
-        return self._limits().run_each(lengths, _inferring(run))
+    def run_each(
+        self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]], ahead: int | None = None
+    ) -> Iterator[Result]:
+        """Run rows as `run` does, but yield each result as soon as it and all before it are there.
+
+        :param ahead: how many internal batches' rows are looked at to find some of similar lengths, by default `AHEAD`.
+        """
+        return self._limits().run_each(lengths, _inferring(run), ahead)
+
+    def most_tokens(self) -> int:
+        """Return the tokens that were chosen for an internal batch, or fit in the memory that is free now."""
+        return self._chosen or self._fitting()
+
+    def next_batch(self, lengths: Sequence[int]) -> list[int]:
+        """Return which of the rows that wait go next: the first, and those that are most like it in length."""
+        order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+        limits = self._limits()
+        return _like(order.index(0), order, [lengths[row] for row in order], limits.max_tokens, limits.max_rows)
 
     def _limits(self) -> BatchLimits:
-        most = self._chosen or self._fitting()
+        most = self.most_tokens()
         return BatchLimits(min(most, self._ceiling or most), self._max_rows, torch.cuda.OutOfMemoryError, self._shrink)
 
     def _fitting(self) -> int:
         """Return how many tokens of an internal batch should fit in the memory that is free on the device now."""
         device = self._loaded.device
-        if device.type != "cuda":
-            return self._cpu_tokens
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         config, itemsize = getattr(self._loaded.model, "config", None), getattr(self._loaded.dtype, "itemsize", 4)
         per_token = _bytes_per_token(config, itemsize, self._keeps_cache)
+        if device.type != "cuda":
+            least = min(self._cpu_tokens, CPU_WRITING_TOKENS)
+            return max(least, min(self._cpu_tokens, CPU_CACHE_BYTES // per_token))
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(1, min(int(0.7 * (free + unused) / per_token), GPU_BATCH_TOKENS))
 
     def _shrink(self, tokens: int) -> None:
@@ -312,7 +330,9 @@ class BatchLimits:
                 self.recover(max_tokens)
         return [results[row] for row in range(len(lengths))]
 
-    def run_each(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> Iterator[Result]:
+    def run_each(
+        self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]], ahead: int | None = None
+    ) -> Iterator[Result]:
         """Run rows as `run_batches` does, but yield each result as soon as it and all before it are there.
 
         Rows are looked at in their order, as many as fill a few internal batches; the next batch is made of those that
@@ -331,7 +351,7 @@ class BatchLimits:
         taken = due = tokens = 0
         max_tokens = self.max_tokens
         while due < len(lengths):
-            while taken < len(lengths) and tokens < AHEAD * max_tokens:
+            while taken < len(lengths) and tokens < (ahead or AHEAD) * max_tokens:
                 waiting.append(taken)
                 tokens += lengths[taken]
                 taken += 1
@@ -379,7 +399,12 @@ def _tried(
         if len(rows) > 1:
             return None
         reason = str(error).split("\n", maxsplit=1)[0]
-    raise OutOfMemoryError(
+    raise too_little_memory(reason)
+
+
+def too_little_memory(reason: str) -> OutOfMemoryError:
+    """Return the error of a row that does not fit alone, with what the device said."""
+    return OutOfMemoryError(
         "one prompt alone does not fit in the device's memory: give fewer max_new_tokens or "
         f"max_input_tokens, a smaller dtype, or a larger GPU ({reason})"
     )

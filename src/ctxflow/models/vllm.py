@@ -6,13 +6,16 @@ spread over them: a site's tier decides, by its `gpus`, and by `env` where it wa
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import dataclasses
-import gc
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from ctxflow.errors import counted
+from ctxflow.errors import ContextLost, counted
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import (
     Message,
@@ -23,6 +26,8 @@ from ctxflow.models.reading import (
     context_length,
 )
 from ctxflow.models.results import Generation, MissingPackageError, Sampling
+from ctxflow.models.vllm_options import parse_options
+from ctxflow.models.vllm_process import VLLMProcesses
 from ctxflow.topology.machine import cuda_devices
 
 
@@ -38,8 +43,9 @@ class VLLMGenerator:
     :param max_model_len: tokens to read and write together at most; by default as the model says.
     :param max_input_tokens, too_long: as `TextGenerator`.
     :param task: what it is for: "chat" takes a chat template.
-    :param options: further arguments of `vllm.LLM`.
+    :param options: further options of vLLM, by names as of `vllm serve`.
     :raises MissingPackageError: where vLLM is not installed.
+    :raises ctxflow.errors.UsageError: for options that it does not have, or that the model does not bear.
     :raises WrongModelError: if the model cannot do that.
     :raises ModelNotFoundError: if the model is not reachable from here.
     """
@@ -60,7 +66,7 @@ class VLLMGenerator:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         try:
-            import vllm
+            import vllm  # noqa: F401 - before anything is fetched.
             from transformers import AutoConfig, AutoTokenizer
         except ImportError as error:
             raise MissingPackageError.about("vllm", extra="vllm", why=error) from error
@@ -70,22 +76,23 @@ class VLLMGenerator:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
         length = context_length(AutoConfig.from_pretrained(folder, **trusted))
         self.max_model_len = max_model_len or length
-        here = parallelism()
         self._reader = Reader(self.tokenizer, self.max_model_len, max_input_tokens, too_long)
-        self._llm: Any = vllm.LLM(
-            model=str(folder),
-            dtype=dtype,
-            tensor_parallel_size=tensor_parallel_size or here.tensor,
-            pipeline_parallel_size=pipeline_parallel_size or (1 if tensor_parallel_size else here.pipeline),
-            gpu_memory_utilization=gpu_memory_utilization,
-            max_model_len=max_model_len,
+        chosen = {
+            "dtype": dtype,
+            "tensor_parallel_size": tensor_parallel_size,
+            "pipeline_parallel_size": pipeline_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "max_model_len": max_model_len,
             **(options or {}),
-        )
+        }
+        self._engine = _EngineThread(parse_options(str(folder), {**chosen, **spread(chosen)}))
 
     def generate(self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any) -> list[Generation]:
         """Continue each prompt; parameters, answers and errors as `TextGenerator.generate`.
 
         A seed gives the same text again on the same version of vLLM, not the text that `TextGenerator` gives.
+
+        :raises ctxflow.errors.ContextLost: if vLLM's processes have ended, or do so meanwhile.
         """
         return self._run(*self._reader.prompts(prompts, parameters), on_error, "prompts")
 
@@ -103,20 +110,93 @@ class VLLMGenerator:
 
     def close(self) -> None:
         """End vLLM's engine and free its memory; the generator cannot be used afterwards."""
-        self._llm = None
-        gc.collect()
+        self._engine.close()
 
     def _run(self, read: list[Read], sampling: list[Sampling], on_error: str, what: str) -> list[Generation]:
         def written(numbers: list[int]) -> list[Generation]:
             prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]
             if not prompts:
                 return []
-            given = [{"prompt_token_ids": tokens.ids} for tokens in prompts]
-            parameters = [_vllm_parameters(sampling[number]) for number in numbers]
-            answers = self._llm.generate(given, sampling_params=parameters, use_tqdm=False)
+            answers = self._engine.answers([tokens.ids for tokens in prompts], [sampling[number] for number in numbers])
             return [_generation(answer.outputs[0], tokens) for answer, tokens in zip(answers, prompts, strict=True)]
 
         return cast(list[Generation], list(answered(read, written, on_error, what)))  # Errors if they were asked for.
+
+
+class _EngineThread:
+    """vLLM's asynchronous engine with an event loop in a thread of its own, for callers that wait.
+
+    The thread lives as long as the engine, which ends with it.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ctxflow-vllm", daemon=True)
+        self._thread.start()
+
+        async def start() -> VLLMProcesses:
+            processes = VLLMProcesses(arguments)
+            try:
+                await processes.connected()
+            except BaseException:
+                processes.close()
+                raise
+            return processes
+
+        try:
+            self._processes = self._wait(start)
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Any]:
+        """Return vLLM's answers to prompts of tokens, in their order; if one fails, or at Ctrl-C, all are ended."""
+        if not self._thread.is_alive():
+            raise ContextLost("vLLM's engine was closed: build the generator again")
+
+        async def answer(prompt: Sequence[int], parameters: Any) -> Any:
+            request, answers = {"prompt_token_ids": list(prompt)}, []
+            async for each in self._processes.client.generate(request, parameters, request_id=uuid.uuid4().hex):
+                answers.append(each)
+            return answers[-1]
+
+        async def run() -> list[Any]:
+            asked = [
+                asyncio.ensure_future(self._processes.run(answer(prompt, _vllm_parameters(row))))
+                for prompt, row in zip(prompts, sampling, strict=True)
+            ]
+            try:
+                return await asyncio.gather(*asked)
+            except BaseException:
+                for each in asked:
+                    each.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+                raise
+
+        return self._wait(run)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the engine and the thread."""
+        if self._thread.is_alive():
+
+            async def close() -> None:
+                self._processes.close()
+
+            self._wait(close)
+            self._end_thread()
+
+    def _wait(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def _generation(output: Any, prompt: Tokens) -> Generation:
@@ -132,8 +212,10 @@ def _generation(output: Any, prompt: Tokens) -> Generation:
 
 def _vllm_parameters(sampling: Sampling) -> Any:
     import vllm
+    from vllm.sampling_params import RequestOutputKind
 
     return vllm.SamplingParams(
+        output_kind=RequestOutputKind.FINAL_ONLY,
         max_tokens=sampling.max_new_tokens,
         temperature=0.0 if sampling.greedy else sampling.temperature,
         top_p=sampling.top_p,
@@ -179,6 +261,20 @@ def parallelism(environment: Mapping[str, str] = os.environ) -> Parallelism:
             "tier's variables, or its gpus"
         )
     return Parallelism(tensor, pipeline)
+
+
+def spread(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return vLLM's options that spread a model as the worker has GPUs, but for those that are given.
+
+    Where layers are to be spread over so many GPUs, stages of layers are not asked for beside them.
+
+    >>> spread({"tensor_parallel_size": 1})
+    {'tensor_parallel_size': 1, 'pipeline_parallel_size': 1}
+    """
+    here = parallelism()
+    tensor, stages = options.get("tensor_parallel_size"), options.get("pipeline_parallel_size")
+    pipeline = stages or (1 if tensor else here.pipeline)
+    return {"tensor_parallel_size": tensor or here.tensor, "pipeline_parallel_size": pipeline}
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

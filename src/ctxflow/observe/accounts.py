@@ -29,7 +29,8 @@ class AccountGroup:
     :ivar presence: (time, +1 or -1) for every worker that joined or went.
     :ivar seconds: what their time went into, one figure for each of `PARTS`.
     :ivar items: that they answered first, by app; `app_seconds`, what of the useful time went into those.
-    :ivar tokens: that models read and wrote for these answers, None where nobody counted.
+    :ivar tokens: that models read and wrote for these answers, None where nobody counted; `cached_tokens`: of their
+        prompts, those that engines found in their caches.
     """
 
     tier: str
@@ -43,6 +44,7 @@ class AccountGroup:
     items: dict[str, int] = dataclasses.field(default_factory=dict)
     app_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: float | None = None
+    cached_tokens: int | None = None
 
     def add_items(self, app: str, taken: int, tokens: int | None, count: int) -> None:
         """Count answers that were taken, of `count` items for which models read and wrote so many tokens."""
@@ -218,6 +220,8 @@ class AccountsReader:
             _take(call, worker.part(call), min(1.0, taken / count) if count else 0.0)
             if taken:
                 worker.group.add_items(call.app, taken, event.get("tokens"), count)
+                if (cached := event.get("cached_tokens")) is not None:
+                    worker.group.cached_tokens = (worker.group.cached_tokens or 0) + cached
         if event["is"] != "ItemsFinished":
             del worker.calls[number]
             whole = call.useful + call.unneeded + worker.part(call)

@@ -103,6 +103,7 @@ def summarise(history: History) -> dict[str, Any]:
     items = history.items
     fluid = _fluid(history.accounts)
     tokens = [group.tokens for group in groups if group.tokens is not None]
+    cached = [group.cached_tokens for group in groups if group.cached_tokens is not None]
     took = fluid["took"] or history.duration
     return {
         "duration": history.duration,
@@ -111,6 +112,7 @@ def summarise(history: History) -> dict[str, Any]:
         "items_per_second": items.done / took if took else None,
         "tokens": sum(tokens) if tokens else None,
         "tokens_per_second": sum(tokens) / took if tokens and took else None,
+        "cached_tokens": sum(cached) if cached else None,
         "workers": {"joined": history.workers.joined, "mean": history.mean_workers, "most": history.peak_workers,
                     "evicted": history.workers.evicted, "lost": history.workers.unexplained},
         "loads": sum(context.load_seconds.count for context in history.contexts.values()),
@@ -226,8 +228,13 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     parts = [[row[1], value, percent(row[3])] for row, value in zip(rows_of_parts, values, strict=True)]
     parts.append(["connected", connected, "100 %"])
     texts = [table(["Ran on", *heads[1:]], rows, words=2), table([unit, "", "share"], parts)]
-    efficiency = efficiency_text(summary)
-    return "\n\n".join([*texts, *([f"Efficiency  {efficiency}"] if efficiency else [])])
+    efficiency, cached = efficiency_text(summary), summary.get("cached_tokens")
+    if efficiency:
+        texts.append(f"Efficiency  {efficiency}")
+    if cached is not None and summary["tokens"]:
+        share = percent(cached / summary["tokens"])
+        texts.append(f"Prefix cache  {cached:,} of {summary['tokens']:,.0f} tokens were found in it ({share})")
+    return "\n\n".join(texts)
 
 
 _MOSTLY = 0.75  # A share of useful time with which there is little left to gain.

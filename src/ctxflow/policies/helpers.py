@@ -14,6 +14,7 @@ from ctxflow.installing import how_to_install
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
 
+SHARE_SECONDS = 1.0  # How long what is left of a queue is used again.
 SESSIONS = 4  # Sessions of a worker, as long as nothing was measured.
 
 Key = TypeVar("Key")
@@ -27,6 +28,8 @@ def urgency(app: AppView) -> tuple[float, float, int]:
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
     """Return calls of each app: its running batches, and its queue in batches of the size that it would get now.
 
+    What overlaps on a worker counts as one call.
+
     :param batch_size: items of a call of an app that states none, while no worker is there to size one for.
     """
     first = next(iter(view.workers.values()), None)  # The one that is connected longest.
@@ -36,8 +39,14 @@ def outstanding(view: View, batch_size: int) -> dict[str, int]:
         if first is not None and app.backlog:
             size = view.batch_size(app, first) or app.backlog  # 0: it waits to become one batch.
         calls[app.id] = math.ceil(app.backlog / size)
+    overlapping = set()
     for attempt in view.attempts.values():
-        calls[attempt.app] += bool(attempt.items)  # The steps of sessions have none.
+        if view.apps[attempt.app].overlaps:
+            overlapping.add((attempt.app, attempt.worker))
+        else:
+            calls[attempt.app] += bool(attempt.items)  # The steps of sessions have none.
+    for name, _ in overlapping:
+        calls[name] += 1
     return calls
 
 
@@ -99,6 +108,38 @@ def loads(view: View) -> dict[str, int]:
 def tiers_for(view: View, app: AppView) -> frozenset[str]:
     """Return the names of the tiers whose workers could run an app now."""
     return frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
+
+
+class QueueShares:
+    """What each worker should have in flight of an app whose calls overlap, where too little is left for full windows.
+
+    What is queued and in flight is divided by the workers that have the app's context, or are about to. It is added up
+    once a second, or after as many questions as there are workers: an item that goes from the queue to a worker changes
+    nothing.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}  # App -> when it was added up, what is left for each speed.
+        self._uses: dict[str, int] = {}
+
+    def share(
+        self, view: View, app: AppView, worker: WorkerView, speed: Callable[[WorkerView], float] = lambda worker: 1.0
+    ) -> int:
+        """Return the items that a worker should have in flight, 1 or more.
+
+        :param speed: of a worker, by which it gets more than others; more than 0.
+        """
+        at, each = self._known.get(app.id, (-math.inf, 0.0))
+        uses = self._uses.get(app.id, 0)
+        if view.now >= at + SHARE_SECONDS or uses >= len(view.workers):
+            staying = [w for w in view.workers.values() if w.noticed is None and not w.draining]
+            left = app.backlog + sum(w.in_flight(app.context) for w in staying)
+            each = left / max(sum(speed(w) for w in staying if app.context in w.contexts), speed(worker))
+            self._known[app.id], uses = (view.now, each), 0
+            forget(self._known, view.apps)
+            forget(self._uses, view.apps)
+        self._uses[app.id] = uses + 1
+        return max(1, math.ceil(each * speed(worker)))
 
 
 def serving(workers: Iterable[WorkerView], tiers: Collection[str] | None = None) -> list[WorkerView]:

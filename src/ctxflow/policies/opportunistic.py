@@ -25,10 +25,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ctxflow.policies.helpers import forget
+from ctxflow.policies.helpers import QueueShares, forget
 from ctxflow.policies.protocols import View
-from ctxflow.policies.simple import coalesced
+from ctxflow.policies.simple import WINDOW, coalesced
+from ctxflow.policies.throughput_curves import LEVELS
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
+from ctxflow.policies.windows import WindowLearner
 
 # --- how likely an eviction is
 
@@ -156,16 +158,26 @@ class Opportunistic:
     first batch of a kind of worker is one item, and none is more than three times as many as that kind has shown; a new
     worker begins with what is known of its GPU model. An app's own `batch_size` is a ceiling.
 
+    Of apps whose calls overlap, each kind of worker gets the smallest window that keeps its engines within 3 % of their
+    best useful throughput, found by `windows.WindowLearner`.
+
     :param most: the most items that a batch may have.
+    :param window: items in flight on a worker before anything was measured.
+    :param most_window: the most items in flight on a worker.
     :raises ValueError: for a number below 1.
     """
 
     linger = 0.0
 
-    def __init__(self, most: int = 100_000) -> None:
+    def __init__(self, most: int = 100_000, window: int = WINDOW, most_window: int = LEVELS[-1]) -> None:
         if most < 1:
             raise ValueError("most is the largest number of items in a batch: give 1 or more")
+        if window < 1 or most_window < 1:
+            raise ValueError("window and most_window are numbers of items in flight on a worker: give 1 or more")
         self._most = most
+        self._first_window, self._most_window = min(window, most_window), most_window
+        self._learners: dict[tuple[str, str, str | None], WindowLearner] = {}
+        self._shares = QueueShares()
         self._known: dict[str, _Known] = {}
         self._shown: dict[str, dict[str | None, _Kind]] = {}
         # Tier -> how many lifetimes were looked at last, and what was found.
@@ -251,6 +263,40 @@ class Opportunistic:
         gone_seconds = len(lifetimes) / rate if rate else 0.0
         return Hazard((PRIOR_EVICTIONS + len(lifetimes)) / (PRIOR_SECONDS + gone_seconds + sum(ages)))
 
+    # --- how many items in flight
+
+    def window(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return what was found for such workers, less where what is left does not fill the windows of all."""
+        window = self._learner(view, app, worker).window
+        if app.backlog >= window * len(view.workers):
+            return window
+        return min(window, self._shares.share(view, app, worker, lambda each: self._throughput(view, app, each)))
+
+    def _throughput(self, view: View, app: AppView, worker: WorkerView) -> float:
+        """Return tokens a second of a worker; while that of any kind is not known, the same for all."""
+        learners = [learner for key, learner in self._learners.items() if key[0] == app.id]
+        if any(learner.throughput is None for learner in learners):
+            return 1.0
+        return self._learner(view, app, worker).throughput or 1.0
+
+    def finished(self, view: View, app: AppView, worker: WorkerView, seconds: float, tokens: int | None) -> None:
+        """Learn what the present window of such workers is worth."""
+        tier = view.tiers.get(worker.tier)
+        gone = len((tier.lifetimes if tier is not None else None) or ())
+        rate = tier.eviction_rate if tier is not None and gone else None
+        # Before anything was evicted, as for batches.
+        lived = gone / rate if rate else view.now - worker.joined
+        rate = (PRIOR_EVICTIONS + gone) / (PRIOR_SECONDS + lived)
+        self._learner(view, app, worker).finished(view, app, worker, seconds, tokens, rate)
+
+    def _learner(self, view: View, app: AppView, worker: WorkerView) -> WindowLearner:
+        key = app.id, worker.tier, worker.gpu_model
+        learner = self._learners.get(key)
+        if learner is None:
+            forget(self._learners, view.apps, lambda key: key[0])
+            learner = self._learners[key] = WindowLearner(self._first_window, self._most_window)
+        return learner
+
     def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
         """Return K as the policy `coalescing` does."""
         return coalesced(app, worker)
@@ -280,7 +326,8 @@ class Opportunistic:
 
     def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
         """Return the few batches that will take longest and are not run twice yet, with their seconds."""
-        batches = [attempt for attempt in view.attempts.values() if attempt.items]  # And no steps of sessions.
+        # No steps of sessions; and what overlaps takes as long as those beside it make it.
+        batches = [each for each in view.attempts.values() if each.items and not view.apps[each.app].overlaps]
         copies = collections.Counter((attempt.app, attempt.items[-1]) for attempt in batches)
         left: list[tuple[float, AttemptView]] = []
         for attempt in batches:

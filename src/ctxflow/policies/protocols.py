@@ -76,7 +76,10 @@ class View(Protocol):
         """Items expected per second by app, where there is a forecast."""
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
-        """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back."""
+        """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back.
+
+        Of an app whose calls overlap, those that it would have in flight.
+        """
 
     def can_run(self, app: AppView, worker: WorkerView) -> bool:
         """Whether a free worker could run the app now, or load its context for it.
@@ -186,6 +189,19 @@ class BatchingPolicy(Protocol):
         """The attempt that an otherwise idle worker should run a second time, or None.
 
         Asked when a worker comes free and nothing is queued, and of all idle workers on ticks.
+        """
+
+    def window(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return the most items of an app that a worker has in flight at a time, 1 or more, where calls overlap.
+
+        Asked of apps of items (`AppView.overlaps`) before each item is given, so it must be quick. Optional: where a
+        policy does not have it, that of the policy `fixed` is used, with its defaults.
+        """
+
+    def finished(self, view: View, app: AppView, worker: WorkerView, seconds: float, tokens: int | None) -> None:
+        """Learn that a worker answered an item of such an app, in so many seconds in flight; optional.
+
+        :param tokens: that a model read and wrote for it, None where nobody counted.
         """
 
     def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:

@@ -135,7 +135,7 @@ def described(family: str, choice: Any) -> dict[str, Any]:
     described by its class, under the key "object", and cannot be made again.
 
     >>> described("batching", {"policy": "fixed", "size": 10})
-    {'policy': 'fixed', 'size': 10, 'linger': 0.0, 'share': True}
+    {'policy': 'fixed', 'size': 10, 'linger': 0.0, 'share': True, 'window': 64}
     >>> described("batching", make("batching", "fixed"))
     {'object': 'ctxflow.policies.simple:Fixed'}
     """

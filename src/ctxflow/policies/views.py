@@ -169,6 +169,9 @@ class WorkerView(Protocol):
     def running(self) -> Mapping[int, AttemptView]:
         """What it runs, by attempt id."""
 
+    def in_flight(self, context: str) -> int:
+        """How many calls that overlap it runs with this context: they take one slot together."""
+
     @property
     def machine(self) -> str:
         """What the batch system calls the machine that it is on."""
@@ -230,6 +233,10 @@ class AppView(Protocol):
     @property
     def context(self) -> str:
         """The id of the context that its calls need; "" for none."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether its calls, of one item each, overlap on a worker (`BatchingPolicy.window`)."""
 
     @property
     def priority(self) -> int:

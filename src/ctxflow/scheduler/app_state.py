@@ -30,6 +30,7 @@ class Group:
     machines: frozenset[Place] = frozenset()  # Of these, where it looked like the machine's fault: to try last.
     moves: int = 0  # How often they went elsewhere as they were, since it looked like the place's fault.
     since: float = 0.0  # When they came to wait.
+    alone: bool = True  # Else, of an app whose calls overlap, beside others in flight.
 
 
 class Groups:
@@ -206,6 +207,14 @@ class App:
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
     backlog: int = 0  # Items queued; kept by `items.settle`.
+    # Whether its calls overlap on a worker, and whether they are of one item each, as many as the policy's window.
+    # Set when it is put into the tables.
+    overlaps: bool = False
+    windowed: bool = False
+    # Beginning of items -> the worker that was given it last; items taken before the first since that was first. Kept
+    # by prefixes.py.
+    homes: dict[int, str] = dataclasses.field(default_factory=dict)
+    overtaken: int = 0
 
     # Read in every decision, so copied out of the specification.
     id: str = dataclasses.field(init=False)

@@ -22,7 +22,9 @@ def could_load(state: RunState, worker: Worker, app: App) -> bool:
     """Return whether a free worker that does not hold the app's context could load it for its queue now."""
     if not admissible(state, worker, app):
         return False
-    return _in_the_way(state, worker, state.contexts[app.context].spec) is not None
+    # A worker with room in a window could be drained, which is what comes of it where a policy chooses to.
+    drained = worker.free_slots > worker.unused_slots
+    return _in_the_way(state, worker, state.contexts[app.context].spec, drained) is not None
 
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
@@ -82,10 +84,13 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
     return True
 
 
-def _in_the_way(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> list[str] | None:
-    """Return the idle contexts to unload so that another fits, least recently used first; None if it cannot fit."""
+def _in_the_way(state: RunState, worker: Worker, wanted: ev.ContextSpec, drained: bool = False) -> list[str] | None:
+    """Return the idle contexts to unload so that another fits, least recently used first; None if it cannot fit.
+
+    :param drained: whether to count those as idle that have nothing but calls that overlap.
+    """
     unload: list[str] = []
-    for candidate in idle(state, worker):
+    for candidate in idle(state, worker, drained):
         if _fits(state, worker, wanted, unload):
             return unload
         unload.append(candidate)
@@ -187,6 +192,9 @@ def follow(state: RunState, out: list[Command]) -> None:
         for context in idle(state, worker):
             if _unplanned(state, worker, context):
                 unload(state, worker, context, out)
+        if any(_unplanned(state, worker, context) for context in worker.in_flight):
+            worker.turning = True  # Of what overlaps there would never be none.
+            state.update_free(worker)
 
 
 def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
@@ -299,9 +307,14 @@ def settle_undecided(state: RunState, out: list[Command]) -> None:
             items.redistribute(state, state.apps[app], out)
 
 
-def idle(state: RunState, worker: Worker) -> list[str]:
-    """Return the contexts that are ready, run nothing, and that no session needs there; longest unused first."""
-    busy = {attempt.context for attempt in worker.running.values()}
+def idle(state: RunState, worker: Worker, drained: bool = False) -> list[str]:
+    """Return the contexts that are ready, run nothing, and that no session needs there; longest unused first.
+
+    :param drained: whether to leave calls out of account that overlap.
+    """
+    busy = {
+        attempt.context for attempt in worker.running.values() if not (drained and state.apps[attempt.app].overlaps)
+    }
     busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
     return [

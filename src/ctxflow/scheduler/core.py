@@ -12,7 +12,18 @@ from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.policies.helpers import urgency
-from ctxflow.scheduler import context_moves, dispatch, faults, invariants, items, reservations, session_moves, steps
+from ctxflow.scheduler import (
+    attempts,
+    context_moves,
+    dispatch,
+    faults,
+    invariants,
+    items,
+    prefixes,
+    reservations,
+    session_moves,
+    steps,
+)
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Interrupt
@@ -152,6 +163,10 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
     state.contexts[spec.context].apps[spec.id] = None
     app = App(spec, order=state.next_order)
     state.next_order += 1
+    context = state.contexts[spec.context].spec
+    if context.level == ev.PERVASIVE:  # Else each call has a context of its own.
+        app.windowed = spec.overlaps
+        app.overlaps = not spec.sessions and (spec.overlaps or (context.concurrency or 1) > 1)
     app.shown = ShownApp(app)
     app.urgency = urgency(app.shown)
     state.apps[app.id] = app
@@ -166,6 +181,7 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
 
 def _items_submitted(state: RunState, event: ev.ItemsSubmitted, out: list[Command]) -> None:
     first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
+    prefixes.note(state, event.items, event.prefixes)
     items.submit(state, state.apps[event.app], event.items, out)
     if first and state.ready:
         _scale(state, out)
@@ -228,8 +244,8 @@ def _worker_lost(state: RunState, event: ev.WorkerLost, out: list[Command]) -> N
         state.apps[name].measured_on.discard(worker.id)
     reservations.lost(state, worker, out)
     state.update_free(worker)
-    for attempt in list(worker.running.values()):
-        dispatch.end(state, attempt.id, worker)
+    for attempt in attempts.in_order(state, worker.running.values()):
+        attempts.end(state, attempt.id, worker)
         left = items.unanswered(state, attempt)
         if attempt is charged:
             faults.charge(state, attempt, worker, left, crash)
@@ -282,7 +298,7 @@ def _context_unloaded(state: RunState, event: ev.ContextUnloaded, out: list[Comm
     worker = state.workers.get(event.worker)
     held = worker.contexts.get(event.context) if worker is not None else None
     if worker is not None and held is not None and not held.building:
-        dispatch.lose_context(state, worker, event.context, out)
+        attempts.lose_context(state, worker, event.context, out)
 
 
 # --- time

@@ -7,20 +7,23 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ctxflow.policies.protocols import Planning
-from ctxflow.scheduler import context_moves, faults, items, reservations, session_moves, steps
+from ctxflow.scheduler import attempts, context_moves, faults, items, reservations, steps
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.app_state import App, Group
-from ctxflow.scheduler.commands import Abandon, Acquire, Command, MakePlan, Note, Place, Release, Run
-from ctxflow.scheduler.eligibility import empty, group_for
+from ctxflow.scheduler.app_state import App
+from ctxflow.scheduler.commands import Abandon, Acquire, Command, MakePlan, Note, Place, Release
+from ctxflow.scheduler.eligibility import empty
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.view import ShownTier
-from ctxflow.scheduler.worker_state import Attempt, TierState, Worker, show
+from ctxflow.scheduler.worker_state import TierState, Worker, show
 
 HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
 
 
 def serve(state: RunState, out: list[Command]) -> None:
     """Ask the routing policy who gets what, as long as that leads to anything."""
+    while state.drained:
+        worker = state.drained.pop()
+        give(state, worker.id, worker.promised, out)
     while state.free and state.ready:
         ready = state.ready.offered(state.now, len(state.free))
         if not ready:
@@ -39,7 +42,18 @@ def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bo
     held = worker.contexts.get(app.context)
     if held is not None:
         return held.state == "ready" and run(state, worker, app, out)
-    return context_moves.admissible(state, worker, app) and context_moves.begin(state, worker, app, out)
+    if not context_moves.admissible(state, worker, app):
+        return False
+    if worker.unused_slots > 0 and context_moves.begin(state, worker, app, out):
+        return True
+    _turn(state, worker, app)
+    return False
+
+
+def _turn(state: RunState, worker: Worker, app: App) -> None:
+    """Drain a worker for other work than what overlaps on it, unless it was filled just now."""
+    if worker.free_slots > worker.unused_slots:
+        attempts.turn(state, worker, app.id)
 
 
 def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
@@ -47,11 +61,17 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
 
     False if the batching policy holds the work back, or all that waits failed there and is to run elsewhere.
     """
+    if not attempts.has_room(worker, app):
+        if app.context not in worker.in_flight:
+            _turn(state, worker, app)
+        return False
     group, size = None, 0
-    if app.isolated.items:
-        group = group_for(state, app, worker)
-        if group is None and len(app.queue) <= app.cancelled:
+    if app.isolated.items or app.overlaps:
+        group, may = attempts.next_group(state, worker, app)
+        if not may or (group is None and len(app.queue) <= app.cancelled):
             return False
+        if group is None and app.windowed:
+            return attempts.fill(state, worker, app, out)
     if group is None and (size := state.policies.batching.size(state.view, app.shown, worker.shown)) < 1:
         since = state.now if app.waiting_since is None else app.waiting_since
         until = since + state.policies.batching.linger
@@ -60,23 +80,12 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
         state.ready.hold(app, until)
         state.wake(until)
         return False
-    _start(state, worker, app, items.take(state, app, group, size, out), group, out)
-    return True
-
-
-def _start(
-    state: RunState, worker: Worker, app: App, batch: tuple[int, ...], group: Group | None, out: list[Command]
-) -> None:
-    number = state.next_attempt
-    state.next_attempt = number + 1
-    attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, group, worker.place)
-    state.attempts[number] = worker.running[number] = attempt
-    app.attempts += 1
-    if state.contexts[app.context].spec.level != ev.PERVASIVE:
-        worker.contexts[app.context].state = "spent"
-    state.counters.batches += 1
+    attempts.start(state, worker, app, items.take(state, app, group, size, out), group, out)
+    if app.overlaps:
+        alone = group is not None and group.alone
+        worker.windows[app.context] = 1 if alone else attempts.window_for(state, worker, app)
     state.update_free(worker)
-    out.append(Run(worker.id, number, app.id, app.context, batch))
+    return True
 
 
 def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
@@ -99,12 +108,14 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
         if attempt.group is not None and worker.place in attempt.group.failed_on:
             continue
         left = tuple([item for item in attempt.items if item in state.open])
-        if not left or worker.contexts[attempt.context].state != "ready":
+        app = state.apps[attempt.app]
+        if not left or worker.contexts[app.context].state != "ready" or not attempts.has_room(worker, app):
             continue
         for item in left:
             state.copies[item] = state.copies.get(item, 1) + 1
         state.counters.duplicates += 1
-        _start(state, worker, state.apps[attempt.app], left, attempt.group, out)
+        attempts.start(state, worker, app, left, attempt.group, out)
+        state.update_free(worker)
 
 
 # --- contexts ahead of demand
@@ -175,12 +186,15 @@ def computed(planning: Planning, time: float = 0.0) -> ev.PlanMade:
 
 def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command]) -> None:
     """Handle an attempt that answered all its items."""
-    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    attempt = attempts.end(state, event.attempt, state.workers.get(event.worker))
     if attempt is None:
         return
     worker, items_of = state.workers[attempt.worker], attempt.items
+    app, learning = state.apps[attempt.app], state.policies.learning
     worker.done += 1
-    faults.learn(state, state.apps[attempt.app], worker, attempt, len(items_of), event.seconds)
+    faults.learn(state, app, worker, attempt, len(items_of), event.seconds)
+    if app.windowed and learning is not None:
+        learning.finished(state.view, app.shown, worker.shown, event.seconds, event.tokens)
     items.answer(state, attempt, items_of, out)
     # What another attempt answered first is closed; nothing of this attempt stays open.
     level = state.contexts[attempt.context].spec.level
@@ -200,7 +214,7 @@ def items_finished(state: RunState, event: ev.ItemsFinished, out: list[Command])
 def batch_ended(state: RunState, event: ev.BatchEnded, out: list[Command]) -> None:
     """Handle an attempt that answered its items one by one and has ended: what it did not answer is requeued."""
     answered = state.answered.get(event.attempt, 0)
-    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    attempt = attempts.end(state, event.attempt, state.workers.get(event.worker))
     if attempt is None:
         return
     worker = state.workers[attempt.worker]
@@ -214,7 +228,7 @@ def batch_ended(state: RunState, event: ev.BatchEnded, out: list[Command]) -> No
 def step_finished(state: RunState, event: ev.StepFinished, out: list[Command]) -> None:
     """Handle a step that has ended."""
     orders = state.streams.steps.get(event.attempt, ())
-    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    attempt = attempts.end(state, event.attempt, state.workers.get(event.worker))
     if attempt is not None:
         worker = state.workers[attempt.worker]
         worker.done += 1
@@ -224,14 +238,16 @@ def step_finished(state: RunState, event: ev.StepFinished, out: list[Command]) -
 def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> None:
     """Handle a failed attempt: count it for its worker, its context and its items."""
     orders = state.streams.steps.get(event.attempt)
-    attempt = end(state, event.attempt, state.workers.get(event.worker))
+    attempt = attempts.end(state, event.attempt, state.workers.get(event.worker))
     if attempt is None:
         return
     worker = state.workers[attempt.worker]
     if event.failure.kind == "crash":
         state.counters.crashes += 1
     if event.lost_context:
-        lose_context(state, worker, attempt.context, out)
+        if event.failure.kind == "crash" and attempts.died_together(state, attempt, worker, event.failure, out):
+            return
+        attempts.lose_context(state, worker, attempt.context, out)
     else:
         context_moves.used(state, worker, attempt.context, out)
     if orders is not None:
@@ -247,24 +263,6 @@ def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> 
         items.raised(state, attempt, left, event.at, event.failure, out)
 
 
-def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
-    """Take an attempt off its worker and return it; None if it does not run there."""
-    attempt = worker.running.pop(number, None) if worker is not None else None
-    if worker is None or attempt is None:
-        return None
-    del state.attempts[number]
-    state.streams.steps.pop(number, None)
-    if state.answered or state.interrupted:
-        state.answered.pop(number, None)
-        state.interrupted.discard(number)
-    state.apps[attempt.app].attempts -= 1
-    held = worker.contexts.get(attempt.context)
-    if held is not None:
-        held.last_used = state.now
-    state.update_free(worker)
-    return attempt
-
-
 def stop(state: RunState, numbers: Iterable[int], out: list[Command]) -> None:
     """End running attempts by force, which costs their workers the contexts, and their items nothing."""
     for number in numbers:
@@ -273,18 +271,9 @@ def stop(state: RunState, numbers: Iterable[int], out: list[Command]) -> None:
             continue
         worker = state.workers[attempt.worker]
         out.append(Abandon(worker.id, number, attempt.context))
-        end(state, number, worker)
-        lose_context(state, worker, attempt.context, out)
+        attempts.end(state, number, worker)
+        attempts.lose_context(state, worker, attempt.context, out)
         items.requeue(state, attempt, items.unanswered(state, attempt), out)
-
-
-def lose_context(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
-    """Handle the end of a library process: requeue what else it ran, which is not to blame."""
-    session_moves.context_gone(state, worker, context)
-    for attempt in [a for a in worker.running.values() if a.context == context]:
-        end(state, attempt.id, worker)
-        items.requeue(state, attempt, items.unanswered(state, attempt), out)
-    context_moves.gone(state, worker, context, out)
 
 
 def tier_offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
@@ -340,7 +329,7 @@ def _release(state: RunState, tier: TierState, target: int, out: list[Command]) 
     there = [w for w in state.workers.values() if w.tier == tier.spec.name and w.acquired and w.noticed is None]
     held = [w for w in there if not w.draining or w.id in tier.emptying]
     surplus = max(0, len(held) - target)
-    able = [w for w in held if w.id in tier.emptying or not (w.loading or any(a.items for a in w.running.values()))]
+    able = [w for w in held if w.id in tier.emptying or not (w.loading or _runs_batch(state, w))]
     frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
     able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], len(w.contexts)))
     for worker in able[:surplus]:
@@ -349,6 +338,11 @@ def _release(state: RunState, tier: TierState, target: int, out: list[Command]) 
         if worker.id in tier.emptying:  # It is wanted again.
             tier.emptying.remove(worker.id)
             state.drain(worker, draining=False)
+
+
+def _runs_batch(state: RunState, worker: Worker) -> bool:
+    """Return whether a worker runs a batch: of calls that overlap it would never have none until it is drained."""
+    return any(attempt.items and not state.apps[attempt.app].overlaps for attempt in worker.running.values())
 
 
 def _give_back(state: RunState, tier: TierState, worker: Worker, out: list[Command]) -> None:

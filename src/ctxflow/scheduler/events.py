@@ -35,6 +35,8 @@ class ContextSpec:
     :ivar files: whether it has files that must be staged.
     :ivar level: how much of it a worker keeps from one call to the next, one of `LEVELS`.
     :ivar affinity: how close together its GPUs have to be, one of `ctxflow.recipe.AFFINITIES`, or None.
+    :ivar concurrency: the most calls that its library process runs at a time; None if nobody said: one of a batch app,
+        as many of an app of items as the batching policy's window.
     """
 
     id: str
@@ -45,6 +47,7 @@ class ContextSpec:
     gpu_memory: int | None = None
     level: str = PERVASIVE
     affinity: str | None = None
+    concurrency: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class AppSpec:
     :ivar chunk_target: seconds that a chunk may take, None if that does not matter.
     :ivar constants: what its calls have in common, in words, which tell it from others of its name.
     :ivar keep_every: after how many chunks a session's state is kept beside its worker, None for never.
+    :ivar overlaps: whether its calls, of one item each, overlap on a worker, as many as the batching policy's window.
     """
 
     id: str
@@ -80,6 +84,7 @@ class AppSpec:
     chunk_target: float | None = None
     keep_every: int | None = None
     constants: str = ""
+    overlaps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,10 +228,15 @@ class Retired(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ItemsSubmitted(Event):
-    """Items wait for an app; their numbers are new, and go up."""
+    """Items wait for an app; their numbers are new, and go up.
+
+    :ivar prefixes: how each begins, where calls overlap, by numbers that it shares with those that begin alike: of
+        longer beginnings after those of shorter ones, none if it is short. Empty if nobody says.
+    """
 
     app: str
     items: Sequence[int]
+    prefixes: Sequence[Sequence[int]] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -360,7 +370,8 @@ class ContextUnloaded(Event):
 class BatchFinished(Event):
     """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged.
 
-    :ivar tokens: that a model read and wrote for them, None where nobody counted; for the log alone.
+    :ivar tokens: that a model read and wrote for them, None where nobody counted; `cached_tokens`: those of prompts
+        that an engine found in its cache, likewise, for the log alone.
     """
 
     worker: str
@@ -368,6 +379,7 @@ class BatchFinished(Event):
     seconds: float
     results: Any = dataclasses.field(default=None, repr=False, compare=False)
     tokens: int | None = dataclasses.field(default=None, repr=False)
+    cached_tokens: int | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -38,11 +38,36 @@ FALSE_ALARM = 1e-6  # How improbable a run of failures must be, by what the cont
 
 def learn(state: RunState, app: App, worker: Worker, attempt: Attempt, count: int, seconds: float) -> None:
     """Learn from an attempt that answered so many items in so many seconds, as its worker says, and has just ended."""
+    if app.overlaps:
+        _learn_of_window(state, app, worker, attempt, count, seconds)
+        return
     cost = app.call_cost
     # Calls of one worker may wait for each other: that is no cost.
     cost.add(state.now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)
     # At least a tenth is the items': the cost is that of all workers, and this one may be far faster.
     item_seconds = max(seconds - cost.inside, 0.1 * seconds) / count
+    known = _learn_pace(worker, app, item_seconds, count, seconds)
+    if known is not None:
+        cost.add_pair(known.last, (count, seconds), known.item_seconds)
+        known.last = (count, seconds)
+    measured = max(seconds - cost.inside, 0.1 * seconds) / count if seconds >= SHORTEST else None
+    trial = Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured)
+    state.policies.health.observe(state.view, trial)
+
+
+def _learn_of_window(state: RunState, app: App, worker: Worker, attempt: Attempt, count: int, seconds: float) -> None:
+    """Learn from a call that others overlapped: an item took its share of that time (Little's law)."""
+    beside = worker.in_flight.get(attempt.context, 0)
+    item_seconds = seconds / (count * (beside + 1))
+    _learn_pace(worker, app, item_seconds, count, seconds)
+    # While a window is not full, an item's share says more of the queue than of the worker.
+    full = beside + 1 >= worker.windows.get(attempt.context, beside + 2)
+    measured = item_seconds if full and seconds >= SHORTEST else None
+    state.policies.health.observe(state.view, Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured))
+
+
+def _learn_pace(worker: Worker, app: App, item_seconds: float, count: int, seconds: float) -> Pace | None:
+    """Learn a worker's seconds of an item; return what was known of it before, brought up to date, if anything was."""
     known = worker.paces.get(app.id)
     if known is None:
         worker.paces[app.id] = Pace(item_seconds, count, (count, seconds))
@@ -51,11 +76,7 @@ def learn(state: RunState, app: App, worker: Worker, attempt: Attempt, count: in
         share = count / (count + min(known.items, REMEMBERED_ITEMS))
         known.item_seconds += share * (item_seconds - known.item_seconds)
         known.items += count
-        cost.add_pair(known.last, (count, seconds), known.item_seconds)
-        known.last = (count, seconds)
-    measured = max(seconds - cost.inside, 0.1 * seconds) / count if seconds >= SHORTEST else None
-    trial = Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured)
-    state.policies.health.observe(state.view, trial)
+    return known
 
 
 def passed(state: RunState, worker: Worker, app: App) -> None:

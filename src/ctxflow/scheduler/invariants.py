@@ -81,8 +81,16 @@ def _check_items(state: RunState) -> None:
 
 def _check_workers(state: RunState) -> None:
     for worker in state.workers.values():
-        free_slots = worker.slots - len(worker.running) - worker.loading
-        assert worker.free_slots == free_slots >= 0, f"{worker.id}: its free slots are miscounted, or too few"
+        overlapping = [a.context for a in worker.running.values() if state.apps[a.app].overlaps]
+        assert worker.in_flight == Counter(overlapping), f"{worker.id}: its calls in flight are miscounted"
+        assert worker.windows.keys() == worker.in_flight.keys(), f"{worker.id}: a window is open, and nothing in flight"
+        assert worker.overlapping == len(overlapping), f"{worker.id}: its calls in flight are miscounted"
+        assert worker.in_flight or not worker.turning, f"{worker.id} is drained, and has nothing in flight"
+        unused = worker.slots - (len(worker.running) - len(overlapping)) - len(worker.in_flight) - worker.loading
+        assert worker.unused_slots == unused >= 0, f"{worker.id}: its slots are miscounted, or too few"
+        room = sum(count < worker.windows[context] for context, count in worker.in_flight.items())
+        free_slots = unused + (0 if worker.turning else room)
+        assert worker.free_slots == free_slots, f"{worker.id}: its free slots are miscounted"
         loading = sum(held.building for held in worker.contexts.values())
         assert worker.loading == loading, f"{worker.id}: loads are miscounted"
         waits = state.awaiting and any(held.state == "ready" for held in worker.contexts.values())

@@ -16,6 +16,7 @@ from ctxflow.scheduler.app_state import App, Deal, Group
 from ctxflow.scheduler.commands import Bury, Command, Deliver
 from ctxflow.scheduler.eligibility import awaited, elsewhere
 from ctxflow.scheduler.events import Failure
+from ctxflow.scheduler.faults import CRASHES
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt
 
@@ -110,7 +111,7 @@ def _close(state: RunState, items: Collection[int]) -> None:
         del state.open[item]
     if state.charges.of:
         state.charges.settle(items)
-    for table in (state.copies, state.losses, state.crashes, state.raised):
+    for table in (state.copies, state.losses, state.crashes, state.raised, state.deaths, state.prefixes):
         if table:
             for item in items:
                 table.pop(item, None)
@@ -222,8 +223,20 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
     elif _is_dead(state, app, items[0], failure):
         _bury(state, items, failure, out)
         return
+    elif app.overlaps and failure.kind not in CRASHES:  # None of those beside it can be meant.
+        app.queue.appendleft(items[0])
     else:
         app.isolated.append(_group(state, attempt, items, failure))
+    state.counters.retried += len(items)
+    settle(state, app, out)
+
+
+def isolate(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
+    """Have items of an attempt run alone from now on, each by itself."""
+    if not items:
+        return
+    app = state.apps[attempt.app]
+    app.isolated.append(*(_group(state, attempt, (item,), failure) for item in items))
     state.counters.retried += len(items)
     settle(state, app, out)
 
@@ -232,7 +245,8 @@ def _group(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
     """Return items that failed in an attempt as a group, to be tried elsewhere and apart from all others."""
     before, here = attempt.group or Group(()), {attempt.place}
     machines = before.machines | here if failure.machine else before.machines
-    return Group(tuple(items), before.failed_on | here, machines, before.moves + moves, state.now)
+    alone = failure.kind in CRASHES or not state.apps[attempt.app].overlaps
+    return Group(tuple(items), before.failed_on | here, machines, before.moves + moves, state.now, alone)
 
 
 def _moves(state: RunState, attempt: Attempt, failure: Failure, alone: bool) -> bool:

@@ -213,6 +213,8 @@ def _decode(record: dict[str, Any]) -> Any:
             values[name] = [item for first, end in value for item in range(first, end)]
         elif name == "devices":
             values[name] = tuple(value)
+        elif name == "prefixes":
+            values[name] = tuple(map(tuple, value))
         elif dataclasses.is_dataclass(hints[name]):
             values[name] = _decode(value)
     return cls(**values)

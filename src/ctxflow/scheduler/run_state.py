@@ -34,6 +34,8 @@ class Policies:
     :ivar warming: the routing policy, if it also loads contexts ahead of demand; None if not.
     :ivar planning: the placement policy, if its plans are computed beside the run; None if not.
     :ivar coalescing: who says how many sessions a step serves: the batching policy, if it has an opinion.
+    :ivar windows: who says how many items of an app whose calls overlap a worker has in flight: likewise.
+    :ivar learning: the batching policy, if it learns from such items; None if not.
     """
 
     routing: protocols.RoutingPolicy
@@ -49,12 +51,16 @@ class Policies:
     warming: protocols.WarmingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
     planning: protocols.PlanningPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
     coalescing: protocols.BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
+    windows: protocols.BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
+    learning: protocols.BatchingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "warming", having(self.routing, "warm"))
         put(self, "planning", having(self.placement, "planning", "planned"))
         put(self, "coalescing", having(self.batching, "coalesced") or make("batching", "coalescing"))
+        put(self, "windows", having(self.batching, "window") or make("batching", "fixed"))
+        put(self, "learning", having(self.batching, "finished"))
 
     @classmethod
     def chosen(cls, choices: Mapping[str, Any]) -> Policies:
@@ -228,6 +234,10 @@ class RunState:
         self.copies: dict[int, int] = {}
         # Item -> times its workers were lost for no known reason / it crashed alone / it raised alone.
         self.losses: dict[int, int] = {}
+        # Open items -> how they begin, of those that say so; see prefixes.py.
+        self.prefixes: dict[int, tuple[int, ...]] = {}
+        # Item -> times that a library process died under it and others.
+        self.deaths: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
         # Contexts that failed often enough, while somebody may still show otherwise; kept by faults.py.
@@ -240,6 +250,9 @@ class RunState:
         self.deals: dict[str, Deal] = {}
         self.streams = Sessions()
         self.sessions: Mapping[int, SessionState] = self.streams.open  # Oldest first.
+        self.drained: list[
+            Worker
+        ] = []  # Workers that have nothing in flight any more, for the apps that they wait for.
         self.next_attempt = 1
         self.next_order = 0  # Of the next app that is declared.
         self.wake_at: float | None = None
@@ -271,7 +284,17 @@ class RunState:
 
         While workers are awaited before the first call, one that has built a context waits with it.
         """
-        worker.free_slots = free_slots = worker.slots - len(worker.running) - worker.loading
+        free_slots = worker.slots - len(worker.running) - worker.loading
+        if worker.overlapping:
+            free_slots += worker.overlapping - len(worker.in_flight)
+        elif worker.turning:
+            worker.turning = False
+            self.drained.append(worker)
+        worker.unused_slots = free_slots
+        if worker.overlapping and not worker.turning:
+            windows = worker.windows
+            free_slots += sum(count < windows[context] for context, count in worker.in_flight.items())
+        worker.free_slots = free_slots
         name = worker.id
         if (
             free_slots > 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.errors import counted
-from ctxflow.scheduler import context_moves, faults
+from ctxflow.scheduler import attempts, context_moves, faults
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.eligibility import cache_only, can_be_kept, elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
@@ -90,15 +90,17 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             if wanting:
                 prepare(state, worker, app_id, out)
             elif (
-                worker.free_slots > 0
+                worker.unused_slots > 0
                 and _turn_of(state, worker, app_id, unkept)
                 and context_moves.begin(state, worker, app, out)
             ):
                 worker.rebuilt.add(app.context)
-        elif held.state == "ready" and worker.free_slots > 0 and not state.awaiting:
+        elif held.state == "ready" and not state.awaiting:
             busy = any(attempt.context == app.context for attempt in worker.running.values())
-            if not busy:
+            if worker.unused_slots > 0 and not busy:
                 _step(state, worker, app_id, out)
+            elif worker.in_flight and any(s.ready for s in worker.sessions.values() if s.app == app_id):
+                attempts.turn(state, worker)
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:

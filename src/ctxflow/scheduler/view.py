@@ -129,6 +129,10 @@ class ShownWorker(_Proxy):
         """The machine's topology as the worker reported it, a copy of it."""
         return copy.deepcopy(self._row.spec.topology)
 
+    def in_flight(self, context: str) -> int:
+        """Return how many overlapping calls run with the context."""
+        return self._row.in_flight.get(context, 0)
+
     def seconds_per_item(self, app: str) -> float | None:
         """Return a moving average of its finished batches."""
         pace = self._row.paces.get(app)
@@ -169,6 +173,7 @@ class ShownApp(_Proxy):
     alternative_of: str
     order: int
     chunk_target: float | None
+    overlaps: bool = _live("windowed")
     backlog: int = _live("backlog")
     unclaimed: int = _live("unclaimed")
     call_seconds: float | None = _live("call_cost.seconds")
@@ -220,8 +225,8 @@ class RunView(ReadOnly):
     AttributeError: a policy may only read what it is shown: 'now' cannot be set
     """
 
-    __slots__: tuple[str, ...] = ("_can_carry", "_could_load", "_state", "apps", "attempts")
-    __slots__ += ("batch_size", "capacity", "free", "now", "random", "regions", "sessions", "tiers", "workers")
+    __slots__: tuple[str, ...] = ("_can_carry", "_could_load", "_size", "_state", "_window", "apps", "attempts")
+    __slots__ += ("capacity", "free", "now", "random", "regions", "sessions", "tiers", "workers")
 
     _state: RunState
     _could_load: _CouldLoad
@@ -235,7 +240,8 @@ class RunView(ReadOnly):
     tiers: Mapping[str, views.TierView]
     regions: Mapping[str, views.RegionView]
     sessions: Mapping[int, views.SessionView]
-    batch_size: Callable[[views.AppView, views.WorkerView], int]
+    _size: Callable[[views.AppView, views.WorkerView], int]
+    _window: Callable[[views.AppView, views.WorkerView], int]
     capacity: Callable[[views.AppView, views.WorkerView], int]
 
     def __init__(self, state: RunState, could_load: _CouldLoad, can_carry: _CanCarry) -> None:
@@ -251,7 +257,8 @@ class RunView(ReadOnly):
         _put(self, "tiers", state.tiers_shown)
         _put(self, "regions", MappingProxyType(state.regions))
         _put(self, "sessions", state.streams.shown)
-        _put(self, "batch_size", functools.partial(state.policies.batching.size, self))
+        _put(self, "_size", functools.partial(state.policies.batching.size, self))
+        _put(self, "_window", functools.partial(state.policies.windows.window, self))
         _put(self, "capacity", functools.partial(state.policies.coalescing.coalesced, self))
 
     @property
@@ -274,6 +281,10 @@ class RunView(ReadOnly):
         """The items expected per second by app; worked out when somebody asks."""
         return self._state.arrivals.forecast()
 
+    def batch_size(self, app: views.AppView, worker: views.WorkerView) -> int:
+        """Return the items that a worker would take at a time: of a batch, or in flight where calls overlap."""
+        return self._window(app, worker) if app.overlaps else self._size(app, worker)
+
     def can_run(self, app: views.AppView, worker: views.WorkerView) -> bool:
         """Return whether a free worker could run the app now, or load its context for it."""
         state = self._state
@@ -281,6 +292,9 @@ class RunView(ReadOnly):
         held = there.contexts.get(queue.context)
         if held is None:
             return self._could_load(state, there, queue)
+        flying = there.in_flight.get(queue.context, 0) if queue.overlaps else 0
+        if flying and (there.turning or flying >= there.windows[queue.context]):
+            return False
         return held.state == "ready" and (not queue.isolated.items or has_work(state, queue, there))
 
     def permits(self, app: views.AppView, tier: views.TierView) -> bool:

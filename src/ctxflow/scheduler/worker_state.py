@@ -200,7 +200,16 @@ class Worker:
     # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
     steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)
 
-    # Kept by `RunState.update_free`: slots that neither run nor load.
+    # Context -> its overlapping calls that run, which take one slot together; none where there are none.
+    in_flight: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    overlapping: int = 0  # The sum of these.
+    windows: dict[str, int] = dataclasses.field(default_factory=dict)  # How many of each there may be.
+    turning: bool = False  # Whether it gets none of these any more until none is left.
+    promised: str = ""  # The app that it is drained for, if it is for one.
+
+    # Kept by `RunState.update_free`: slots that neither run nor load, and those of them or with room in a window.
+    unused_slots: int = 0
     free_slots: int = 0
     loading: int = 0
 
@@ -223,7 +232,7 @@ class Worker:
         self.id, self.host, self.tier, self.slots, self.gpus = spec.id, spec.host, spec.tier, spec.slots, spec.gpus
         self.pin, self.devices, self.place = spec.pin, spec.devices, (spec.host, tuple(spec.devices))
         self.machine, self.acquired = spec.machine or spec.host, spec.acquired and spec.pin is None
-        self.free_slots = self.slots
+        self.unused_slots = self.free_slots = self.slots
 
     @property
     def leaving(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxflow.errors import counted
-from ctxflow.executors.simulated import Availability, Fault, SimulatedMachine
+from ctxflow.executors.simulated import Availability, Fault, SharedPace, SimulatedMachine
 
 if TYPE_CHECKING:
     from ctxflow.simulator.workload_file import FaultEntry
@@ -276,6 +276,7 @@ class MixedTimes:
     :ivar matching: tier -> seconds from asking for a worker until it has joined; at once where it is not named.
     :ivar dispatched: seconds of a call's way to its worker and back.
     :ivar paces: machine name -> how many times longer its items take than those of its kind; 1 where it is not named.
+    :ivar shared: app id -> kind -> how an engine runs several of its items together, for apps of items.
     """
 
     items: Mapping[str, Mapping[Kind, GpuTimes]]
@@ -283,6 +284,15 @@ class MixedTimes:
     matching: Mapping[str, Drawn] = dataclasses.field(default_factory=dict)
     dispatched: Drawn = Drawn()
     paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, Mapping[Kind, SharedPace]] = dataclasses.field(default_factory=dict)
+
+    def pace(self, app: str, machine: SimulatedMachine) -> SharedPace | None:
+        """Return how an engine on a machine runs an app's items together; None if its calls take turns."""
+        kinds = self.shared.get(app)
+        if kinds is None:
+            return None
+        usual, slower = kinds[machine.tier, machine.gpu_model], self.paces.get(machine.name, 1.0)
+        return usual if slower == 1.0 else dataclasses.replace(usual, best=usual.best / slower)
 
     def match(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds from requesting a worker until it has joined."""

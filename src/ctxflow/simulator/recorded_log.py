@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ctxflow.scheduler.events import PERVASIVE
+from ctxflow.simulator.fitted_pace import FlightLog, Floats, OverlappedCall
 
 
 @dataclasses.dataclass
@@ -52,6 +53,7 @@ class RecordedCall:
     started: float
     alone: bool
     answered: int = 0
+    flying: Floats | None = None  # Its seconds by how many were in flight, once it has ended, where calls overlap.
 
 
 @dataclasses.dataclass
@@ -110,6 +112,7 @@ class Recording:
     :ivar ways: seconds of calls beyond what their workers say, of those that ran alone.
     :ivar waits: seconds that jobs waited.
     :ivar settled: when the last item was.
+    :ivar overlapped: app -> its calls that were answered, of an app whose calls overlap; `tokens`: theirs.
     """
 
     def __init__(self) -> None:
@@ -129,10 +132,15 @@ class Recording:
         self.ways: list[float] = []
         self.waits: list[float] = []
         self.settled = 0.0
+        self.overlapped: dict[str, list[OverlappedCall]] = {}
+        self.tokens = 0
+        self._flights = FlightLog()
+        self._now = 0.0
         self.counts: collections.Counter[str] = collections.Counter()
 
     def take(self, event: dict[str, Any], commands: list[dict[str, Any]]) -> None:
         """Take one event with the commands that it led to."""
+        self._now = event["time"]
         take = getattr(self, f"_on_{event['is']}", None)
         if take is not None:
             take(event)
@@ -146,6 +154,8 @@ class Recording:
             count = _count(command["items"])
             worker.running[command["attempt"]] = RecordedCall(command["app"], count, time, not worker.running)
             app.running += count
+            if app.spec.get("overlaps"):
+                self._flights.begin(command["worker"], command["context"], command["attempt"], time)
         elif kind in ("Load", "Stage"):
             self.workers[command["worker"]].begun[kind, command["context"]] = time
         elif kind == "Release":
@@ -170,6 +180,7 @@ class Recording:
         found = self.workers[worker].running.pop(attempt, None) if worker in self.workers else None
         if found is not None:
             self.apps[found.app].running -= found.items - found.answered
+            found.flying = self._flights.end(worker, attempt, self._now)
         return found
 
     def _on_TierOffered(self, event: dict[str, Any]) -> None:
@@ -273,6 +284,13 @@ class Recording:
     def _called(self, event: dict[str, Any], call: RecordedCall, count: int) -> None:
         """Count a call that returned so many results."""
         self.counts["batches"] += 1
+        if call.flying is not None:
+            counted = event.get("tokens")
+            self.tokens += counted or 0
+            point = OverlappedCall(self.workers[event["worker"]].kind, float(max(1, counted or 1)), call.flying)
+            self.overlapped.setdefault(call.app, []).append(point)
+            self.calls.setdefault((call.app, event["worker"]), Sums()).add(count, event["seconds"])
+            return
         key = (event["worker"], self.apps[call.app].spec["context"])
         if key in self._unused:
             self._unused.discard(key)

@@ -24,12 +24,16 @@ from ctxflow.errors import counted
 from ctxflow.observe.transfers import MANAGER, Transfers
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler.log import RunSetup, read_setup
+from ctxflow.simulator.fitted_pace import FittedPace, fit_pace
 from ctxflow.simulator.recorded_log import RecordedPlace, Recording, Sums, call_cost, places_of, read_events, shrunk
 
 
 @dataclasses.dataclass(frozen=True)
 class FittedApp:
-    """An app with its fitted parameters. `item_seconds` by kind, `arrivals` as (time, items)."""
+    """An app with its fitted parameters. `item_seconds` by kind, `arrivals` as (time, items).
+
+    Of one whose calls overlap, `pace` is how engines ran them together.
+    """
 
     name: str
     context: str
@@ -41,6 +45,7 @@ class FittedApp:
     batch: bool
     batch_size: int | None
     priority: int
+    pace: FittedPace | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +96,7 @@ class Recorded:
     matching_seconds: float
     notice_seconds: float
     rates: tuple[float | None, float | None] = (None, None)
+    tokens: int = 0
 
     @property
     def limits(self) -> Limits | None:
@@ -116,8 +122,15 @@ class Recorded:
             found.append(f"{counted(self.open, 'item')} had no answer when its log ended, and no part in this")
         if self.failed:
             found.append(f"{counted(self.failed, 'call')} failed, which the simulation does not model")
-        if any(app.call_seconds == 0 for app in self.apps):
-            names = ", ".join(app.name for app in self.apps if app.call_seconds == 0)
+        for app in self.apps:
+            if app.pace is not None and not app.pace.known:
+                least, most = app.pace.flying
+                found.append(
+                    f"{least:.0f} to {most:.0f} items of {app.name} were in flight on a worker nearly all the time: "
+                    "what other windows would do is a guess"
+                )
+        if any(app.call_seconds == 0 and app.pace is None for app in self.apps):
+            names = ", ".join(app.name for app in self.apps if app.call_seconds == 0 and app.pace is None)
             found.append(
                 f"what a call costs beside its items is not known of {names}: it was nothing, or all calls had as many "
                 "items"
@@ -142,8 +155,11 @@ class Recorded:
         """Return it as the values of a workload file."""
         apps = []
         for app in self.apps:
-            values = {key: value for key, value in vars(app).items() if value is not None and key != "arrivals"}
+            values = {k: value for k, value in vars(app).items() if value is not None and k not in ("arrivals", "pace")}
             apps.append({**values, **_arrivals(app.arrivals), "item_seconds": _one(app.item_seconds)})
+            if (pace := app.pace) is not None:
+                apps[-1] |= {"tokens": pace.tokens, "spread": pace.spread, "knee": pace.knee, "bend": pace.bend}
+                apps[-1]["tokens_per_second"] = _one(pace.best)
         contexts = []
         for context in self.contexts:
             sizes = {"memory_gb": context.memory, "gpu_memory_gb": context.gpu_memory}
@@ -231,6 +247,7 @@ class _Fit:
             matching_seconds=max(0.0, statistics.fmean(log.waits or [gap for gap in gaps if gap >= 0] or firsts)),
             notice_seconds=statistics.fmean(notices) if notices else 0.0,
             rates=(driver, peers),
+            tokens=log.tokens,
         )
 
     def _take_firsts(self) -> None:
@@ -310,6 +327,15 @@ class _Fit:
         paced = sum(items * self.paces[worker] for worker, items in workers.items())
         return self._mean(app, kind) * (sum(workers.values()) / paced if paced else 1.0)
 
+    def _pace(self, app: str) -> FittedPace | None:
+        """Return how the app's calls ran together, with a figure for every kind of worker; None if they did not."""
+        calls = self.log.overlapped.get(app)
+        if not calls:
+            return None
+        found = fit_pace(calls)
+        usual = statistics.fmean(found.best.values())
+        return dataclasses.replace(found, best=self._by_kind(lambda kind: found.best.get(kind, usual)))
+
     def _app(self, app: str, names: Mapping[str, str]) -> FittedApp:
         spec = self.log.apps[app].spec
         return FittedApp(
@@ -323,6 +349,7 @@ class _Fit:
             batch=spec["batch"],
             batch_size=spec["batch_size"],
             priority=spec["priority"],
+            pace=self._pace(app),
         )
 
     def _load_seconds(self, context: str, kind: str) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from ctxflow.executors.simulated import Fault, SimulatedEngine, SimulatedMachine
+from ctxflow.executors.simulated import Fault, SharedPace, SimulatedEngine, SimulatedMachine
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
@@ -120,7 +120,15 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
     arrivals = arrivals_of(workload, seed)
     apps = [
-        ev.AppSpec(app.name, app.name, workload.context_of(app), app.batch, app.batch_size, app.priority)
+        ev.AppSpec(
+            app.name,
+            app.name,
+            workload.context_of(app),
+            app.batch,
+            app.batch_size,
+            app.priority,
+            overlaps=app.tokens_per_second is not None,
+        )
         for app in workload.apps
     ]
     specs = [tier.spec for tier in tiers]
@@ -138,9 +146,28 @@ def _times(
     workload = scenario.workload
     models = {tier.spec.name: tier.gpu_model for tier in tiers}
     kinds = list(dict.fromkeys((machine.tier, machine.gpu_model) for machine in machines))
+    shared = {
+        app.name: {
+            kind: SharedPace(
+                _figure(app.tokens_per_second, kind, models), app.knee, app.bend, None, 1.0, app.tokens, app.spread
+            )
+            for kind in kinds
+        }
+        for app in workload.apps
+        if app.tokens_per_second is not None
+    }
     items = {
         app.name: {
-            kind: GpuTimes({"": _figure(app.item_seconds, kind, models)}, app.spread, Drawn(app.call_seconds))
+            kind: GpuTimes(
+                # With enough of them in flight, where they overlap.
+                {
+                    "": app.tokens / shared[app.name][kind].best
+                    if app.name in shared
+                    else _figure(app.item_seconds, kind, models)
+                },
+                app.spread,
+                Drawn(app.call_seconds),
+            )
             for kind in kinds
         }
         for app in workload.apps
@@ -153,7 +180,7 @@ def _times(
         mean = workload.matching.seconds if tier.spec.boot_seconds is None else tier.spec.boot_seconds
         matching[tier.spec.name] = Drawn(mean, workload.matching.spread * mean)
     dispatched = Drawn(workload.dispatch_seconds)
-    return MixedTimes(items, loading, matching, dispatched, paces)
+    return MixedTimes(items, loading, matching, dispatched, paces, shared)
 
 
 def _figure(given: float | dict[str, float], kind: Kind, models: Mapping[str, str]) -> float:
@@ -197,6 +224,8 @@ class Result:
     :ivar wasted_items: items that duplicates answered second.
     :ivar raised: calls that raised and builds that failed, on bad hosts.
     :ivar moved: bytes that came from each origin, and from "peers".
+    :ivar tokens: of items of apps whose calls overlap, that were answered.
+    :ivar call_seconds: of the workers in calls that were answered; those that overlap share each second.
     """
 
     seconds: float
@@ -218,6 +247,13 @@ class Result:
     moved: Mapping[str, float]
     dead: int = 0
     raised: int = 0
+    tokens: float = 0.0
+    call_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens a second over the whole run, of apps whose calls overlap."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def items_per_second(self) -> float:
@@ -268,6 +304,8 @@ def run(built: Built, until: float = math.inf) -> Result:
         moved={name: size for name, size in built.staging.moved.items() if size},
         dead=outcome.dead,
         raised=account.raised,
+        tokens=account.tokens,
+        call_seconds=account.call_seconds,
     )
 
 

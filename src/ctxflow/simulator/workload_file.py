@@ -42,6 +42,16 @@ class AppEntry(_Entry):
         0.3, description="The standard deviation of an item's seconds, as a share of their mean."
     )
     call_seconds: NotNegative = Field(0.0, description="Seconds of a call in addition to its items, on the worker.")
+    tokens_per_second: Positive | dict[str, Positive] | None = Field(
+        None,
+        description="What a worker's engine does at best, of an app of items, whose calls overlap (in place of "
+        "`item_seconds`); a number, or a table by GPU model or tier.",
+    )
+    tokens: Positive = Field(1.0, description="Mean tokens of an item of such an app; `spread` is theirs, log-normal.")
+    knee: Positive = Field(
+        16.0, description="Items in flight at which such an engine would do its best if it did not bend before."
+    )
+    bend: Positive = Field(1.5, description="How sharply it bends there: 1 slowly, 30 at once.")
     salvage: bool = Field(
         False,
         description="Whether it yields its results one by one, so that an eviction costs only the item in flight.",
@@ -299,6 +309,9 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[FileP
             text = f"app {app.name} has arrivals and {both[0]}: arrivals say when how many come, so leave one out"
             yield FileProblem(("apps", number, both[0]), text)
         yield from _covers(app.item_seconds, ("apps", number, "item_seconds"), f"app {app.name}", tiers)
+        best = app.tokens_per_second
+        if best is not None:
+            yield from _covers(best, ("apps", number, "tokens_per_second"), f"app {app.name}", tiers)
     for number, context in enumerate(workload.contexts):
         place = ("contexts", number, "load_seconds")
         yield from _covers(context.load_seconds, place, f"context {context.name}", tiers)

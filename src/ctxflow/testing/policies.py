@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
+from ctxflow.executors.simulated import SharedPace, SimulatedEngine, SimulatedMachine
 from ctxflow.policies import registry
 from ctxflow.policies.protocols import Assignment, PlaceRequest, Plan, Trial, Verdict, View
-from ctxflow.policies.views import AppView
+from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
@@ -31,6 +31,7 @@ from ctxflow.testing.policy_scenes import Scene, Story, drawn, with_machines
 SEEDS = range(12)
 STEPS = 12  # How often a policy is asked in a scene, a few seconds apart.
 LONGEST = 3000.0  # Seconds on its clock after which a run has failed.
+MOST_IN_FLIGHT = 100_000  # Items on a worker: a window beyond this is none.
 CONTEXTS = ("small", "large")
 
 
@@ -206,8 +207,67 @@ class BatchingContract(PolicyContract):
                 if hasattr(policy, "coalesced"):
                     sizes.append(policy.coalesced(scene, app, worker))
                     assert isinstance(sizes[-1], int) and sizes[-1] >= 1, f"a step serves {sizes[-1]!r} sessions"
+                sizes += self._windows(policy, scene, app, worker)
         twice = [self._twice(policy, scene, name) for name in list(scene.free)[:50]]
         return sizes, twice
+
+    @staticmethod
+    def _windows(policy: Any, scene: Scene, app: AppView, worker: WorkerView) -> Iterator[int]:
+        """Yield a worker's window of an app, and again after some of its items were answered there."""
+        if not hasattr(policy, "window"):
+            return
+        for seconds, tokens in ((0.5, 20), (3.0, 200), (0.0, None)):
+            window = policy.window(scene, app, worker)
+            assert isinstance(window, int) and not isinstance(window, bool), f"{window!r} items are in flight"
+            assert 1 <= window <= MOST_IN_FLIGHT, f"{window} items are in flight"
+            yield window
+            if hasattr(policy, "finished"):
+                policy.finished(scene, app, worker, seconds, tokens)
+
+    def test_a_run_with_items_in_flight_answers_every_item_and_is_the_same_for_a_seed(self) -> None:
+        assert self._overlapping(4) == self._overlapping(4)
+
+    def _overlapping(self, seed: int) -> list[str]:
+        """Run an app whose calls overlap on workers that are evicted now and then; return what was commanded."""
+        kind = ("fast", "NVIDIA A100")
+        times = MixedTimes(
+            {"ask": {kind: GpuTimes({"": 0.1})}},
+            shared={"ask": {kind: SharedPace(500.0, 8.0, tokens=50.0, spread=1.0)}},
+        )
+        available = pools.evicted(60.0, 10.0)
+        machines = [SimulatedMachine(f"fast-{n}", kind[1], kind[0], gpus=1, available=available) for n in range(3)]
+        app = ev.AppSpec("ask", "ask", "small", overlaps=True)
+        workload = Workload([ev.ContextSpec("small", "small", gpus=1)], [app], [(0.0, "ask", 900), (60.0, "ask", 1)])
+        commanded: list[str] = []
+        outcome = Simulation(
+            SimulatedEngine(machines, times, seed=seed), Policies.chosen({"batching": self.make()}), workload,
+            [ev.TierSpec("fast", 0, 3, gpus=1)], seed=seed,
+            listener=lambda event, commands: commanded.extend(map(repr, commands)),
+        ).run(until=LONGEST)  # fmt: skip
+        assert (outcome.done, outcome.dead) == (workload.total, 0)
+        return commanded
+
+    def test_a_window_is_asked_for_before_each_item(self) -> None:
+        """Who is asked for it looks at few workers each time, on average."""
+        policy, scene = self.make(), drawn(3, workers=200, apps=1, tiers=1)
+        if not hasattr(policy, "window"):
+            return
+        (app,) = scene.apps.values()
+        app.overlaps, app.backlog = True, 300
+        looks, asked = 0, 3000
+
+        def counted(context: str) -> int:
+            nonlocal looks
+            looks += 1
+            return 1
+
+        for worker in scene.workers.values():
+            worker.in_flight = counted  # type: ignore[method-assign]
+        workers = list(scene.workers.values())
+        for number in range(asked):
+            scene.now += 0.001
+            policy.window(scene, app, workers[number % len(workers)])
+        assert looks <= 20 * asked, f"it looks at {looks / asked:.0f} workers each time"
 
     @staticmethod
     def _twice(policy: Any, scene: Scene, name: str) -> int | None:

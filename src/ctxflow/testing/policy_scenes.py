@@ -64,6 +64,7 @@ class SceneWorker:
 
     :ivar pace: app -> (seconds of an item, items answered); `loading` and `staging`: context -> seconds.
     :ivar steps: app -> sessions of a step -> seconds.
+    :ivar flying: context -> overlapping calls that run.
     """
 
     id: str
@@ -88,6 +89,7 @@ class SceneWorker:
     loading: dict[str, float] = dataclasses.field(default_factory=dict)
     staging: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: dict[str, dict[int, float]] = dataclasses.field(default_factory=dict)
+    flying: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def free_slots(self) -> int:
@@ -96,6 +98,10 @@ class SceneWorker:
     @property
     def stays(self) -> bool:
         return self.noticed is None and not self.draining
+
+    def in_flight(self, context: str) -> int:
+        """Return how many overlapping calls run with the context."""
+        return self.flying.get(context, 0)
 
     def seconds_per_item(self, app: str) -> float | None:
         return self.pace[app][0] if app in self.pace else None
@@ -132,6 +138,7 @@ class SceneApp:
     order: int = 0
     chunk_target: float | None = None
     claimed: int = 0
+    overlaps: bool = False
 
     @property
     def unclaimed(self) -> int:
@@ -268,7 +275,7 @@ def drawn(
             chance.choice([None, 30.0]), call_seconds=known(chance.uniform(0.01, 2)), order=number,
             waiting_since=scene.now - chance.uniform(0, 200) if backlog else None,
             arrived=backlog + chance.randrange(500),
-            chunk_target=chance.choice([None, 0.5]),
+            chunk_target=chance.choice([None, 0.5]), overlaps=number % 3 == 2,
         )  # fmt: skip
     if scene.contexts and names:
         scene.needs = {context: chance.choice([0, 1, 1, 2]) for context in scene.contexts}

@@ -1,6 +1,7 @@
 """Make small models for tests: SmolLM2's architecture with random weights, for what happens around a model.
 
-Their text is noise, but the same noise each time. This needs the extra `transformers`.
+Their text is noise, but the same noise each time. This needs the extra `transformers`, and for llama.cpp's format the
+package gguf.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def make_causal_lm(
     *,
     hidden_size: int = 64,
     layers: int = 2,
+    head_size: int = 16,
     full_size: bool = False,
     seed: int = 0,
     dtype: str = "float32",
@@ -46,11 +48,12 @@ def make_causal_lm(
     the whole prompt. The tokenizer is a byte-level BPE of 512 tokens, with a chat template, start, end and padding
     tokens, that takes any text.
 
-    :param hidden_size, layers: of the small model; `hidden_size` is a multiple of 16, with a head for each 16.
+    :param hidden_size, layers: of the small model; `hidden_size` is a multiple of `head_size`.
+    :param head_size: of each attention head; some engines have kernels for 32, 64 and more only.
     :param full_size: SmolLM2-1.7B's dimensions instead: 24 layers of 2048, 49,152 tokens, 1.7 billion weights.
     :param device: where the weights are made before they are saved.
     :returns: the folder.
-    :raises ValueError: for a hidden size that is no multiple of 16.
+    :raises ValueError: for a hidden size that is no multiple of the heads'.
 
     >>> import tempfile
     >>> from transformers import AutoTokenizer
@@ -64,13 +67,14 @@ def make_causal_lm(
 
     from ctxflow.models.transformers import without_progress_bars
 
-    if hidden_size < 16 or hidden_size % 16:
-        raise ValueError(f"hidden_size={hidden_size} is no multiple of 16: give 16, 32, 48, ...")
+    if hidden_size < head_size or hidden_size % head_size:
+        examples = ", ".join(str(head_size * factor) for factor in (1, 2, 3))
+        raise ValueError(f"hidden_size={hidden_size} is no multiple of {head_size}: give {examples}, ...")
     path = Path(folder)
     tokenizer = _make_tokenizer()
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
-    config = _config(len(tokenizer), full_size, hidden_size, layers, special)
+    config = _config(len(tokenizer), full_size, hidden_size, head_size, layers, special)
     with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
@@ -81,11 +85,13 @@ def make_causal_lm(
     return path
 
 
-def _config(tokens: int, full_size: bool, hidden_size: int, layers: int, special: Mapping[str, Any]) -> Any:
+def _config(
+    tokens: int, full_size: bool, hidden_size: int, head_size: int, layers: int, special: Mapping[str, Any]
+) -> Any:
     """Return SmolLM2-1.7B's dimensions, or those of a small model of the same architecture."""
     from transformers import LlamaConfig
 
-    heads = 32 if full_size else hidden_size // 16
+    heads = 32 if full_size else hidden_size // head_size
     return LlamaConfig(
         vocab_size=49_152 if full_size else tokens,
         hidden_size=2048 if full_size else hidden_size,
@@ -125,3 +131,77 @@ def _make_tokenizer() -> Any:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def make_gguf(folder: str | os.PathLike[str], file: str | os.PathLike[str]) -> Path:
+    """Write a model that `make_causal_lm` made in llama.cpp's format, with its tokenizer and chat template.
+
+    The weights stay as they are, as float32 or float16; llama.cpp has no use for padding tokens.
+
+    :param folder: where the model was made.
+    :param file: the file to write, which ends in .gguf by convention.
+    :returns: the file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = make_gguf(make_causal_lm(folder), f"{folder}/tiny.gguf")
+    ...     file.read_bytes()[:4]
+    b'GGUF'
+    """
+    import gguf
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = model.config
+    writer = gguf.GGUFWriter(os.fspath(file), "llama")
+    writer.add_name("random weights")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    _add_tokenizer(writer, AutoTokenizer.from_pretrained(folder), config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        for kind, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            if name.endswith(f"{kind}.weight"):  # llama.cpp turns neighbours, transformers halves, by the same angle.
+                halves = values.reshape(heads, 2, values.shape[0] // heads // 2, values.shape[1])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(file)
+
+
+def _add_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
+    """Add a byte-level BPE to a GGUF file, filled up to the size of the embeddings."""
+    import json
+
+    import gguf
+
+    known = {number: token for token, number in tokenizer.get_vocab().items()}
+    special = set(tokenizer.all_special_ids)
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([known.get(number, f"[unused{number}]") for number in range(size)])
+    writer.add_token_types([
+        kinds.CONTROL if number in special else kinds.NORMAL if number in known else kinds.UNUSED
+        for number in range(size)
+    ])  # fmt: skip
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(tokenizer.chat_template)

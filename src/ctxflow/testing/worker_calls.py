@@ -7,6 +7,7 @@ makes of an app's function. The option `slowdowns` of the embedded engine sets i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import functools
@@ -14,9 +15,9 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 _FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
@@ -47,10 +48,20 @@ def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         if type(result) is GeneratorType:
             return slower_items(result, factor)
+        if type(result) is CoroutineType:
+            return slower_item(result, factor)
         time.sleep((time.monotonic() - began) * (factor - 1))
         return result
 
     return slower
+
+
+async def slower_item(result: Coroutine[Any, Any, Any], factor: float) -> Any:
+    """Return the same of an item in flight, so many times later."""
+    began = time.monotonic()
+    returned = await result
+    await asyncio.sleep((time.monotonic() - began) * (factor - 1))
+    return returned
 
 
 def slower_items(results: Generator[Any, Any, Any], factor: float) -> Generator[Any, Any, None]:
@@ -74,7 +85,7 @@ def shifted(items: Sequence[int], *, by: int) -> list[int]:
 
 def kept(items: Sequence[Any]) -> list[list[str]]:
     """Return the functions and constants that this library process keeps."""
-    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "_Library"]
+    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "LibraryCalls"]
     return [sorted(library._functions) for _ in items]
 
 

@@ -15,7 +15,7 @@ def longer(numbers, *, by=b""):
 def kept(numbers):
     import gc
 
-    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "_Library"]
+    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "LibraryCalls"]
     return [len(library._functions) for _ in numbers]
 
 

@@ -1,6 +1,7 @@
 """The simulated engine: workers in virtual time. How long things take at a real site is in ctxflow.simulator.
 
 - `market.py`: machines, when they may be lent, what takes how long there, what may be wrong, and who has them.
+- `shared_pace.py`: engines that divide their time among what is in flight.
 - `engine.py`: the engine, which does with each command what a worker would do.
 """
 
@@ -17,11 +18,12 @@ from ctxflow.executors.simulated.market import (
     Times,
     always,
 )
+from ctxflow.executors.simulated.shared_pace import SharedPace, SharingTimes
 from ctxflow.renamed import names_of
 
 __all__ = [
-    "Account", "Availability", "Fault", "NoStaging", "SimulatedEngine", "SimulatedMachine", "Staging", "Timers",
-    "Times", "always",
+    "Account", "Availability", "Fault", "NoStaging", "SharedPace", "SharingTimes", "SimulatedEngine",
+    "SimulatedMachine", "Staging", "Timers", "Times", "always",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -23,6 +23,7 @@ from ctxflow.executors.simulated.market import (
     Staging,
     Times,
 )
+from ctxflow.executors.simulated.shared_pace import InFlight, SharedPace
 from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -44,14 +45,16 @@ class Account:
     joined: int = 0
     evicted: int = 0
     raised: int = 0  # Calls, and builds of contexts.
+    tokens: float = 0.0  # Of items that engines with several in flight answered.
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Library:
-    """A context's library process on a worker; calls on it take turns."""
+    """A context's library process on a worker; calls on it take turns, or share it if they overlap."""
 
     ready: bool = False
     busy_until: float = 0.0
+    flying: InFlight | None = None  # Its calls that overlap.
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +66,7 @@ class Call:
     begins: float
     seconds: float
     salvaged: bool
+    shared: bool = False
 
     def done(self, time: float) -> int:
         """Return how many items are done by then, if they take equally long."""
@@ -143,6 +147,8 @@ class SimulatedEngine:
         # (time, machine, +1 or -1) for every worker that joined or went.
         self.presence: list[tuple[float, SimulatedMachine, int]] = []
         self._times = times
+        self._pace: Callable[[str, SimulatedMachine], SharedPace | None] | None = getattr(times, "pace", None)
+        self._seed = seed
         self._staging = staging or NoStaging()
         self._salvage = salvage
         self._generator = random.Random(seed)
@@ -155,7 +161,7 @@ class SimulatedEngine:
         self._lock = threading.Lock()
         self._stopped = False
         self._of_workers: dict[type[cmd.Command], Callable[[SimulatedWorker, Any], None]] = {
-            cmd.Run: lambda worker, run: self._begin(worker, run, run.items, self._finish),
+            cmd.Run: self._run,
             cmd.Step: self._step,
             cmd.Carry: lambda worker, carry: self.at(self.now + self._carry_seconds, self._carried, carry),
             cmd.Load: self._load,
@@ -283,12 +289,18 @@ class SimulatedEngine:
             kept = call.done(self.now - EVERY_SECONDS) if call.salvaged else 0
             if kept:
                 self._out.append(ev.ItemsFinished(self.now, worker.id, attempt, 0, kept))
-            self._lose_call(call, kept)
+            self._lose_call(worker, attempt, call, kept)
         self.presence.append((self.now, worker.place.machine, -1))
         self._staging.lost(worker.id)
         self._out.append(ev.WorkerLost(self.now, worker.id, evicted=True))
 
-    def _lose_call(self, call: Call, kept: int = 0) -> None:
+    def _lose_call(self, worker: SimulatedWorker, attempt: int, call: Call, kept: int = 0) -> None:
+        library = worker.libraries.get(call.context)
+        if call.shared:
+            self.account.lost_items += call.items
+            if library is not None and library.flying is not None:
+                self.account.lost_seconds += library.flying.drop(attempt)
+            return
         kept_seconds = call.seconds * kept / call.items if kept else 0.0
         self.account.call_seconds += kept_seconds
         self.account.lost_seconds += max(0.0, self.now - call.begins - kept_seconds)
@@ -350,13 +362,57 @@ class SimulatedEngine:
             self._staging.remove(worker.id, command.context)
         self._out.append(ev.ContextUnloaded(self.now, worker.id, command.context))
 
+    def _run(self, worker: SimulatedWorker, command: cmd.Run) -> None:
+        pace = self._pace(command.app, worker.place.machine) if self._pace is not None else None
+        if pace is None:
+            self._begin(worker, command, command.items, self._finish)
+        else:
+            self._join_in(worker, command, pace)
+
+    def _join_in(self, worker: SimulatedWorker, command: cmd.Run, pace: SharedPace) -> None:
+        """Begin a call that shares the engine with those in flight there."""
+        library = self._library(worker, command)
+        machine, attempt = worker.place.machine, command.attempt
+        tokens = sum(pace.draw(self._seed, command.app, item) for item in command.items)
+        fault = self._fault(command, command.items, tokens / pace.rate(1), worker) if self._troubled else None
+        begins = self.now + self._times.dispatch(machine, self._generator)
+        if fault is not None:
+            worker.calls[attempt] = Call(command.context, len(command.items), begins, fault.seconds, salvaged=False)
+            self.at(begins + fault.seconds, self._raise, worker, attempt, fault)
+            return
+        if library.flying is None:
+
+            def ended(attempt: int, seconds: float, tokens: float, share: float) -> None:
+                self._finish_shared(worker, attempt, seconds, tokens, share)
+
+            library.flying = InFlight(self, ended, lambda: self._faults.slower(machine, self.now))
+        worker.calls[attempt] = Call(command.context, len(command.items), begins, 0.0, salvaged=False, shared=True)
+        self.at(begins, self._joins, worker, library, attempt, tokens, pace)
+
+    def _joins(self, worker: SimulatedWorker, library: Library, attempt: int, tokens: float, pace: SharedPace) -> None:
+        if worker.id in self._workers and attempt in worker.calls and library.flying is not None:
+            library.flying.begin(attempt, tokens, pace)
+
+    def _finish_shared(
+        self, worker: SimulatedWorker, attempt: int, seconds: float, tokens: float, share: float
+    ) -> None:
+        if self._pop_call(worker, attempt) is not None:
+            self.account.call_seconds += share
+            self.account.tokens += tokens
+            counted = max(1, round(tokens))
+            self._out.append(ev.BatchFinished(self.now, worker.id, attempt, seconds, tokens=counted))
+
+    def _library(self, worker: SimulatedWorker, command: cmd.Run) -> Library:
+        library = worker.libraries.get(command.context)
+        if library is None or not library.ready:
+            raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
+        return library
+
     def _begin(
         self, worker: SimulatedWorker, command: cmd.Run, items: Sequence[int], end: Callable[..., None], *more: Any
     ) -> None:
         """Begin a call, at whose end `end` is called."""
-        library = worker.libraries.get(command.context)
-        if library is None or not library.ready:
-            raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
+        library = self._library(worker, command)
         machine = worker.place.machine
         seconds = self._times.call(command.app, machine, items, self._generator) if items else 0.0
         fault = self._fault(command, items, seconds, worker) if self._troubled else None
@@ -433,13 +489,13 @@ class SimulatedEngine:
         call = worker.calls.pop(command.attempt, None)
         if call is None:
             return
-        self._lose_call(call)
+        self._lose_call(worker, command.attempt, call)
         if not any(other.context == call.context for other in worker.calls.values()):
             worker.libraries[call.context].busy_until = self.now
         failure = ev.Failure("cancelled", "CallInterrupted", "nobody waits for it any more", worker=worker.id)
         self._out.append(ev.BatchFailed(self.now, worker.id, command.attempt, failure))
 
     def _abandon(self, worker: SimulatedWorker, command: cmd.Abandon) -> None:
-        worker.libraries.pop(command.context, None)
         for number in [n for n, call in worker.calls.items() if call.context == command.context]:
-            self._lose_call(worker.calls.pop(number))
+            self._lose_call(worker, number, worker.calls.pop(number))
+        worker.libraries.pop(command.context, None)

@@ -182,7 +182,7 @@ class TaskVineEngine:
             raise self._failed
         with self._lock:
             # The scheduler has had its turn since their notice was reported.
-            for worker in [each for each in self._noticed if not each.running]:
+            for worker in [each for each in self._noticed if not each.running and not each.items]:
                 self._noticed.remove(worker)
                 self._release(worker)
             self._link.ring()
@@ -327,6 +327,8 @@ class TaskVineEngine:
         """Take a host's reports, and note the events that they stand for."""
         now = self._run.clock()
         for report in reports:
+            if worker.items:
+                worker.answered(report)
             if isinstance(report, CallFinished):
                 if report.rest:
                     self._unkept.tell(report.app, report.rest)

@@ -65,7 +65,9 @@ class VineHosts:
     def tell(self, worker: VineWorker, command: cmd.Command, payloads: Payloads, before: list[ToWorker]) -> None:
         """Send a worker a command that names it, with the next call to it where it is added to `before`."""
         if isinstance(command, cmd.Run):
-            self._send_call(worker, command, payloads.calls[command.attempt], before)
+            payload = payloads.calls[command.attempt]
+            send = self._send_item if payload.style == "item" else self._send_call
+            send(worker, command, payload, before)
         elif isinstance(command, cmd.Load):
             before.append(self._load(worker, payloads.contexts[command.context]))
             self.send(worker, before)
@@ -75,14 +77,41 @@ class VineHosts:
             self._states.carry(self._workers.get(command.source), worker, command)
         elif (message := plain_message(command)) is not None:
             before.append(message)
+            if isinstance(command, (cmd.Unload, cmd.Abandon)):
+                worker.forget_items(command.context)
             if isinstance(command, cmd.Unload) and command.files:
                 before += self._stagings.forget(worker, payloads.contexts[command.context])
 
     def send(self, worker: VineWorker, before: list[ToWorker]) -> None:
         """Send the messages that went with no call."""
         if before:
-            self._calls.make(worker, list(before), self._heard)
+            self._calls.make(worker, list(before), self._brought(worker, before))
             before.clear()
+
+    def _brought(self, worker: VineWorker, messages: Sequence[ToWorker]) -> Then:
+        """Return what takes the answer to messages: then the worker has the functions that they brought."""
+        names = {message.name for message in messages if isinstance(message, GivePart)}
+        if not names:
+            return self._heard
+        needed = set(names)
+        worker.coming.append(needed)
+
+        def answered(worker: VineWorker, reports: Reports) -> None:
+            worker.coming = [each for each in worker.coming if each is not needed]
+            worker.functions |= needed
+            worker.unneeded += names - needed
+            self._heard(worker, reports)
+
+        return answered
+
+    def _send_item(self, worker: VineWorker, command: cmd.Run, payload: CallPayload, before: list[ToWorker]) -> None:
+        """Send a call that overlaps others: it goes along with what comes after it, and a `Listen` brings its answer.
+
+        So it takes none of the worker's slots in TaskVine, whose number stays what it was at the worker's start.
+        """
+        _give_parts(worker, payload, before)
+        before.append(call_message(command, payload, worker.keys.get(command.context, "")))
+        worker.items[command.attempt] = command.context
 
     def _send_call(self, worker: VineWorker, command: cmd.Run, payload: CallPayload, before: list[ToWorker]) -> None:
         try:
@@ -93,29 +122,20 @@ class VineHosts:
             return
         if worker.unneeded:
             before.append(_forget(worker))
-        new = payload.new_parts(worker.functions)
-        names = {part.name for part in new}
-        needed = set(names)
-        if new:
-            # They go with every call until one is answered: TaskVine may let calls overtake each other.
-            before += [GivePart(part.name, part.body) for part in new]
-            worker.coming.append(needed)
+        _give_parts(worker, payload, before)
 
         def answered(worker: VineWorker, reports: Reports) -> None:
             if attached is not None:
                 reports = self._attachments.answered(worker.name, attached, reports)
-            if names:
-                worker.coming = [each for each in worker.coming if each is not needed]
-                worker.functions |= needed
-                worker.unneeded += names - needed
             worker.running -= 1
-            self._heard(worker, reports)
+            brought(worker, reports)
 
         key = worker.keys.get(command.context, "")
         every = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND) if payload.style == "batch" else None
         worker.running += 1
         folder = None if attached is None else (attached.taken, attached.made, "")
         before.append(call_message(command, payload, key, every, folder))
+        brought = self._brought(worker, before)
         files = () if attached is None else (attached.inputs, attached.outputs)
         number = self._calls.make(worker, before, answered, *files)
         if payload.timeout is not None:
@@ -148,6 +168,14 @@ class VineHosts:
             memory=context.memory,
             body=context.recipe,
         )
+
+
+def _give_parts(worker: VineWorker, payload: CallPayload, before: list[ToWorker]) -> None:
+    """Have a worker get the functions that it lacks: with every call until one is answered, for calls may overtake."""
+    lacking = payload.new_parts(worker.functions)
+    if lacking:
+        sent = {message.name for message in before if isinstance(message, GivePart)}
+        before += [GivePart(part.name, part.body) for part in lacking if part.name not in sent]
 
 
 def _forget(worker: VineWorker) -> ForgetParts:

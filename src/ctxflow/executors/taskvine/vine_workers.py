@@ -19,7 +19,16 @@ from ctxflow.executors.taskvine.manager_process import ManagerLink
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange, tail, why_gone
-from ctxflow.host.messages import FROM_WORKER, FromWorker, Ping, ToWorker, WorkerFacts
+from ctxflow.host.library_messages import CallFinished, CallRaised
+from ctxflow.host.messages import (
+    FROM_WORKER,
+    FromWorker,
+    LibraryDied,
+    LibraryEnded,
+    Ping,
+    ToWorker,
+    WorkerFacts,
+)
 from ctxflow.host.vine_protocol import SEAL_BYTES, open_answer, seal_call
 from ctxflow.host.wire import pack, unframe
 from ctxflow.installing import __version__
@@ -47,6 +56,7 @@ class VineWorker:
     :ivar coming: of each call that brings it some, those that calls still need.
     :ivar unneeded: those that it was given and has not been told yet to forget.
     :ivar forgotten: context -> how often its files were removed.
+    :ivar items: the calls that overlap, which are in no TaskVine call of their own -> their contexts.
     """
 
     name: str
@@ -71,6 +81,18 @@ class VineWorker:
     unneeded: list[str] = dataclasses.field(default_factory=list)
     coming: list[set[str]] = dataclasses.field(default_factory=list)
     forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
+    items: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def answered(self, report: FromWorker) -> None:
+        """Note that calls that overlap have ended."""
+        if isinstance(report, (CallFinished, CallRaised)):
+            self.items.pop(report.call, None)
+        elif isinstance(report, (LibraryDied, LibraryEnded)):
+            self.forget_items(report.context)
+
+    def forget_items(self, context: str) -> None:
+        """Note that the library process of a context is gone, or is to go."""
+        self.items = {call: whose for call, whose in self.items.items() if whose != context}
 
     def learn(self, facts: WorkerFacts, tiers: Sequence[Tier]) -> None:
         """Note what its host has reported."""

@@ -1,0 +1,146 @@
+"""What an engine answered, a response of OpenAI's form, as it is written: whole in that form, or as columns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ctxflow.models.openai_engine import CHAT
+
+_NESTED = ("tool_calls", "logprobs", "choices")
+_ENDED = {"eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop"}  # Others' words for OpenAI's.
+_OF_THE_RUN = {"id", "object", "created", "model", "choices", "data", "usage", "timings", "metrics"}
+
+
+def whole_body(endpoint: str, answer: Mapping[str, Any], name: str, created: int, model: str) -> dict[str, Any]:
+    """Return the body of a response: all that the engine said of the answer, and nothing that differs from run to run.
+
+    :param name: of the row, from which the response's id is made.
+
+    >>> said = {"choices": [{"text": "Two", "finish_reason": "eos_token"}], "usage": {"prompt_tokens": 3}}
+    >>> whole_body("/v1/completions", said, "a", 0, "m")["choices"]
+    [{'index': 0, 'text': 'Two', 'logprobs': None, 'finish_reason': 'stop'}]
+    """
+    others = {key: value for key, value in answer.items() if key not in _OF_THE_RUN and value is not None}
+    usage = usage_of(answer)
+    if "data" in answer:
+        data = [
+            {"object": "embedding", "index": number, "embedding": each["embedding"]}
+            for number, each in enumerate(_in_order(answer["data"]))
+        ]
+        usage.pop("completion_tokens")
+        return {"object": "list", "data": data, "usage": usage, "model": model, **others}
+    kind, prefix = ("chat.completion", "chatcmpl") if endpoint == CHAT else ("text_completion", "cmpl")
+    body = {"id": f"{prefix}-{name}", "object": kind, "choices": choices_of(answer), "usage": usage}
+    return {**body, "created": created, "model": model, **others}
+
+
+def choices_of(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an answer's choices in their order, without what engines leave empty."""
+    return [_choice(choice, number) for number, choice in enumerate(_in_order(answer["choices"]))]
+
+
+def _in_order(parts: Any) -> list[Any]:
+    return sorted(parts, key=lambda part: part.get("index") or 0)
+
+
+def _choice(choice: Mapping[str, Any], number: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"index": number}
+    if "message" in choice:
+        made["message"] = _message(choice["message"])
+    else:
+        made["text"] = choice.get("text") or ""
+    made["logprobs"] = _logprobs(choice.get("logprobs"), "message" in choice)
+    ended = choice.get("finish_reason")
+    made["finish_reason"] = _ENDED.get(str(ended), ended)
+    return {**made, **{key: value for key, value in choice.items() if key not in made and value is not None}}
+
+
+def _logprobs(said: Any, chat: bool) -> Any:
+    """Return log probabilities in OpenAI's form; llama-server gives those of completions in that of chats."""
+    if chat or not isinstance(said, Mapping) or not isinstance(said.get("content"), list):
+        return said
+    tokens = said["content"]
+    return {
+        "tokens": [each["token"] for each in tokens],
+        "token_logprobs": [each["logprob"] for each in tokens],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in each.get("top_logprobs", ())} for each in tokens],
+    }
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.get("role") or "assistant", "content": message.get("content")}
+    reasoning = message.get("reasoning_content") or message.get("reasoning")  # As engines have called it.
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    for key, value in message.items():
+        if key not in ("role", "content", "reasoning", "reasoning_content") and value not in (None, []):
+            made[key] = value
+    return made
+
+
+def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokens that an answer took, with the details that the engine gave of them."""
+    said = _said(answer.get("usage") or {})
+    read, written = int(said.get("prompt_tokens", 0)), int(said.get("completion_tokens", 0))
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written, **said}
+
+
+def _said(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an engine said in an object, without what it left empty."""
+    found = {key: _said(value) if isinstance(value, Mapping) else value for key, value in part.items()}
+    return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def columns_of(answer: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
+    """Return an answer as columns: those that each has, of its first choice, then those that only some have.
+
+    These are "reasoning", "tool_calls", "logprobs", and "choices", all of them where there are several.
+
+    :param taken: names of columns that are the input's own: where one of the later ones is called so, it begins with
+        "answer_".
+    """
+    choices, usage = choices_of(answer), usage_of(answer)
+    first = choices[0] if choices else {}
+    message: Mapping[str, Any] = first.get("message", {})
+    text = message.get("content") if "message" in first else first.get("text")
+    made = {
+        "text": text or "",
+        "finish_reason": first.get("finish_reason"),
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "truncated": bool(answer.get("truncated")),
+        "original_prompt_tokens": answer.get("original_prompt_tokens"),
+    }
+    later = {
+        "reasoning": message.get("reasoning_content"),
+        "tool_calls": message.get("tool_calls"),
+        "logprobs": first.get("logprobs"),
+        "choices": choices if len(choices) > 1 else None,
+    }
+    return made | {later_name(name, taken): value for name, value in later.items() if value is not None}
+
+
+def later_name(name: str, taken: Collection[str]) -> str:
+    """Return what a column that only some answers have is called."""
+    return f"answer_{name}" if name in taken else name
+
+
+def later_columns(taken: Collection[str]) -> tuple[str, ...]:
+    """Return what the columns are called that only some answers have."""
+    return tuple(later_name(name, taken) for name in ("reasoning", *_NESTED))
+
+
+def nested_columns(taken: Collection[str]) -> tuple[str, ...]:
+    """Return those of them that hold lists and objects: as JSON text where the form has types."""
+    return tuple(later_name(name, taken) for name in _NESTED)
+
+
+def vectors_of(answer: Mapping[str, Any]) -> list[Any]:
+    """Return an answer's embeddings, in the order of the texts."""
+    return [each["embedding"] for each in _in_order(answer["data"])]
+
+
+def is_response(answer: Any) -> bool:
+    """Return whether an answer is a response of OpenAI's form, as engines give it."""
+    return isinstance(answer, Mapping) and ("choices" in answer or "data" in answer)

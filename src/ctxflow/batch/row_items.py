@@ -1,0 +1,232 @@
+"""The item that an app gets of each row: a request to a model, or the values that a function takes.
+
+What is found wrong with a row here costs it one line; what a worker finds costs it a call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxflow.apps import BatchApp
+from ctxflow.batch.job import Job
+from ctxflow.batch.templates import Render, compile_template
+from ctxflow.errors import counted
+from ctxflow.models.openai_contents import messages_problem, shown, text_problem
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
+from ctxflow.models.openai_requests import CONTENTS, as_before, as_sent, refusal
+from ctxflow.models.results import Sampling
+from ctxflow.models.server_dialects import dialect_refusal, in_dialect, server_kind
+from ctxflow.rows.source import RowError, cell, columns_for, item_maker
+
+Item = tuple[Any, ...]
+Make = Callable[[Mapping[str, Any]], Item]  # Makes the item of a row's values, or raises `RowError`.
+
+URLS = {"/v1/chat/completions": "generate", "/v1/completions": "generate", "/v1/embeddings": "embed"}
+
+
+def family_of(job: Job) -> str:
+    """Return which app does a job's task: "generate", "embed" or "classify"."""
+    return "generate" if job.task in ("generate", "chat") else str(job.task)
+
+
+def answered_by_batches(job: Job) -> bool:
+    """Return whether a batch app answers a job's rows, not an engine each by itself: faster for encoders."""
+    return job.task == "classify" or (job.task == "embed" and job.backend == "transformers")
+
+
+@dataclasses.dataclass(slots=True)
+class Prepared:
+    """A row in flight.
+
+    :ivar key: what the ledger knows it by; `id`, its id, None where rows are known by their numbers.
+    :ivar item: what the app gets, () for a row that failed before; `error`, why it did.
+    :ivar kept: columns that go to the output.
+    :ivar context: the name of the context that answered it, where the app has alternatives.
+    """
+
+    number: int
+    key: int
+    id: str | int | None
+    item: Item
+    kept: Mapping[str, Any]
+    size: int
+    error: BaseException | None = None
+    context: str | None = None
+
+
+def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) -> Make:
+    """Return what makes items of a job's rows.
+
+    :param app: the job's own function, None where a model does it.
+    :param known: the input's columns, None where each row has its own.
+    :raises ValueError: if the app's parameters do not fit the columns, or a template is invalid.
+    """
+    if app is not None:
+        return function_maker(job, app, known)
+    return openai_maker(job) if job.input_format == "openai" else plain_maker(job)
+
+
+def openai_maker(job: Job) -> Make:
+    """Return what makes items of requests in OpenAI's batch format."""
+    family, backend, adapters = family_of(job), job.backend, tuple(job.adapter)
+    names = {str(job.model), Path(str(job.model)).name, *adapters} if adapters else None
+    batches, kind = answered_by_batches(job), server_kind(job.server_command or "")
+
+    def make(values: Mapping[str, Any]) -> Item:
+        url, body = values.get("url"), values.get("body")
+        if not isinstance(body, Mapping):
+            raise RowError("the request has no body that is an object")
+        if values.get("method", "POST") != "POST":
+            raise RowError(f"the method is {shown(values['method'])}: only POST is known")
+        wanted = URLS.get(url) if isinstance(url, str) else None
+        if wanted is None:
+            raise RowError(f"the url is {shown(url)}: known are {', '.join(URLS)}")
+        if wanted != family:
+            raise RowError(f"the url is {url}, but this job is to {family}: put such requests in a file of their own")
+        if (wrong := refusal(str(url), body, backend, names)) is not None:
+            raise RowError(wrong)
+        sent = as_sent(str(url), body, backend, adapters)
+        if kind:
+            if (wrong := dialect_refusal(kind, sent)) is not None:
+                raise RowError(wrong)
+            sent = in_dialect(kind, str(url), sent)
+        return (sent,) if batches else ((url, sent),)
+
+    return make
+
+
+def plain_maker(job: Job) -> Make:
+    """Return what makes requests to a model of rows of columns."""
+    system = compile_template(job.system, "system message") if job.system is not None else None
+    template = compile_template(job.template) if job.template is not None else None
+    column = job.columns[0] if job.columns else ""
+    parameters = job.row_parameter
+    endpoint = {"embed": EMBEDDINGS, "chat": CHAT}.get(str(job.task), COMPLETIONS)
+    kind, batches, media = CONTENTS[endpoint], answered_by_batches(job), job.backend != "transformers"
+
+    def make(values: Mapping[str, Any]) -> Item:
+        content = template(values) if template is not None else cell(values, column)
+        request: dict[str, Any]
+        if endpoint == CHAT:
+            request = {kind: _conversation(content, column, system, values, media)}
+        else:
+            request = {kind: _text(content, column or "prompt")}
+        if parameters:
+            request.update(as_fields(_checked({name: _parsed(values.get(name)) for name in parameters})))
+        return (request,) if batches else ((endpoint, request),)
+
+    return make
+
+
+def as_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return generation parameters as fields of a body of OpenAI's form.
+
+    >>> as_fields({"max_new_tokens": 5, "top_k": 3})
+    {'max_tokens': 5, 'top_k': 3}
+    """
+    named = {("max_tokens" if name == "max_new_tokens" else name): value for name, value in parameters.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+
+
+def _conversation(
+    content: Any, column: str, system: Render | None, values: Mapping[str, Any], media: bool
+) -> list[Any]:
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    if system is not None:
+        messages = [{"role": "system", "content": system(values)}, *(messages or ())]
+    if (wrong := messages_problem(messages, column or "messages", media)) is not None:
+        raise RowError(wrong)
+    return list(messages)
+
+
+def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) -> Make:
+    """Return what makes arguments of the user's own batch app of rows of columns."""
+    names = app.parameters
+    if job.template is not None:
+        render = compile_template(job.template)
+        _check_width(job, app, 1)
+        return lambda values: (render(values),)
+    columns = columns_for(str(job.function), names, job.columns, known, job.reading.name or str(job.input))
+    if not names and not columns:
+        raise ValueError(
+            f"{job.function} takes any number of values an item (*{app.rest}): give --column for each, in their order, "
+            "or name its parameters"
+        )
+    _check_width(job, app, len(columns) or 1)
+    return item_maker(columns)
+
+
+def _check_width(job: Job, app: BatchApp, width: int) -> None:
+    names = app.parameters
+    if width != len(names) and (app.rest is None or width < len(names)):
+        raise ValueError(
+            f"{job.function} takes {counted(len(names), 'value')} an item ({', '.join(names)}), but gets {width}: "
+            "give --column for each, in their order"
+        )
+
+
+# --- parts of rows
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise RowError(f"{what} is {shown(value)}, not text")
+    if (wrong := text_problem(value, what)) is not None:
+        raise RowError(wrong)
+    return value
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's own generation parameters, without those that are None."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return given
+    if "stop" in given:
+        stop = given["stop"]
+        given["stop"] = [stop] if isinstance(stop, str) else stop
+        if not isinstance(given["stop"], list):
+            raise RowError(f"stop is {shown(stop)}: give a string or a list of strings")
+    try:
+        Sampling(**{**given, "stop": tuple(given.get("stop", ()))})
+    except (TypeError, ValueError) as error:
+        raise RowError(str(error)) from None
+    return given
+
+
+def _parsed(value: Any) -> Any:
+    """Return the value of a parameter's cell: in CSV it is text, and empty where the row has none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value else None
+    except ValueError:
+        return value
+
+
+# --- what is known of items
+
+
+def asked_of(item: Item) -> Mapping[str, Any]:
+    """Return what a model is asked by an item: a request, or a request to one of an engine's endpoints.
+
+    >>> asked_of((("/v1/completions", {"prompt": "One"}),)), asked_of(({"input": "Two"},))
+    ({'prompt': 'One'}, {'input': 'Two'})
+    """
+    (asked,) = item
+    found: Mapping[str, Any] = asked[1] if isinstance(asked, tuple) else asked
+    return found
+
+
+def known_as(item: Item) -> Item:
+    """Return the item by which a row is known in a job's journal: as version 0.1 had it, whose jobs go on.
+
+    >>> known_as((("/v1/completions", {"prompt": "One", "max_tokens": 5}),))
+    ({'prompt': 'One', 'max_new_tokens': 5},)
+    """
+    if len(item) == 1 and isinstance(item[0], tuple) and len(item[0]) == 2 and item[0][0] in ENDPOINTS:
+        return (as_before(item[0][1]),)
+    return item

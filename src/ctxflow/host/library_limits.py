@@ -1,0 +1,101 @@
+"""What a library process may take of time and memory, and what is said of one that takes more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from ctxflow.host.library_process import ITEM_SECONDS, LibraryProcess, now
+from ctxflow.host.linux import tree_bytes
+
+_MEMORY_CHECK_SECONDS = 0.5
+
+
+class Fails(Protocol):
+    """Ends a library process, and reports its load or its calls as failed."""
+
+    def __call__(
+        self,
+        library: LibraryProcess,
+        kind: str,
+        error: str,
+        message: str,
+        traceback: str = "",
+        blamed: Sequence[int] = (),
+    ) -> None:
+        """Do so; of several calls some are to be blamed."""
+
+
+class LibraryLimits:
+    """Those of one host's library processes.
+
+    :param fail: called with each that takes too much.
+    """
+
+    def __init__(self, fail: Fails) -> None:
+        self._fail = fail
+        self._next_memory_check = float("inf")
+
+    def due(self, libraries: Collection[LibraryProcess]) -> float:
+        """When to call `check`."""
+        return min([self._next_memory_check, *(library.deadline for library in libraries)])
+
+    def limit_memory(self, library: LibraryProcess, limit: int) -> None:
+        """Give a library process so many bytes."""
+        library.memory_limit = limit
+        self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
+
+    def check(self, libraries: Collection[LibraryProcess], time: float) -> None:
+        """End what has taken too long or too much memory."""
+        for library in libraries:
+            if library.deadline <= time:
+                self._end_overdue(library, time)
+        if self._next_memory_check <= time:
+            self._check_memory(libraries, time)
+
+    def _end_overdue(self, library: LibraryProcess, time: float) -> None:
+        if ignoring := library.ignores_interrupt(time):
+            library.show_where()
+            long = f"{ITEM_SECONDS:g} s" if library.overlaps else "a second"
+            message = f"nobody waited for the call any more, and it went on for {long} after it was interrupted"
+            self._fail(library, "cancelled", "CallInterrupted", message, blamed=ignoring)
+        elif library.load_deadline <= time:
+            library.show_where()
+            message = f"building it took longer than its load_timeout of {library.timeout:g} s: raise that"
+            self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
+        elif library.look_at <= time:
+            self.end_if_overdue(library, time)
+        elif library.deadline <= time:
+            self.end_call(library, library.timeout or 0.0)
+
+    def end_if_overdue(self, library: LibraryProcess, time: float, call: int = 0) -> None:
+        """End a process whose calls of items go on long after their timeouts."""
+        if found := library.overdue_items(time, call):
+            message, blamed = found
+            library.show_where()
+            self._fail(library, "timeout", "Timeout", message, blamed=blamed)
+
+    def end_call(self, library: LibraryProcess, timeout: float) -> None:
+        """End a process whose call has timed out."""
+        library.show_where()
+        message = f"the call took longer than its timeout of {timeout:g} s: raise that, make batches smaller"
+        self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
+
+    def _check_memory(self, libraries: Collection[LibraryProcess], time: float) -> None:
+        limited = [library for library in libraries if library.memory_limit is not None]
+        self._next_memory_check = time + _MEMORY_CHECK_SECONDS if limited else float("inf")
+        for library in limited:
+            self.end_if_too_big(library)
+
+    def end_if_too_big(self, library: LibraryProcess) -> bool:
+        """End a process that uses more memory than it may; whether it did."""
+        limit = library.memory_limit
+        used = tree_bytes(library.process.pid, limit) if limit is not None else 0
+        if limit is None or used <= limit:
+            return False
+        message = (
+            f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
+            "asks for: raise its memory=, or make batches smaller"
+        )
+        self._fail(library, "crash", "MemoryExceeded", message)
+        return True

@@ -1,0 +1,379 @@
+"""Which requests of OpenAI's form an engine is given, and why it is not given others. Pure.
+
+A body's fields pass as they are if they are in the table here, with values that an engine can take without reading a
+file, fetching an address, or loading what the job does not name; whatever is not in the table is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from ctxflow.models.openai_contents import (
+    constraint_problem,
+    format_problem,
+    messages_problem,
+    shown,
+    text_problem,
+    tools_problem,
+)
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
+
+BACKENDS = ("transformers", "vllm", "server")
+_ALL = frozenset(BACKENDS)
+_ENGINES = frozenset({"vllm", "server"})
+_SERVER = frozenset({"server"})
+
+Check = Callable[[Any], str | None]  # Says what is wrong with a value, None if nothing is.
+
+
+class RequestField(NamedTuple):
+    """A field that a body may have.
+
+    :ivar backends: those that can do it.
+    :ivar check: says what is wrong with a value.
+    :ivar neutral: values that change nothing, so that any backend takes them.
+    """
+
+    backends: frozenset[str]
+    check: Check
+    neutral: tuple[Any, ...] = ()
+
+
+def _whole(least: int, most: int | None = None) -> Check:
+    wanted = f"give a whole number from {least}" + (f" to {most}" if most is not None else "")
+
+    def check(value: Any) -> str | None:
+        right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if right and (most is None or value <= most) else wanted
+
+    return check
+
+
+def _number(least: float, most: float = math.inf, *, above: bool = False) -> Check:
+    wanted = f"give a number {'over' if above else 'from'} {least:g}" + ("" if most == math.inf else f" to {most:g}")
+
+    def check(value: Any) -> str | None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return wanted
+        return None if least <= value <= most and not (above and value == least) else wanted
+
+    return check
+
+
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "give true or false"
+
+
+def _only(*values: Any) -> Check:
+    def check(value: Any) -> str | None:
+        return None if any(type(value) is type(each) and value == each for each in values) else "leave it out"
+
+    return check
+
+
+def _one_of(*values: str) -> Check:
+    return lambda value: None if isinstance(value, str) and value in values else f"give one of {', '.join(values)}"
+
+
+def _texts(value: Any) -> str | None:
+    texts = [value] if isinstance(value, str) else value
+    right = isinstance(texts, list) and all(isinstance(each, str) and each for each in texts)
+    return None if right else "give a string or a list of strings, none of them empty"
+
+
+def _ids(value: Any) -> str | None:
+    token = _whole(0)
+    return None if isinstance(value, list) and not any(map(token, value)) else "give a list of tokens' numbers"
+
+
+def _bias(value: Any) -> str | None:
+    wanted = "give an object of tokens' numbers, each with a number from -100 to 100"
+    if not isinstance(value, Mapping):
+        return wanted
+    amount = _number(-100, 100)
+    wrong = any(not str(token).isdecimal() or amount(each) for token, each in value.items())
+    return wanted if wrong else None
+
+
+# What `apply_chat_template` and engines take beside a template's own variables.
+_NO_VARIABLES = {
+    "chat_template", "tokenize", "tokenizer_kwargs", "template", "conversation", "tools", "documents", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "processor_kwargs",
+    "add_generation_prompt", "continue_final_message", "images", "videos", "audio",
+}  # fmt: skip
+_LOADING = ("load_", "video_", "image_", "audio_", "sampling_rate", "num_frames")
+
+
+def _variables(value: Any) -> str | None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in value):
+        return "give an object of the template's variables, by their names"
+    for name in value:
+        if name in _NO_VARIABLES or name.startswith(_LOADING):
+            return f"{name!r} is no variable of a template that a request may set: leave it out"
+    return None
+
+
+_SAMPLING = {
+    "max_tokens": RequestField(_ALL, _whole(1)),
+    "temperature": RequestField(_ALL, _number(0)),
+    "top_p": RequestField(_ALL, _number(0, 1, above=True)),
+    "top_k": RequestField(_ALL, _whole(-1)),
+    "seed": RequestField(_ALL, _whole(-(2**63), 2**63 - 1)),
+    "stop": RequestField(_ALL, _texts),
+    "n": RequestField(_ALL, _whole(1, 128)),
+    "presence_penalty": RequestField(_ENGINES, _number(-2, 2), (0,)),
+    "frequency_penalty": RequestField(_ENGINES, _number(-2, 2), (0,)),
+    "repetition_penalty": RequestField(_ENGINES, _number(0, above=True), (1,)),
+    "min_p": RequestField(_ENGINES, _number(0, 1), (0,)),
+    "logit_bias": RequestField(_ENGINES, _bias, ({},)),
+    "response_format": RequestField(_ALL, format_problem, ({"type": "text"},)),
+    "min_tokens": RequestField(_ENGINES, _whole(0), (0,)),
+    "ignore_eos": RequestField(_ENGINES, _flag, (False,)),
+    "stop_token_ids": RequestField(_ENGINES, _ids, ([],)),
+    "include_stop_str_in_output": RequestField(_ENGINES, _flag, (False,)),
+    "bad_words": RequestField(_ENGINES, _texts, ([],)),
+    "allowed_token_ids": RequestField(_ENGINES, _ids),
+    "skip_special_tokens": RequestField(_ENGINES, _flag, (True,)),
+    "prompt_logprobs": RequestField(_ENGINES, _whole(0, 20)),
+    "return_token_ids": RequestField(_ENGINES, _flag, (False,)),
+    "return_tokens_as_token_ids": RequestField(_ENGINES, _flag, (False,)),
+    "add_special_tokens": RequestField(_ENGINES, _flag),
+    "best_of": RequestField(_SERVER, _whole(1, 128), (1,)),
+    "stream": RequestField(frozenset(), _only(False), (False,)),
+}
+
+FIELDS: dict[str, dict[str, RequestField]] = {
+    CHAT: {
+        **_SAMPLING,
+        "max_completion_tokens": RequestField(_ALL, _whole(1)),
+        "logprobs": RequestField(_ALL, _flag, (False,)),
+        "top_logprobs": RequestField(_ALL, _whole(0, 20), (0,)),
+        "tools": RequestField(_ENGINES, tools_problem, ([],)),
+        "tool_choice": RequestField(_ENGINES, lambda value: None, ("none",)),
+        "parallel_tool_calls": RequestField(_ENGINES, _flag, (True,)),
+        "reasoning_effort": RequestField(_ENGINES, _one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")),
+        "include_reasoning": RequestField(_ENGINES, _flag, (True,)),
+        "thinking_token_budget": RequestField(_ENGINES, _whole(-1)),
+        "chat_template_kwargs": RequestField(_ALL, _variables, ({},)),
+        "add_generation_prompt": RequestField(_ENGINES, _flag, (True,)),
+        "continue_final_message": RequestField(_ENGINES, _flag, (False,)),
+        "modalities": RequestField(frozenset(), _only(["text"]), (["text"],)),
+    },
+    COMPLETIONS: {
+        **_SAMPLING,
+        "logprobs": RequestField(_ALL, _whole(0, 20), (False,)),
+        "echo": RequestField(_ENGINES, _flag, (False,)),
+        "suffix": RequestField(_SERVER, lambda value: None if isinstance(value, str) else "give a string", ("",)),
+    },
+    EMBEDDINGS: {
+        "dimensions": RequestField(_ENGINES, _whole(1)),
+        "encoding_format": RequestField(frozenset(), _only("float"), ("float",)),
+    },
+}
+"""What a body may have beside its contents, by endpoint."""
+
+CONTENTS = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}
+"""The field that holds what a request is about, by endpoint."""
+
+IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "prediction",
+})  # fmt: skip
+"""Fields that say nothing about the answer, and go to no engine."""
+
+# Ways in which engines wrote, and write, what an answer is bound to.
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_CONSTRAINED = {"json": _ALL, "regex": _ALL, "choice": _ALL, "json_object": _ALL, "grammar": _ENGINES}
+
+_LOADS = "would have an engine load what the job does not name: leave it out"
+_FETCHES = "would have an engine fetch or read what is not in the request: leave it out"
+_REFUSED = {
+    **dict.fromkeys(("chat_template", "tool_prompt"), "is a template, and the job's model has its own: leave it out"),
+    **dict.fromkeys(("lora", "lora_path", "lora_request", "adapter", "adapter_id", "adapters"),
+                    "names no adapter of this job: give --adapter NAME=PATH, and the request's model its NAME"),
+    **dict.fromkeys(("prompt_embeds", "input_embeds", "logits_processors", "custom_logit_processor", "vllm_xargs",
+                     "mm_processor_kwargs", "media_io_kwargs", "multi_modal_data", "structural_tag"), _LOADS),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "web_search_options", "bootstrap_host", "image_data",
+                     "audio_data", "video_data", "images", "files", "file_ids"), _FETCHES),
+    "stream_options": "is for answers that are streamed, and a batch's come whole: leave it out",
+    "functions": "is OpenAI's earlier way to write tools: write tools",
+    "function_call": "is OpenAI's earlier way to write tool_choice: write tool_choice",
+    "audio": "asks for speech, and a batch's answers are text: leave it out",
+}  # fmt: skip
+
+
+def refusal(endpoint: str, body: Mapping[str, Any], backend: str, names: Collection[str] | None = None) -> str | None:
+    """Return why a request goes to no engine, in a sentence that says what to change; None if it may.
+
+    What it returns None for neither has an engine read a file, fetch an address, nor load an adapter, template or
+    tensor that the job does not name; and the backend can do it.
+
+    :param endpoint: one of `FIELDS`.
+    :param body: plain JSON data.
+    :param backend: one of `BACKENDS`.
+    :param names: what the body's "model" may be, the job's model and its adapters; None where it is ignored.
+
+    >>> hello = {"messages": [{"role": "user", "content": "Hello"}], "n": 2, "logprobs": True}
+    >>> refusal("/v1/chat/completions", hello, "transformers")
+    >>> refusal("/v1/chat/completions", {**hello, "min_p": 0.1}, "transformers")
+    "the body's min_p = 0.1 is not for the backend transformers: run it with --backend vllm or --backend server"
+    """
+    contents = CONTENTS[endpoint]
+    wrong = _CHECKS[endpoint](body.get(contents), contents, backend)
+    for name, value in body.items():
+        if wrong is not None:
+            return wrong
+        if name != contents and name not in IGNORED and value is not None:
+            wrong = _field_problem(endpoint, name, value, backend, names)
+    return wrong or _together(body)
+
+
+def _field_problem(endpoint: str, name: str, value: Any, backend: str, names: Collection[str] | None) -> str | None:
+    said = f"the body's {name} = {shown(value)}"
+    if (wrong := text_problem(value, f"the body's {name}")) is not None:
+        return wrong
+    if name == "model":
+        if names is None or (isinstance(value, str) and value in names):
+            return None
+        return f"{said} is neither the job's model nor one of its adapters: there are {', '.join(sorted(names))}"
+    if name in _GUIDED or name == "structured_outputs":
+        if endpoint == EMBEDDINGS:
+            return f"{said} is for answers of text: leave it out"
+        return _constraints(name, value, said, backend)
+    if name in _REFUSED:
+        return f"{said} {_REFUSED[name]}"
+    field = FIELDS[endpoint].get(name)
+    if field is None:
+        return f"{said} is not known, and nothing is passed on unknown: leave it out"
+    if _is_neutral(value, field):
+        return None
+    if (wrong := field.check(value)) is not None:
+        return f"{said} is not supported: {wrong}"
+    return None if backend in field.backends else _other_backend(said, field.backends, backend)
+
+
+def _is_neutral(value: Any, field: RequestField) -> bool:
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in field.neutral)
+
+
+def _other_backend(said: str, able: Collection[str], backend: str) -> str:
+    others = " or ".join(f"--backend {each}" for each in BACKENDS if each in able)
+    return f"{said} is not for the backend {backend}: " + (f"run it with {others}" if others else "leave it out")
+
+
+def _constraints(name: str, value: Any, said: str, backend: str) -> str | None:
+    """Return what is wrong with what an answer is bound to, in any of the ways to write it."""
+    parts = {_GUIDED[name]: value} if name in _GUIDED else value
+    if not isinstance(parts, Mapping):
+        return f"{said} is not supported: give an object with one of {', '.join(_CONSTRAINED)}"
+    parts = {kind: each for kind, each in parts.items() if each is not None}
+    for kind, each in parts.items():
+        if kind not in _CONSTRAINED:
+            return f"{said} is not supported: {kind!r} is none of {', '.join(_CONSTRAINED)}"
+        if (wrong := constraint_problem(kind, each)) is not None:
+            return f"{said} is not supported: {wrong}"
+        if backend not in _CONSTRAINED[kind]:
+            return _other_backend(said, _CONSTRAINED[kind], backend)
+    return None if len(parts) == 1 else f"{said} is not supported: give one of {', '.join(_CONSTRAINED)}"
+
+
+def _together(body: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with fields that depend on each other."""
+    bound = [name for name in (*_GUIDED, "structured_outputs") if body.get(name) is not None]
+    bound += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
+    if len(bound) > 1:
+        return f"the body binds its answer twice, by {bound[0]} and by {bound[1]}: leave one out"
+    if body.get("top_logprobs") and body.get("logprobs") is not True:
+        return "the body's top_logprobs needs logprobs = true beside it"
+    choice = body.get("tool_choice")
+    if choice in (None, "none"):
+        return None
+    names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+    if not names:
+        return f"the body's tool_choice = {shown(choice)} needs tools beside it"
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and set(choice) == {"type", "function"}:
+        function = choice["function"]
+        if isinstance(function, Mapping) and set(function) == {"name"} and function["name"] in names:
+            return None
+        return f"the body's tool_choice = {shown(choice)} names none of its tools: give one of {', '.join(names)}"
+    if choice in ("auto", "required"):
+        return None
+    return f"the body's tool_choice = {shown(choice)} is not supported: give none, auto, required or a function"
+
+
+def _prompt_problem(value: Any, what: str, backend: str) -> str | None:
+    """Return what is wrong with a text, or several; with tokens' numbers in the place of texts, or of one."""
+    if isinstance(value, str):
+        return text_problem(value, what)
+    if not isinstance(value, list) or not value:
+        return f"{what} is {shown(value)}, not text"
+    tokens = all(isinstance(each, list) and each and _ids(each) is None for each in value) or _ids(value) is None
+    if not tokens:
+        for number, each in enumerate(value):
+            if not isinstance(each, str):
+                return f"{what}[{number}] is {shown(each)}, not text"
+            if (wrong := text_problem(each, f"{what}[{number}]")) is not None:
+                return wrong
+    if backend == "transformers" and (tokens or what == "prompt"):
+        said = f"the body's {what} of {'tokens' if tokens else 'several texts'}"
+        return _other_backend(said, _ENGINES, backend)
+    return None
+
+
+_CHECKS: dict[str, Callable[[Any, str, str], str | None]] = {
+    CHAT: lambda value, what, backend: messages_problem(value, what, media=backend in _ENGINES),
+    COMPLETIONS: _prompt_problem,
+    EMBEDDINGS: _prompt_problem,
+}
+
+
+def as_sent(endpoint: str, body: Mapping[str, Any], backend: str, adapters: Collection[str] = ()) -> dict[str, Any]:
+    """Return what an engine gets of a body that `refusal` has nothing against.
+
+    It begins with the contents. "model" stays only where it names an adapter, and what answers are bound to is written
+    in one way: "response_format", or "structured_outputs" with "json", "regex", "choice" or "grammar".
+
+    >>> as_sent("/v1/completions", {"model": "m", "prompt": "One", "guided_regex": "a+", "user": "u"}, "vllm")
+    {'prompt': 'One', 'structured_outputs': {'regex': 'a+'}}
+    """
+    contents = CONTENTS[endpoint]
+    sent = {contents: body[contents]}
+    for name, value in body.items():
+        if name == contents or name in IGNORED or value is None or (name == "model" and value not in list(adapters)):
+            continue
+        if name in _GUIDED:
+            sent["structured_outputs"] = {_GUIDED[name]: value}
+        elif name == "structured_outputs":
+            sent[name] = {kind: each for kind, each in value.items() if each is not None}
+        elif not _says_nothing(FIELDS[endpoint].get(name), value, backend):
+            sent[name] = max(value, 0) if name == "top_k" and backend == "transformers" else value
+    return sent
+
+
+def _says_nothing(field: RequestField | None, value: Any, backend: str) -> bool:
+    """Return whether a field can be left out: it changes nothing, and is empty or not for the backend."""
+    return field is not None and _is_neutral(value, field) and (value in ([], {}) or backend not in field.backends)
+
+
+_NAMES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
+# The values that changed nothing for the ctxflow that knew requests in its own form.
+_NEUTRAL_BEFORE: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "stream": (False,), "logprobs": (False,), "echo": (False,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],), "response_format": ({"type": "text"},),
+    "encoding_format": ("float",), "suffix": ("",), "tool_choice": ("none",),
+}  # fmt: skip
+
+
+def as_before(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form by which a row is known in a job's journal: that of version 0.1, in which jobs go on.
+
+    >>> as_before({"prompt": "One", "max_tokens": 5, "stop": "x", "n": 1, "min_p": 0.1})
+    {'prompt': 'One', 'max_new_tokens': 5, 'stop': ['x'], 'min_p': 0.1}
+    """
+    known: dict[str, Any] = {}
+    for name, value in body.items():
+        if value not in _NEUTRAL_BEFORE.get(name, ()):
+            known[_NAMES.get(name, name)] = [value] if name == "stop" and isinstance(value, str) else value
+    return known

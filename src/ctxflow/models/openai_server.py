@@ -1,0 +1,347 @@
+"""An engine that is a server: any command that serves OpenAI's API, started, awaited, asked and ended.
+
+`start_server` is what the recipe `ctxflow.models.server` runs. The server is a child of the library process; only its
+user can reach it, at a UNIX socket or by a key, and nothing is sent before it was seen to be ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.errors import ContextLost, ItemRefused, counted, short
+from ctxflow.host.local_files import OF_LIBRARY, Scratch
+from ctxflow.models.model_folder import locate_model
+from ctxflow.models.openai_engine import ENDPOINTS
+from ctxflow.models.results import MissingPackageError
+from ctxflow.models.server_command import ServerCommand, read_command
+from ctxflow.models.server_process import ServerFailed, ServerProcess, free_port
+
+if TYPE_CHECKING:
+    from ctxflow.models.server_client import Answer, Client
+
+_LONGEST_SOCKET = 107  # Bytes of a UNIX socket's path.
+_LONGEST_NAME = 40  # Of a socket that a server makes beside ours.
+_TELL_SECONDS = 30.0  # How often a long start is told.
+_LOOKS = 6  # How often in a row a server must not answer before it is given up: it may have been suspended with us.
+_BUSY_SHARE = 0.05  # Of a core: who takes more computes,
+_PART_OF_BUSY = 0.1  # and is waited for ten times as long.
+_BUSY = (408, 425, 429, 503)  # What passes.
+_BUSY_SECONDS = 5.0  # The longest pause before such a request is sent again.
+_DEATH_SECONDS = 1.0  # How long a failing server is watched for its end.
+_SENTENCE = 1000  # Characters of what a server says.
+
+
+async def start_server(
+    command: str | Sequence[str], *, model: str | os.PathLike[str] | None = None, **settings: Any
+) -> OpenAIServer:
+    """Start a server and return it once it is healthy; see `ctxflow.models.server` for the parameters.
+
+    Its log is copied to this process's output; a start that takes long is told every 30 s.
+
+    :raises UsageError: for a command that cannot be started, or not safely.
+    :raises MissingPackageError: where the HTTP client is not installed.
+    :raises ServerFailed: if it ended, or somebody else listens in its place, with its last lines.
+    """
+    read = read_command(command, model=model, **settings)
+    try:
+        from ctxflow.models.server_client import Client
+    except ImportError as error:
+        raise MissingPackageError.about("aiohttp", extra="server", why=error) from error
+    scratch = _scratch()
+    started: OpenAIServer | None = None
+    try:
+        by_file = any("{key_file}" in word for word in read.arguments)
+        key = secrets.token_urlsafe(32) if read.key or by_file else ""
+        port = 0 if read.at_socket else free_port()
+        path = os.path.join(scratch.path, "api.sock") if read.at_socket else None
+        places = {"socket": path or "", "port": str(port), "folder": scratch.path, "model": _model(model)}
+        places["key_file"] = os.path.join(scratch.path, "key.yaml")
+        if by_file:
+            with open(os.open(places["key_file"], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(read.key_text.replace("{key}", key))
+        environment = {**os.environ, **read.environment(places, key)}
+        process = ServerProcess(read.name, read.filled(places), environment, scratch.path, key)
+        client = Client(path, port, key, lambda: process.listeners(port)[1])
+        started = OpenAIServer(read, process, client, scratch, port)
+        await process.started
+        await started.be_ready()
+    except BaseException:
+        if started is not None:
+            await asyncio.shield(started.aclose())
+        scratch.close()
+        raise
+    return started
+
+
+def _scratch() -> Scratch:
+    """Return a folder in which sockets have short enough names, in that of this library process if that will do."""
+    for base in (os.environ.get(OF_LIBRARY), None, "/tmp"):
+        if base == "" or (base is not None and not os.path.isdir(base)):
+            continue
+        scratch = Scratch(base)
+        if len(os.fsencode(scratch.path)) + _LONGEST_NAME <= _LONGEST_SOCKET:
+            return scratch
+        scratch.close()
+    raise ServerFailed("the temporary directory's path is too long for a UNIX socket: set TMPDIR to a shorter one")
+
+
+def _model(model: str | os.PathLike[str] | None) -> str:
+    """Return what the server is told: a local path where there is one, or else the name as it is."""
+    if model is None:
+        return ""
+    name = os.fspath(model)
+    if name.startswith("package:"):
+        return str(locate_model(name))
+    path = os.path.expanduser(name)
+    return os.path.abspath(path) if os.path.exists(path) else name
+
+
+class OpenAIServer:
+    """A server that runs, as an `OpenAIEngine`: as many requests at once as its caller has in flight.
+
+    Made by `start_server`.
+
+    :ivar name: what kind of server it is.
+    :ivar models: what may be given as a request's "model": the base model first, then its adapters.
+    """
+
+    def __init__(
+        self, command: ServerCommand, process: ServerProcess, client: Client, scratch: Scratch, port: int
+    ) -> None:
+        from ctxflow.models.server_client import UNREACHED, Stranger, dump
+
+        self.name = command.name
+        self.models: tuple[str, ...] = ()
+        self._command, self._process, self._client = command, process, client
+        self._scratch, self._port = scratch, port
+        self._dump, self._unreached, self._stranger = dump, UNREACHED, Stranger
+        self._in_flight = self._answered = 0
+        self._lost = ""  # Why it is of no more use.
+        self._ending: asyncio.Future[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the number of the server's process."""
+        return self._process.pid
+
+    async def be_ready(self) -> None:
+        """Wait until it is healthy, then ask for its models and watch over it.
+
+        :raises ServerFailed: if it ended, or if somebody else listens in its place.
+        """
+        loop = asyncio.get_running_loop()
+        began = told = loop.time()
+        pause = 0.05
+        while not await self._is_healthy():
+            if self._process.ended.done():
+                raise ServerFailed(
+                    await self._process.told_end(f"{self._process.ended.result()} before it could serve")
+                )
+            if loop.time() - told >= _TELL_SECONDS:
+                told = loop.time()
+                last = self._process.last_lines()[-1:]
+                said = f"; it last printed: {last[0]}" if last else ""
+                print(f"[ctxflow: {self.name} has been starting for {told - began:.0f} s{said}]", flush=True)  # noqa: T201
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.2, 1.0)
+        await self._ask_models()
+        self._watch = asyncio.create_task(self._watch_over())
+
+    async def _is_healthy(self) -> bool:
+        if self._port:
+            found, ours = self._process.listeners(self._port)
+            if not found:
+                return False
+            if not ours:
+                raise self._intruded()
+        try:
+            answer = await self._client.get(self._command.health, 10.0)
+        except self._stranger:
+            raise self._intruded() from None
+        except self._unreached:
+            return False
+        if answer.status in (401, 403):
+            raise self._locked_out()
+        if answer.status == 404:
+            raise ServerFailed(
+                f"{self.name} has no {self._command.health}: give health=, the path that answers 200 once it can serve"
+            )
+        return answer.status == 200
+
+    def _intruded(self) -> ServerFailed:
+        return ServerFailed(
+            f"port {self._port} of this machine, which was free when {self.name} was started, was taken by a process "
+            "that is none of it: nothing was sent there; try again"
+        )
+
+    async def _ask_models(self) -> None:
+        """Note the models that it serves; many a server tells none."""
+        with contextlib.suppress(*self._unreached):
+            answer = await self._client.get("/v1/models", 60.0)
+            if answer.status in (401, 403):
+                raise self._locked_out()
+            listed = answer.json()
+            if answer.status == 200 and isinstance(listed, dict) and isinstance(listed.get("data"), list):
+                self.models = tuple(
+                    str(each["id"]) for each in listed["data"] if isinstance(each, dict) and "id" in each
+                )
+
+    def _locked_out(self) -> ServerFailed:
+        return ServerFailed(f"{self.name} does not take its key: see key=, and what its own settings say of keys")
+
+    async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one request, as `OpenAIEngine.answer`.
+
+        A server that is busy (429, 503) is asked again; a connection that is lost too, while the server lives.
+
+        :raises ServerFailed: if it fails at this request again and again, and lives.
+        """
+        if endpoint not in ENDPOINTS:
+            raise ItemRefused(f"{self.name} is not asked at {short(endpoint)}: give one of {', '.join(ENDPOINTS)}")
+        if body.get("stream"):
+            raise ItemRefused("answers are given whole: leave stream out of the request, or make it false")
+        asked = body.get("model")
+        if self._command.ignores_model and asked and self.models and asked not in self.models:
+            raise ItemRefused(f"{self.name} serves {', '.join(self.models)}, and not the model {short(asked)}")
+        try:
+            data = self._dump(body if "model" in body or not self.models else {"model": self.models[0], **body})
+        except (TypeError, ValueError) as error:
+            raise ItemRefused(f"the request is no JSON data ({error}): give texts, numbers, lists and dicts") from None
+        lost = tries = 0
+        self._in_flight += 1
+        try:
+            while True:
+                self._check_lost()
+                try:
+                    answer = await self._client.post(endpoint, data)
+                except self._unreached as error:
+                    await self._look_after()
+                    lost += 1
+                    if lost >= 3:
+                        raise ServerFailed(f"{self.name} broke off the connection: {error!r}") from error
+                    continue
+                except self._stranger:
+                    raise await self._give_up(
+                        f"does not listen at port {self._port} any more, but somebody else"
+                    ) from None
+                self._answered += 1
+                if answer.status == 200:
+                    return self._taken(answer)
+                if answer.status not in _BUSY:
+                    raise await self._refusal(endpoint, answer)
+                await self._look_after(0.0)
+                await asyncio.sleep(min(_BUSY_SECONDS, 0.1 * 1.5**tries))
+                tries += 1
+        finally:
+            self._in_flight -= 1
+
+    def _taken(self, answer: Answer) -> dict[str, Any]:
+        found = answer.json()
+        if not isinstance(found, dict):
+            raise ServerFailed(f"{self.name} answered what is no JSON object: {short(answer.body[:_SENTENCE])}")
+        return found
+
+    async def _refusal(self, endpoint: str, answer: Answer) -> Exception:
+        """Return the error for an answer that is none."""
+        said = _sentence(answer)
+        if answer.status == 501 or (answer.status in (404, 405) and "model" not in said):
+            return ItemRefused(f"{self.name} does not answer {endpoint} as it was started: {said}")
+        if 400 <= answer.status < 500:
+            return ItemRefused(f"{self.name} refuses the request: {said}")
+        await self._look_after()
+        healthy = False
+        with contextlib.suppress(*self._unreached, self._stranger):
+            healthy = (await self._client.get(self._command.health, _BUSY_SECONDS)).status == 200
+        if not healthy:
+            await self._look_after(_BUSY_SECONDS)
+            return await self._give_up(f"failed, and is not healthy any more: {said}")
+        return ServerFailed(f"{self.name} failed at the request ({answer.status}): {said}")
+
+    async def _look_after(self, seconds: float = _DEATH_SECONDS) -> None:
+        """Watch a server that may be ending.
+
+        :raises ContextLost: if it has ended.
+        """
+        if not self._process.ended.done() and not self._lost and seconds:
+            await asyncio.wait([self._process.ended], timeout=seconds)
+        if self._process.ended.done() and not self._lost:
+            await self._give_up(self._process.ended.result())
+        self._check_lost()
+
+    def _check_lost(self) -> None:
+        if self._ending is not None:
+            raise ContextLost(self._lost or f"{self.name} was ended with its context")
+        if self._lost:
+            raise ContextLost(self._lost)
+
+    async def _give_up(self, what: str) -> ContextLost:
+        """Note that the server is of no more use, and end what is in flight."""
+        doing = f" while {counted(self._in_flight, 'request')} were in flight" if self._in_flight else ""
+        told = await self._process.told_end(what + doing.replace("1 request were", "1 request was"))
+        if not self._lost:
+            self._lost = told
+            await self._client.aclose()
+        return ContextLost(self._lost)
+
+    async def _watch_over(self) -> None:
+        """Notice the server's end, and that it does not answer any more."""
+        pause = self._command.unresponsive_seconds / _LOOKS
+        silent, answered, ran = 0.0, 0, 0.0
+        while not self._lost:
+            await asyncio.wait([self._process.ended], timeout=pause)
+            if self._process.ended.done():
+                await self._give_up(self._process.ended.result())
+                return
+            before, ran = ran, self._process.processor_seconds()  # Also remembers its processes.
+            stopped = self._process.stopped()
+            if not self._in_flight or self._answered != answered or not (stopped or not await self._answers(pause)):
+                silent, answered = 0.0, self._answered
+                continue
+            # What computes may only have no thread left that answers.
+            silent += _PART_OF_BUSY if not stopped and ran - before > _BUSY_SHARE * pause else 1.0
+            if silent >= _LOOKS:
+                why = "one of its processes was stopped" if stopped else f"{self._command.health} gives no answer"
+                await self._give_up(f"has not answered for {self._command.unresponsive_seconds:g} s or more ({why})")
+
+    async def _answers(self, seconds: float) -> bool:
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._client.get(self._command.health, seconds)
+        except (*self._unreached, self._stranger):
+            left = began + seconds - asyncio.get_running_loop().time()
+            await asyncio.wait([self._process.ended], timeout=max(0.0, left))
+            return False
+        return True  # Whatever it says, it speaks.
+
+    async def aclose(self) -> None:
+        """End the server with all that it started, as `OpenAIEngine.aclose`: by SIGTERM, after 1.5 s by force."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        await self._client.aclose()
+        await self._process.end()
+        self._scratch.close()
+
+
+def _sentence(answer: Answer) -> str:
+    """Return what a server says of a request that it does not answer."""
+    found: Any = answer.json()
+    for name in ("error", "message", "detail"):
+        while isinstance(found, dict) and name in found:
+            found = found[name]
+            if isinstance(found, dict) and "message" in found:
+                found = found["message"]
+    text = found if isinstance(found, str) else answer.body.decode(errors="replace") if found is None else str(found)
+    return " ".join(text.split())[:_SENTENCE] or f"status {answer.status}"

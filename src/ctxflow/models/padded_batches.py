@@ -1,0 +1,146 @@
+"""Write rows in batches by transformers' own loop, padded: for models whose cache cannot be held by rows."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from ctxflow.models.drawing import column, drawn, parameters
+from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models.running_batch import RunningRow, decoded, end_tokens
+from ctxflow.models.transformers import InternalBatches, LoadedModel, left_padded
+
+
+class PaddedBatches:
+    """Rows that are written in internal batches, one after the other; it is asked as `RunningBatch` is.
+
+    Rows are padded on the left, masked, and each draws its own random numbers. (Rounding differs a little with the size
+    of an internal batch.)
+    """
+
+    def __init__(self, loaded: LoadedModel, workload: InternalBatches) -> None:
+        self._loaded = loaded
+        self._workload = workload
+        self._waiting: collections.deque[RunningRow] = collections.deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._waiting
+
+    def add(self, row: RunningRow) -> None:
+        """Have a row wait behind those that wait."""
+        self._waiting.append(row)
+
+    def remove(self, row: RunningRow) -> None:
+        """Forget a row that waits."""
+        if row in self._waiting:
+            self._waiting.remove(row)
+
+    def run(self, rows: Sequence[RunningRow], *, at_once: bool = False) -> Iterator[RunningRow]:
+        """Write rows to their ends; yield each as soon as it and all before it are there.
+
+        :param at_once: nobody looks at one before all are there, so that any may be together.
+        """
+
+        def write(numbers: list[int]) -> list[RunningRow]:
+            return self._write([rows[number] for number in numbers])
+
+        run: Any = self._workload.run if at_once else self._workload.run_each
+        yield from run([row.capacity for row in rows], write)
+
+    def step(self) -> list[RunningRow]:
+        """Write an internal batch of the rows that wait, those most like the oldest in length, and return them."""
+        if not self._waiting:
+            return []
+        numbers = self._workload.next_batch([row.capacity for row in self._waiting])
+        chosen = [self._waiting[number] for number in numbers]
+        for row in chosen:
+            self._waiting.remove(row)
+        try:
+            return list(self.run(chosen, at_once=True))
+        except OutOfMemoryError as error:
+            for row in chosen:
+                row.error = error
+            return chosen
+
+    def _write(self, rows: list[RunningRow]) -> list[RunningRow]:
+        loaded = self._loaded
+        ids, mask = left_padded([row.prompt for row in rows], loaded.pad_id, loaded.device)
+        width = ids.shape[1]
+        ends = end_tokens(loaded)
+        finish = _Finish(loaded.tokenizer, rows, width, loaded.device)
+        greedy = all(row.sampling.greedy for row in rows)
+        written = loaded.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=max(row.sampling.max_new_tokens for row in rows),
+            do_sample=False,  # sampling happens in _Sampler, whose draws do not depend on the other rows
+            num_beams=1,
+            eos_token_id=ends or None,
+            pad_token_id=loaded.pad_id,
+            logits_processor=transformers.LogitsProcessorList([] if greedy else [_Sampler(rows, width, loaded.device)]),
+            stopping_criteria=transformers.StoppingCriteriaList([finish] if finish.needed else []),
+        )
+        for row, tokens, stopped_at in zip(rows, written[:, width:].tolist(), finish.stopped_at, strict=True):
+            _end(row, tokens, ends, stopped_at)
+        return rows
+
+
+def _end(row: RunningRow, written: list[int], ends: Sequence[int], stopped_at: int | None) -> None:
+    ids = written[: min(row.sampling.max_new_tokens, stopped_at or len(written))]
+    end = next((place for place, token in enumerate(ids) if token in ends), None)
+    row.written = ids if end is None else ids[: end + 1]
+    row.finish_reason = "length" if end is None and stopped_at is None else "stop"
+
+
+class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
+    """End a row at its own number of new tokens or at one of its stop strings."""
+
+    def __init__(self, tokenizer: Any, rows: Sequence[RunningRow], width: int, device: torch.device) -> None:
+        limits = [row.sampling.max_new_tokens for row in rows]
+        self._tokenizer = tokenizer
+        self._width = width
+        self._limits = torch.tensor(limits, device=device)
+        self._stops = [row.sampling.stop for row in rows]
+        self._tails = [row.tail for row in rows]
+        # For each row the number of new tokens at which a stop string was complete.
+        self.stopped_at: list[int | None] = [None] * len(rows)
+        self.needed = any(self._stops) or min(limits) < max(limits)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        new = input_ids.shape[1] - self._width
+        done = self._limits <= new
+        if not any(self._stops):
+            return done
+        longest = max(self._tails)
+        for row, tail in enumerate(input_ids[:, self._width :][:, -longest:].tolist()):
+            if self._stops[row] and self.stopped_at[row] is None and new <= self._limits[row]:
+                text = decoded(self._tokenizer, tail[-self._tails[row] :])
+                if any(stop in text for stop in self._stops[row]):
+                    self.stopped_at[row] = new
+        return done | torch.tensor([place is not None for place in self.stopped_at], device=input_ids.device)
+
+
+class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Draw each row's next token and leave it as the only one possible; greedy rows keep their logits."""
+
+    def __init__(self, rows: Sequence[RunningRow], width: int, device: torch.device) -> None:
+        self._width = width
+        self._greedy = column([row.sampling.greedy for row in rows], device)
+        self._parameters = parameters([row.sampling for row in rows], device)
+        draws = torch.zeros(len(rows), max(row.sampling.max_new_tokens for row in rows))
+        for number, row in enumerate(rows):
+            if row.draws is not None:
+                draws[number, : len(row.draws)] = row.draws
+        self._draws = draws.to(device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        step = input_ids.shape[1] - self._width
+        found = drawn(scores, self._draws[:, step : step + 1], *self._parameters)
+        chosen = torch.full_like(scores, float("-inf")).scatter_(1, found, 0.0)
+        return torch.where(self._greedy, scores, chosen)

@@ -1,0 +1,327 @@
+"""A batch that rows enter and leave while it runs: one that has ended makes room for one that waits.
+
+Each step takes every row a token further, and reads the prompts of those that have just entered, in one pass through
+the model without padding. What a row is answered depends neither on those beside it nor on when it entered.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import transformers
+
+from ctxflow.models.drawing import column, drawn, draws_of, parameters
+from ctxflow.models.results import Sampling
+from ctxflow.models.row_cache import make_store
+from ctxflow.models.row_forward import RowsForward
+from ctxflow.models.transformers import AHEAD, LoadedModel, too_little_memory
+
+CPU_PROMPT_TOKENS = 512  # Prompts that enter in one step, on a CPU: more gain nothing (measured).
+GPU_PROMPT_TOKENS = 8192
+
+
+class Constraint(Protocol):
+    """What a row may write. What it raises as `ValueError` is the row's own error."""
+
+    def allowed(self, tokens: int) -> torch.Tensor:
+        """Return which of so many tokens may come next, as bools."""
+
+    def take(self, token: int) -> bool:
+        """Go on behind a token; return whether nothing more may come."""
+
+
+class RunningRow:
+    """A prompt and what is written for it.
+
+    :param top: tokens whose log-probabilities are kept at each place, beside that of the one that was taken; None for
+        none at all.
+    :ivar written: the tokens so far.
+    :ivar logprobs: for each of them its log-probability, and those of the likeliest tokens.
+    :ivar finish_reason: "stop" or "length", once it has ended.
+    :ivar error: why it ended without.
+    :ivar draws: the numbers by which its tokens are drawn, None for a greedy row.
+    :ivar tail: the last so many tokens hold a stop string that has just been written.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], sampling: Sampling, constraint: Constraint | None = None, top: int | None = None
+    ) -> None:
+        self.prompt = list(prompt)
+        self.sampling = sampling
+        self.constraint = constraint
+        self.top = top
+        self.written: list[int] = []
+        self.logprobs: list[tuple[float, list[tuple[int, float]]]] = []
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self.draws = None if sampling.greedy else draws_of(sampling, prompt)
+        # A token is at least a byte of text, so that many tokens hold the whole stop string; four more keep a
+        # tokenizer that drops leading spaces from dropping the stop string's.
+        self.tail = 4 + max((len(stop.encode()) for stop in sampling.stop), default=0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is written."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens it may have in the end."""
+        return len(self.prompt) + self.sampling.max_new_tokens
+
+    @property
+    def draw(self) -> float:
+        """The number by which the next token is drawn."""
+        assert self.draws is not None
+        return float(self.draws[len(self.written)])
+
+    def allowed(self, tokens: int) -> torch.Tensor:
+        """Return which of so many tokens may come next, as bools."""
+        assert self.constraint is not None
+        try:
+            return self.constraint.allowed(tokens)
+        except ValueError as error:
+            self.error = error
+            return torch.ones(tokens, dtype=torch.bool)
+
+    def take(self, token: int, ends: frozenset[int], tokenizer: Any) -> None:
+        """Write a token, and see whether the row has ended."""
+        self.written.append(token)
+        try:
+            whole = self.constraint is not None and token not in ends and self.constraint.take(token)
+        except ValueError as error:
+            self.error = error
+            return
+        stops = self.sampling.stop
+        tail = decoded(tokenizer, self.written[-self.tail :]) if stops else ""
+        if whole or token in ends or any(stop in tail for stop in stops):
+            self.finish_reason = "stop"
+        elif len(self.written) >= self.sampling.max_new_tokens:
+            self.finish_reason = "length"
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of tokens without special ones."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class RunningBatch:
+    """The rows that a model writes, and those that wait; callers in several threads share it.
+
+    :param most_tokens: returns how many tokens the rows may have together in the end; asked when none are running.
+    :param max_rows: rows at a time, None for any number.
+    :raises ctxflow.models.row_cache.Unsupported: for a model whose cache cannot be held so, in a few words.
+    """
+
+    def __init__(self, loaded: LoadedModel, most_tokens: Callable[[], int], max_rows: int | None = None) -> None:
+        self._loaded = loaded
+        self._most_tokens = most_tokens
+        self._max_rows = max_rows
+        self._ends = frozenset(end_tokens(loaded))
+        self._processors = _processors(loaded)
+        self._forward = RowsForward(loaded)
+        self._prompt_tokens = CPU_PROMPT_TOKENS if loaded.device.type == "cpu" else GPU_PROMPT_TOKENS
+        self._store = make_store(loaded.device, loaded.dtype)
+        self._rows: list[RunningRow] = []  # In the store's order.
+        self._waiting: collections.deque[RunningRow] = collections.deque()
+        self._budget = 0
+        self._lock = threading.Lock()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._rows and not self._waiting
+
+    def add(self, row: RunningRow) -> None:
+        """Have a row wait behind those that wait."""
+        self._waiting.append(row)
+
+    def remove(self, row: RunningRow) -> None:
+        """Forget a row."""
+        with self._lock, torch.inference_mode():
+            if row in self._rows:
+                self._leave(row)
+            elif row in self._waiting:
+                self._waiting.remove(row)
+
+    def run(self, rows: Sequence[RunningRow], *, at_once: bool = False) -> Iterator[RunningRow]:
+        """Write rows to their ends; yield each as soon as it and all before it are there.
+
+        Rows that may become the longest enter first among those that are looked at together.
+
+        :param at_once: nobody looks at one before all are there, so that all are looked at together.
+        :raises OutOfMemoryError: if one row alone does not fit.
+        """
+        fed = 0
+        try:
+            for row in rows:
+                while not row.ended:
+                    if not self._waiting and fed < len(rows):
+                        chunk = rows[fed:] if at_once else self._chunk(rows, fed)
+                        fed += len(chunk)
+                        for each in sorted(chunk, key=lambda each: -each.sampling.max_new_tokens):
+                            self.add(each)
+                    self.step()
+                if row.error is not None:
+                    raise row.error
+                yield row
+        finally:
+            for row in rows[:fed]:
+                if not row.ended:
+                    self.remove(row)
+
+    def _chunk(self, rows: Sequence[RunningRow], first: int) -> Sequence[RunningRow]:
+        most, end, tokens = AHEAD * (self._budget or self._most_tokens()), first, 0
+        while end < len(rows) and tokens < most:
+            tokens += rows[end].capacity
+            end += 1
+        return rows[first:end]
+
+    def step(self) -> list[RunningRow]:
+        """Take every row a token further, and return those that ended."""
+        with self._lock, torch.inference_mode():
+            entering = self._entering()
+            if not self._rows:
+                return []
+            try:
+                tokens = self._choose(self._scores(entering))
+            except torch.cuda.OutOfMemoryError as error:
+                reason = str(error).split("\n", maxsplit=1)[0]
+            else:
+                return self._take(tokens)
+            # Outside the clause: with the error went the frames that held tensors.
+            return self._shrink(reason)
+
+    def _entering(self) -> int:
+        """Let rows in that wait; return how many."""
+        if not self._rows and self._waiting:
+            most = self._most_tokens()
+            self._budget = min(most, self._ceiling or most)
+        entered = tokens = 0
+        while self._waiting and (self._max_rows is None or len(self._rows) < self._max_rows):
+            row = self._waiting[0]
+            new = len(row.prompt) + len(row.written)
+            if (entered and tokens + new > self._prompt_tokens) or (
+                self._rows and not self._store.fits(row.capacity, self._budget)
+            ):
+                break
+            self._store.enter(row.capacity)
+            self._rows.append(self._waiting.popleft())
+            entered += 1
+            tokens += new
+        return entered
+
+    _ceiling: int | None = None  # Set when the rows did not fit, kept for the model's life.
+
+    def _shrink(self, reason: str) -> list[RunningRow]:
+        """Have half of the rows wait again; what they wrote is not lost."""
+        if len(self._rows) == 1:
+            [row] = self._rows
+            row.error = too_little_memory(reason)
+            self._leave(row)
+            self._loaded.release()
+            return [row]
+        kept = len(self._rows) // 2
+        for row in self._rows[: kept - 1 : -1]:
+            self._leave(row)
+            self._waiting.appendleft(row)
+        self._ceiling = self._budget = sum(row.capacity for row in self._rows)
+        # Those that stay may have entered in this step: all are read anew.
+        for row in list(self._rows)[::-1]:
+            self._leave(row)
+            self._waiting.appendleft(row)
+        self._loaded.release()
+        return []
+
+    def _take(self, tokens: Sequence[int]) -> list[RunningRow]:
+        ended = []
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.take(token, self._ends, self._loaded.tokenizer)
+            if row.ended:
+                ended.append(row)
+        for row in ended:
+            self._leave(row)
+        return ended
+
+    def _leave(self, row: RunningRow) -> None:
+        number = self._rows.index(row)
+        self._store.leave(number)
+        last = self._rows.pop()
+        if number < len(self._rows):
+            self._rows[number] = last
+
+    def _scores(self, entering: int) -> torch.Tensor:
+        old = len(self._rows) - entering
+        going = [(row.written[-1], len(row.prompt) + len(row.written)) for row in self._rows[:old]]
+        scores: torch.Tensor = self._forward(
+            self._store, going, [[*row.prompt, *row.written] for row in self._rows[old:]]
+        )
+        return scores
+
+    def _choose(self, raw: torch.Tensor) -> list[int]:
+        """Return the next token of each row."""
+        scores = raw
+        if self._processors or any(row.constraint is not None for row in self._rows):
+            scores = self._processed(raw.float().clone())
+        tokens = scores.argmax(dim=-1)
+        drawing = [number for number, row in enumerate(self._rows) if not row.sampling.greedy]
+        if drawing:
+            device = scores.device
+            chosen = [self._rows[number] for number in drawing]
+            where = torch.tensor(drawing, device=device)
+            draws = column([row.draw for row in chosen], device)
+            found = drawn(scores[where], draws, *parameters([row.sampling for row in chosen], device))
+            tokens[where] = found[:, 0]
+        self._keep_logprobs(raw, tokens)
+        return [int(token) for token in tokens.tolist()]
+
+    def _processed(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores as the model's generation settings change them, and with what rows may not write left out."""
+        if self._processors:
+            ids = [torch.tensor([[*row.prompt, *row.written]], device=scores.device) for row in self._rows]
+            each = zip(ids, scores.split(1), strict=True)
+            scores = torch.cat([self._processors(tokens, own) for tokens, own in each])
+        bound = [number for number, row in enumerate(self._rows) if row.constraint is not None]
+        if bound:
+            allowed = [self._rows[number].allowed(scores.shape[1]) for number in bound]
+            where = torch.tensor(bound, device=scores.device)
+            scores[where] = scores[where].masked_fill(~torch.stack(allowed).to(scores.device), float("-inf"))
+        return scores
+
+    def _keep_logprobs(self, scores: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Keep log-probabilities as the model has them, before temperatures and constraints."""
+        asked = [number for number, row in enumerate(self._rows) if row.top is not None]
+        if not asked:
+            return
+        where = torch.tensor(asked, device=scores.device)
+        logs = torch.log_softmax(scores[where].float(), dim=-1)
+        own = logs.gather(1, tokens[where, None])[:, 0].tolist()
+        best = logs.topk(max(1, *(self._rows[number].top or 0 for number in asked), 1))
+        columns = zip(asked, own, best.indices.tolist(), best.values.tolist(), strict=True)
+        for number, value, ids, values in columns:
+            row = self._rows[number]
+            row.logprobs.append((value, list(zip(ids, values, strict=True))[: row.top]))
+
+
+def end_tokens(loaded: LoadedModel) -> list[int]:
+    """Return the tokens that end a text: as the model's generation settings say, else its tokenizer."""
+    ends = loaded.model.generation_config.eos_token_id
+    ends = loaded.tokenizer.eos_token_id if ends is None else ends
+    return [int(end) for end in (ends if isinstance(ends, (list, tuple)) else [ends]) if end is not None]
+
+
+def _processors(loaded: LoadedModel) -> Any:
+    """Return what the model's generation settings do to scores, as transformers' own loop does it; mostly nothing."""
+    settings = loaded.model.generation_config
+    found = transformers.LogitsProcessorList()
+    if (penalty := getattr(settings, "repetition_penalty", None)) not in (None, 1.0):
+        found.append(transformers.RepetitionPenaltyLogitsProcessor(penalty))
+    if size := getattr(settings, "no_repeat_ngram_size", None):
+        found.append(transformers.NoRepeatNGramLogitsProcessor(size))
+    if suppressed := getattr(settings, "suppress_tokens", None):
+        found.append(transformers.SuppressTokensLogitsProcessor(suppressed, device=loaded.device))
+    return found

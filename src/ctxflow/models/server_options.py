@@ -1,0 +1,58 @@
+"""Ask a server's program, where it is installed, which options it has: a wrong one is told before a worker is asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from ctxflow.errors import UsageError, closest
+from ctxflow.models.server_command import ServerCommand
+from ctxflow.models.server_process import find_program
+
+_HELP = {"llama-server": ("--help",), "vllm": ("--help=all",), "text-generation-launcher": ("--help",)}
+_HELP_SECONDS = 120.0
+_OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
+
+
+def check_options(command: ServerCommand) -> None:
+    """Refuse options that the server's program does not have, if it is installed here and tells which it has.
+
+    This starts the program for its help: a moment for llama-server, ten seconds and more for vLLM.
+
+    :raises UsageError: for an option that it does not have, with the one that may have been meant.
+    """
+    known = known_options(command)
+    if not known:
+        return
+    for word in command.arguments[1:]:
+        option = _plain(word)
+        if _OPTION.fullmatch(option) and not option[1:].isdigit() and option not in known:
+            meant = closest(option, known)
+            hint = f": did you mean {meant}?" if meant else ": see its --help"
+            raise UsageError(f"{command.name} has no option {option}{hint}")
+
+
+def known_options(command: ServerCommand) -> set[str]:
+    """Return the options that a server's program tells in its help; none if it is not here, or tells nothing."""
+    asked = _HELP.get(command.name)
+    if asked is None:
+        return set()
+    first = next((at for at, word in enumerate(command.arguments) if word.startswith("-") and word != "-m"), None)
+    words = [word for word in command.arguments[:first] if "{" not in word]
+    program = find_program(words[0], os.environ)
+    try:
+        done = subprocess.run(
+            [program, *words[1:], *asked],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=_HELP_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    return {_plain(found) for found in _OPTION.findall(done.stdout)} if done.returncode == 0 else set()
+
+
+def _plain(word: str) -> str:
+    """Return an option without its value, as all programs take it; vLLM takes names with either stroke, and parts."""
+    option = word.partition("=")[0].partition(".")[0]
+    return f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option

@@ -1,0 +1,316 @@
+"""An engine of OpenAI's form by transformers: requests enter a running batch at once, and are answered as they end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctxflow.errors import ItemRefused
+from ctxflow.models.batch_thread import BatchThread
+from ctxflow.models.constraints import Grammars
+from ctxflow.models.encode import SentenceEncoder
+from ctxflow.models.generate import batch_of, generation
+from ctxflow.models.model_folder import locate_model
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
+from ctxflow.models.openai_requests import as_sent, refusal
+from ctxflow.models.padded_batches import PaddedBatches
+from ctxflow.models.reading import Read, Reader, Tokens, context_length, tokenize
+from ctxflow.models.results import Generation, InputTooLong, Sampling
+from ctxflow.models.running_batch import RunningRow, end_tokens
+from ctxflow.models.transformers import LoadedModel, load_language_model
+
+OTHERS = "run it with --backend vllm or --backend server"
+
+
+class TransformersEngine:
+    """A causal language model, or a sentence encoder, that answers requests of OpenAI's form (`OpenAIEngine`).
+
+    An answer depends neither on the requests beside it nor on when it came. A request's tokens are chosen by `seed` and
+    prompt alone, as `TextGenerator`'s; of `n` answers the k-th has the seed `seed` + k. Without `max_tokens` 256 are
+    written at most; without `temperature` it is 1, as OpenAI's.
+
+    :param model: a folder, `package:NAME` or a hub id (`ctxflow.models.model_folder`), or a language model already
+        loaded. A folder of sentence-transformers (with a modules.json) is an encoder, and answers /v1/embeddings alone.
+    :param name: what answers call the model; by default as it was asked for.
+    :param max_batch_tokens, max_batch_size, max_input_tokens, too_long: as `TextGenerator`, `SentenceEncoder`.
+    :param loading: as `TextGenerator`, `SentenceEncoder`.
+
+    >>> import asyncio, tempfile
+    >>> from ctxflow.testing.small_models import make_causal_lm
+    >>> async def ask(folder):
+    ...     engine = await build_transformers_engine(folder, device="cpu")
+    ...     body = {"prompt": "Twice two is", "max_tokens": 3, "temperature": 0}
+    ...     answer = await engine.answer("/v1/completions", body)
+    ...     await engine.aclose()
+    ...     return answer["usage"]["completion_tokens"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asyncio.run(ask(make_causal_lm(folder)))
+    3
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | LoadedModel,
+        *,
+        name: str | None = None,
+        max_batch_tokens: int | None = None,
+        max_batch_size: int | None = None,
+        max_input_tokens: int | None = None,
+        too_long: str = "error",
+        **loading: Any,
+    ) -> None:
+        limits = max_batch_tokens, max_batch_size
+        self._encoder: SentenceEncoder | None = None
+        if not isinstance(model, LoadedModel) and _is_encoder(model, loading.get("revision")):
+            self._encoder = SentenceEncoder(
+                model,
+                max_batch_tokens=max_batch_tokens,
+                max_batch_size=max_batch_size,
+                max_input_tokens=max_input_tokens,
+                too_long=too_long,
+                **loading,
+            )
+            self._loaded = self._encoder.loaded
+            batch: Any = _Encoding(self._encoder)
+        else:
+            self._loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
+            batch = batch_of(self._loaded, *limits)
+            length = context_length(self._loaded.model.config)
+            self._ends = end_tokens(self._loaded)
+            config = self._loaded.model.config
+            text = config.get_text_config() if hasattr(config, "get_text_config") else config
+            self._size = int(getattr(text, "vocab_size", 0) or 0)
+            self._reader = Reader(self._loaded.tokenizer, length, max_input_tokens, too_long)
+        self._padded = isinstance(batch, PaddedBatches)
+        self._name = name or self._loaded.name
+        self._tokenizer = self._loaded.tokenizer  # Which stays when the model is closed.
+        self._grammars: Grammars | None = None
+        self._thread = BatchThread(batch, self._loaded.close)
+
+    async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one request, as `OpenAIEngine.answer` says."""
+        self._thread.check()
+        if endpoint not in ENDPOINTS:
+            raise ItemRefused(f"the endpoint {endpoint!r} is not answered: there are {', '.join(ENDPOINTS)}")
+        if (self._encoder is not None) != (endpoint == EMBEDDINGS):
+            kind = "a sentence encoder" if self._encoder is not None else "a language model"
+            raise ItemRefused(f"{self._name} is {kind}, which does not answer {endpoint}: give a model that does")
+        if (wrong := refusal(endpoint, body, "transformers")) is not None:
+            raise ItemRefused(wrong)
+        sent = as_sent(endpoint, body, "transformers")
+        if self._encoder is not None:
+            return await self._embed(self._encoder, sent)
+        rows, prompt = self._rows(endpoint, sent)
+        try:
+            await self._thread.done(rows)
+        except ValueError as error:  # What binds its answer grew too complex.
+            raise ItemRefused(f"{error}: change what binds the answer, or {OTHERS}") from error
+        answers = [(row, generation(self._tokenizer, row, prompt)) for row in rows]
+        make = self._chat_choice if endpoint == CHAT else self._text_choice
+        choices = [make(number, *each) for number, each in enumerate(answers)]
+        written = sum(len(row.written) for row in rows)
+        return self._response(endpoint, choices, prompt, written)
+
+    async def aclose(self) -> None:
+        """End the thread and free the model; requests in flight end with `ContextLost`. Again: nothing."""
+        await self._thread.stop()
+
+    def _rows(self, endpoint: str, body: Mapping[str, Any]) -> tuple[list[RunningRow], Tokens]:
+        """Return the rows of a request, and what is read of it."""
+        try:
+            sampling = _sampling(body)
+            if endpoint == CHAT:
+                sampling = sampling.stopping_at(self._reader.chat_stops)
+            prompt = self._read(endpoint, body, sampling)
+            if isinstance(prompt, InputTooLong):
+                raise prompt
+            # Compiled before anything waits, so that a wrong one is told at once.
+            constraints = [self._constraint(body) for _ in range(body.get("n", 1))]
+        except ItemRefused:
+            raise
+        except (ValueError, TypeError) as error:
+            raise ItemRefused(str(error)) from error
+        top = _top(endpoint, body)
+        if self._padded and (top is not None or constraints[0] is not None):
+            what = "log-probabilities" if top is not None else "what binds its answer"
+            raise ItemRefused(f"{what} cannot be had of {self._name} with the backend transformers: {OTHERS}")
+        rows = []
+        for number, constraint in enumerate(constraints):
+            seed = None if sampling.seed is None else sampling.seed + number
+            own = dataclasses.replace(sampling, seed=seed)
+            rows.append(RunningRow(prompt.ids, own, constraint, top))
+        return rows, prompt
+
+    def _read(self, endpoint: str, body: Mapping[str, Any], sampling: Sampling) -> Read:
+        rooms = [self._reader.room(sampling.max_new_tokens, "max_tokens")]
+        if endpoint == COMPLETIONS:
+            [read] = self._reader.texts(tokenize(self._tokenizer, [body["prompt"]]), rooms)
+        else:
+            options = {**body.get("chat_template_kwargs", {})}
+            if body.get("tools"):
+                options["tools"] = body["tools"]
+            [read] = self._reader.conversations([body["messages"]], rooms, options)
+        return read
+
+    def _constraint(self, body: Mapping[str, Any]) -> Any:
+        wanted = dict(body.get("structured_outputs") or {})
+        shape = body.get("response_format") or {}
+        if shape.get("type") == "json_schema":
+            wanted["json"] = shape["json_schema"]["schema"]
+        elif shape.get("type") == "json_object":
+            wanted["json_object"] = True
+        if not wanted:
+            return None
+        [(kind, value)] = wanted.items()
+        if self._grammars is None:
+            self._grammars = Grammars(self._tokenizer, self._size, self._ends)
+        try:
+            return self._grammars.constraint(kind, value)
+        except ValueError as error:
+            raise ValueError(f"the request's {kind} cannot be used ({error}): change it, or {OTHERS}") from error
+
+    async def _embed(self, encoder: SentenceEncoder, body: Mapping[str, Any]) -> dict[str, Any]:
+        given = body["input"]
+        read = encoder.read([given] if isinstance(given, str) else given)
+        wrong = next((each for each in read if isinstance(each, InputTooLong)), None)
+        if wrong is not None:
+            raise ItemRefused(str(wrong)) from wrong
+        rows = [_Text(tokens) for tokens in read if isinstance(tokens, Tokens)]
+        await self._thread.done(rows)
+        data = [{"object": "embedding", "index": number, "embedding": row.vector} for number, row in enumerate(rows)]
+        tokens = sum(len(row.tokens.ids) for row in rows)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": self._name, "usage": usage}
+
+    def _response(self, endpoint: str, choices: list[Any], prompt: Tokens, written: int) -> dict[str, Any]:
+        chat, read = endpoint == CHAT, len(prompt.ids)
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": self._name,
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": read,
+                "completion_tokens": written,
+                "total_tokens": read + written,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+            **({"truncated": True, "original_prompt_tokens": prompt.original} if prompt.truncated else {}),
+        }
+
+    def _chat_choice(self, number: int, row: RunningRow, answer: Generation) -> dict[str, Any]:
+        logprobs = None
+        if row.top is not None:
+            content = [
+                {**self._token(token, value), "top_logprobs": [self._token(*each) for each in best]}
+                for token, (value, best) in zip(row.written, row.logprobs, strict=True)
+            ]
+            logprobs = {"content": content, "refusal": None}
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
+
+    def _text_choice(self, number: int, row: RunningRow, answer: Generation) -> dict[str, Any]:
+        logprobs = None
+        if row.top is not None:
+            tokens = [self._text(token) for token in row.written]
+            offsets = [0]
+            for token in tokens[:-1]:
+                offsets.append(offsets[-1] + len(token))
+            best = [{self._text(token): value for token, value in best} for _, best in row.logprobs]
+            logprobs = {
+                "tokens": tokens,
+                "token_logprobs": [value for value, _ in row.logprobs],
+                "top_logprobs": best if row.top else None,
+                "text_offset": offsets[: len(tokens)],
+            }
+        return {"index": number, "text": answer.text, "logprobs": logprobs, "finish_reason": answer.finish_reason}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def _text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+
+async def build_transformers_engine(model: str | os.PathLike[str] | LoadedModel, **settings: Any) -> TransformersEngine:
+    """Build a `TransformersEngine`, in a thread, so that the event loop goes on meanwhile.
+
+    :param settings: of `TransformersEngine`; errors as its and as `load_language_model`'s.
+    """
+    return await asyncio.to_thread(TransformersEngine, model, **settings)
+
+
+def _is_encoder(model: str | os.PathLike[str], revision: str | None) -> bool:
+    return (locate_model(model, revision=revision) / "modules.json").is_file()
+
+
+def _sampling(body: Mapping[str, Any]) -> Sampling:
+    stop = body.get("stop") or ()
+    limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if name in body]
+    return Sampling(
+        max_new_tokens=limits[0] if limits else Sampling.max_new_tokens,
+        temperature=body.get("temperature", 1.0),
+        top_p=body.get("top_p", 1.0),
+        top_k=max(body.get("top_k", 0), 0),
+        seed=body.get("seed"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
+def _top(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """Return how many of the likeliest tokens' log-probabilities are asked for, None for none at all."""
+    asked = body.get("logprobs")
+    if endpoint == CHAT:
+        return int(body.get("top_logprobs") or 0) if asked else None
+    return None if asked is None or asked is False else int(asked)
+
+
+@dataclasses.dataclass(eq=False)
+class _Text:
+    """A text that is to become a vector."""
+
+    tokens: Tokens
+    vector: list[float] | None = None
+    error: BaseException | None = None
+
+
+class _Encoding:
+    """Texts that wait to be encoded, as the batch of a `BatchThread`."""
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self._encoder = encoder
+        self._waiting: list[_Text] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, row: _Text) -> None:
+        self._waiting.append(row)
+
+    def remove(self, row: _Text) -> None:
+        if row in self._waiting:
+            self._waiting.remove(row)
+
+    def step(self) -> Sequence[_Text]:
+        """Encode an internal batch of those that wait, the oldest among them."""
+        chosen = self._encoder.next_batch([len(row.tokens.ids) for row in self._waiting])
+        rows = [self._waiting[number] for number in chosen]
+        gone = set(chosen)
+        self._waiting = [row for number, row in enumerate(self._waiting) if number not in gone]
+        try:
+            vectors = self._encoder.encode_tokens([row.tokens for row in rows]).tolist()
+        except MemoryError as error:
+            for row in rows:
+                row.error = error
+            return rows
+        for row, vector in zip(rows, vectors, strict=True):
+            row.vector = vector
+        return rows

@@ -1,0 +1,177 @@
+"""Attempts: how they begin and end, and what overlaps: windows kept full, workers drained, library processes that died.
+
+The calls of an app that overlaps take one slot of their worker together, per context. A worker is drained, so that its
+slot comes free for other work, when a routing policy gives it other work than what its window holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ctxflow.scheduler import context_moves, faults, items, prefixes, session_moves
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.app_state import App, Group
+from ctxflow.scheduler.commands import Command, Run
+from ctxflow.scheduler.eligibility import group_for
+from ctxflow.scheduler.events import Failure
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Attempt, Worker
+
+DEATHS = 2  # Times that a library process may die under an item and others before the item runs alone.
+
+
+def start(
+    state: RunState, worker: Worker, app: App, batch: tuple[int, ...], group: Group | None, out: list[Command]
+) -> None:
+    """Run these items on a worker that has a slot, or room in a window, for them; `RunState.update_free` follows."""
+    number = state.next_attempt
+    state.next_attempt = number + 1
+    context = app.context
+    attempt = Attempt(number, app.id, context, worker.id, batch, state.now, group, worker.place)
+    state.attempts[number] = worker.running[number] = attempt
+    app.attempts += 1
+    if app.overlaps:
+        worker.in_flight[context] = worker.in_flight.get(context, 0) + 1
+        worker.overlapping += 1
+        worker.windows.setdefault(context, 1)
+    elif state.contexts[context].spec.level != ev.PERVASIVE:
+        worker.contexts[context].state = "spent"
+    state.counters.batches += 1
+    out.append(Run(worker.id, number, app.id, context, batch))
+
+
+def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
+    """Take an attempt off its worker and return it; None if it does not run there."""
+    attempt = worker.running.pop(number, None) if worker is not None else None
+    if worker is None or attempt is None:
+        return None
+    del state.attempts[number]
+    state.streams.steps.pop(number, None)
+    if state.answered or state.interrupted:
+        state.answered.pop(number, None)
+        state.interrupted.discard(number)
+    app, context = state.apps[attempt.app], attempt.context
+    app.attempts -= 1
+    if app.overlaps:
+        worker.overlapping -= 1
+        worker.in_flight[context] -= 1
+        if not worker.in_flight[context]:
+            del worker.in_flight[context], worker.windows[context]
+    held = worker.contexts.get(context)
+    if held is not None:
+        held.last_used = state.now
+    state.update_free(worker)
+    return attempt
+
+
+def has_room(worker: Worker, app: App) -> bool:
+    """Return whether a worker that holds the app's context could take one more of its calls now."""
+    if app.overlaps and app.context in worker.in_flight:
+        return not worker.turning and worker.in_flight[app.context] < worker.windows[app.context]
+    return worker.unused_slots > 0
+
+
+def turn(state: RunState, worker: Worker, promised: str = "") -> None:
+    """Give a worker nothing more of what overlaps on it until none of it is left, so that other work gets its place.
+
+    :param promised: the app whose work that is.
+    """
+    if worker.in_flight:
+        worker.turning, worker.promised = True, promised
+        state.update_free(worker)
+
+
+def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None, bool]:
+    """Return the group that a worker is to run next, if there is one, and whether it may run anything of the app now.
+
+    What has to run alone waits until nothing overlaps on one worker; as many are drained as there are such items.
+    """
+    flying = worker.in_flight.get(app.context, 0)
+    if flying == 1 and _runs_alone(worker, app.context):
+        return None, False
+    group = group_for(state, app, worker) if app.isolated.items else None
+    if group is None or not (group.alone and flying):
+        return group, True
+    if sum(each.turning for each in state.workers.values()) >= app.isolated.items:
+        return None, True
+    turn(state, worker, app.id)
+    return None, False
+
+
+def _runs_alone(worker: Worker, context: str) -> bool:
+    only = next(attempt for attempt in worker.running.values() if attempt.context == context)
+    return only.group is not None and only.group.alone
+
+
+def window_for(state: RunState, worker: Worker, app: App) -> int:
+    """Return how many calls of an app a worker may have in flight."""
+    most = state.contexts[app.context].spec.concurrency
+    if not app.windowed:
+        return most or 1
+    wanted = max(1, state.policies.windows.window(state.view, app.shown, worker.shown))
+    return wanted if most is None else min(wanted, most)
+
+
+def fill(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
+    """Give a worker queued items of an app, until its window is full or nothing is left; whether it got any."""
+    context, window = app.context, window_for(state, worker, app)
+    room = min(window - worker.in_flight.get(context, 0), len(app.queue) - app.cancelled)
+    if room > 0:
+        alike = bool(state.prefixes)
+        for item in prefixes.take(state, worker, app, room) if alike else items.take(state, app, None, room, out):
+            start(state, worker, app, (item,), None, out)
+        if alike:
+            items.settle(state, app, out)
+    if context in worker.in_flight:
+        worker.windows[context] = window
+    state.update_free(worker)
+    return room > 0
+
+
+def in_order(state: RunState, attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return attempts that end together so that what they requeue, each to the front, keeps its order."""
+    whole: list[Attempt] = []
+    each: list[Attempt] = []
+    for attempt in attempts:
+        (each if state.apps[attempt.app].overlaps else whole).append(attempt)
+    return whole + each[::-1]
+
+
+def lose_context(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+    """Handle the end of a library process: requeue what else it ran, which is not to blame."""
+    session_moves.context_gone(state, worker, context)
+    for attempt in in_order(state, [a for a in worker.running.values() if a.context == context]):
+        end(state, attempt.id, worker)
+        items.requeue(state, attempt, items.unanswered(state, attempt), out)
+    context_moves.gone(state, worker, context, out)
+
+
+def died_together(state: RunState, attempt: Attempt, worker: Worker, failure: Failure, out: list[Command]) -> bool:
+    """Handle a library process that died with several calls in flight, of which `attempt` has been ended already.
+
+    None of them is accused; those that were there when it died before run alone from now on, which shows who does it.
+
+    :returns: False if there was only this one.
+    """
+    beside = [a for a in worker.running.values() if a.context == attempt.context and state.apps[a.app].overlaps]
+    if not beside:
+        return False
+    every = [(each, items.unanswered(state, each)) for each in (attempt, *beside)]
+    faults.charge(state, attempt, worker, [item for _, left in every for item in left], failure)
+    for each, left in reversed(every):
+        end(state, each.id, worker)
+        _requeue_survivors(state, each, left, failure, out)
+    lose_context(state, worker, attempt.context, out)
+    return True
+
+
+def _requeue_survivors(
+    state: RunState, attempt: Attempt, left: Sequence[int], failure: Failure, out: list[Command]
+) -> None:
+    suspects = []
+    for item in left:
+        state.deaths[item] = times = state.deaths.get(item, 0) + 1
+        if times >= DEATHS:
+            suspects.append(item)
+    items.isolate(state, attempt, suspects, failure, out)
+    items.requeue(state, attempt, [item for item in left if item not in suspects], out)

@@ -1,0 +1,85 @@
+"""What is said about an engine on the command line: passed on, shown, and refused before anything starts."""
+
+import json
+
+import pytest
+from batch_helpers import write_lines
+
+from ctxflow.batch.job import load_job
+from ctxflow.testing.small_models import make_causal_lm
+
+MODEL = ("-m", "org/model")
+
+
+@pytest.fixture
+def requests(folder):
+    """A file of requests: two that vLLM can do, one of which transformers cannot, and one that nobody can."""
+    hello = {"messages": [{"role": "user", "content": "Hello"}]}
+    picture = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+    bodies = [hello, {**hello, "min_p": 0.1}, {"messages": [{"role": "user", "content": [picture]}]}]
+    rows = [{"custom_id": str(n), "url": "/v1/chat/completions", "body": body} for n, body in enumerate(bodies)]
+    write_lines(folder / "in.jsonl", rows)
+    return ("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, "--dry-run")
+
+
+def test_a_dry_run_shows_the_engine_and_which_requests_are_not_for_it(command, requests):
+    status, said, out = command(*requests, output=True)
+    assert (status, said) == (0, "")
+    assert "min_p = 0.1 is not for the backend transformers: run it with --backend vllm or --backend server" in out
+    assert "an image at an address, and nothing is fetched" in out, "which no other backend does"
+    more = ("--backend", "vllm", "--engine-option", "max_model_len=512", "--engine-option", "enforce-eager=true")
+    status, said, out = command(*requests, *more, "--json", output=True)
+    assert (status, said) == (0, "")
+    found = json.loads(out)
+    assert found["does"] == {"model": "org/model", "task": "chat", "backend": "vllm", "max_model_len": 512,
+                             "enforce-eager": True}  # fmt: skip
+    assert ["error" in row for row in found["first"]] == [False, False, True]
+    assert "an image at an address, and nothing is fetched" in found["first"][2]["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--backend", "server"), "a server is started by a command: give --server-command"),
+        (("--engine-option", "max_model_len"), "--engine-option 'max_model_len' is not to be understood: write NAME="),
+        (("--engine-option", "a=1", "--engine-option", "a=2"), "--engine-option names a twice"),
+        (("--backend", "vllm", "--adapter", "french"), "--adapter 'french' is not to be understood: write NAME=PATH"),
+        (("--adapter", "french=x"), "adapters are for --backend vllm"),
+        (("--backend", "vllm", "--adapter", "french=here"), "holds no adapter_config.json"),
+        (("--backend", "ollama"), "ollama"),
+    ],
+)
+def test_what_makes_no_sense_about_an_engine_is_refused(folder, command, requests, words, sentence):
+    (folder / "here").mkdir()
+    status, said = command(*requests, *words)
+    assert status == 2 and sentence in " ".join(said.split())
+
+
+def test_values_of_options_are_json_and_those_of_adapters_are_text(command, requests):
+    status, _, out = command(*requests, "--backend", "vllm", "--engine-option", 'limits={"image": 2}', "--json",
+                             "--engine-option", "name=3x", "--adapter", "3=5", output=True)  # fmt: skip
+    assert status == 0
+    assert json.loads(out)["does"]["limits"] == {"image": 2} and json.loads(out)["does"]["name"] == "3x"
+
+
+def test_the_options_of_an_encoder_are_told_by_name(folder, command):
+    pytest.importorskip("sentence_transformers")
+    write_lines(folder / "in.jsonl", [{"text": "One"}])
+    words = ("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, "-t", "embed", "--dry-run")
+    assert command(*words, "--engine-option", "max_batch_tokens=512")[0] == 0
+    status, said = command(*words, "--engine-option", "max_batch_token=512", "--engine-option", "dtype=float32")
+    assert status == 2
+    assert "max_batch_token is none of the backend transformers: did you mean 'max_batch_tokens'?" in said
+    assert "--engine-option dtype is a flag of its own: give --dtype" in said
+
+
+def test_a_job_that_goes_on_with_another_engine_is_another_job(folder, tmp_path_factory):
+    from ctxflow.batch.driver import run_job
+
+    model = str(make_causal_lm(tmp_path_factory.mktemp("lm")))
+    write_lines(folder / "in.jsonl", [{"prompt": "One"}])
+    choices = {"input": "in.jsonl", "output": "out.jsonl", "model": model, "device": "cpu", "max_new_tokens": 3}
+    assert run_job(load_job(None, **choices)).exit_status == 0
+    assert run_job(load_job(None, **choices)).already
+    with pytest.raises(ValueError, match=r"engine_options was \{\} and is \{'max_batch_size': 3\}"):
+        run_job(load_job(None, **choices, engine_options={"max_batch_size": 3}))

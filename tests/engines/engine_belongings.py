@@ -1,0 +1,148 @@
+"""What belongs to a run, wherever it hides: processes, segments of shared memory, sockets; and whom to kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+_SEGMENT = re.compile(r"/dev/shm/(\S+)")
+LEFT_SECONDS = 5.0
+
+
+class Belongings:
+    """Processes with a mark in the environment that they were started with, and all that descend from them.
+
+    Those that write over their environment, to set their title, are known by their parents. While it is entered it
+    looks ten times a second, and notes which segments in /dev/shm they have.
+
+    :param folder: where they make their temporary files.
+    """
+
+    VARIABLE = "CTXFLOW_TESTED_RUN"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.segments: set[str] = set()
+        self._known: dict[int, str] = {}  # Process -> when it began.
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Belongings:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for pid in self.processes():  # Of a test that failed.
+            kill(pid)
+        for name in self.segments:
+            (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+    def processes(self) -> dict[int, str]:
+        """Return the living ones and their command lines; what has ended and was not waited for is not there."""
+        with self._lock:
+            seen = {int(entry.name): _status(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+            there = {pid: status for pid, status in seen.items() if status is not None and pid != os.getpid()}
+            known = {pid: began for pid, began in self._known.items() if pid in there and there[pid][1] == began}
+            # What descends from what has ended meanwhile was seen before.
+            more = {pid for pid in there if pid not in known and self._is_marked(pid)}
+            while more:
+                known |= {pid: there[pid][1] for pid in more}
+                more = {pid for pid, (parent, _) in there.items() if pid not in known and parent in known}
+            self._known = known
+        return {pid: line for pid in known if (line := _command(pid)) is not None}
+
+    def of(self, *kinds: str) -> list[int]:
+        """Return the processes whose command line has one of these in it, the oldest first."""
+        return sorted(pid for pid, line in self.processes().items() if any(kind in line for kind in kinds))
+
+    def tree(self, pid: int) -> list[int]:
+        """Return a process and all that descend from it."""
+        parents = {each: status[0] for each in self.processes() if (status := _status(Path(f"/proc/{each}")))}
+        found = [pid]
+        for each in found:
+            found += [child for child, parent in parents.items() if parent == each]
+        return found
+
+    def sockets(self) -> list[str]:
+        """Return the sockets among their temporary files."""
+        found = []
+        for path in self.folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    found.append(str(path))
+        return found
+
+    def left(self) -> list[str]:
+        """Return what there is, in words."""
+        return [
+            *(f"process {pid}: {line}" for pid, line in self.processes().items()),
+            *(f"segment {name}" for name in sorted(self.segments) if (Path("/dev/shm") / name).exists()),
+            *(f"socket {path}" for path in self.sockets()),
+        ]
+
+    def none_left(self) -> None:
+        """Wait until nothing is left; fail after five seconds, with what is."""
+        deadline = time.monotonic() + LEFT_SECONDS
+        while found := self.left():
+            assert time.monotonic() < deadline, "\n".join(found)
+            time.sleep(0.05)
+
+    def gone(self, pids: list[int]) -> None:
+        """Wait until these processes have ended; fail after five seconds, with those that have not."""
+        deadline = time.monotonic() + LEFT_SECONDS
+        while left := {pid: line for pid, line in self.processes().items() if pid in pids}:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def _is_marked(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return f"{self.VARIABLE}={self.mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return False
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.1):
+            for pid in self.processes():
+                with contextlib.suppress(OSError):
+                    self.segments.update(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text()))
+
+
+def _status(entry: Path) -> tuple[int, str] | None:
+    """Return a process's parent and when it began; None if it has ended."""
+    try:
+        state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else (int(parent), rest[17])
+
+
+def _command(pid: int) -> str | None:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return " ".join(word.decode(errors="replace") for word in words).strip()
+
+
+def eventually(condition: Callable[[], object], limit: float = 300.0) -> None:
+    """Wait until a condition holds; fail after so many seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def kill(pid: int) -> None:
+    """End a process as the kernel does that is out of memory."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,436 @@
+"""Calls of items that overlap in one library process, driven as an engine without lines does."""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_host import Driven
+
+from ctxflow import on_worker
+from ctxflow.errors import ContextLost, ItemRefused
+from ctxflow.host import closing_libraries, library_process
+
+
+class Items(Driven):
+    """A host, and calls of items: the function gets the context and the item's values."""
+
+    def give(self, function):
+        """Give a function once; returns what begins a call of it."""
+        name = f"shared{self.calls}-{id(function)}"
+        self.tell("function", cloudpickle.dumps(function), function=name)
+
+        def begin(*values, context="c", **head):
+            self.calls += 1
+            given = {"call": self.calls, "context": context, "function": name, "style": "item", "insert": False}
+            self.tell("call", pickle.dumps(values), **{**given, **head})
+            return self.calls
+
+        return begin
+
+    def item(self, function, *values, **head):
+        return self.give(function)(*values, **head)
+
+    def answers(self, *calls):
+        """What came of each call, in their order; no other is answered, and none twice."""
+        found = {}
+        while set(calls) - set(found):
+            for head, body in self.reports():
+                for number in head["calls"] if head["is"] == "died" else [head["call"]]:
+                    assert number not in found, "a call has one answer"
+                    found[number] = head, body
+        assert set(found) == set(calls)
+        return [found[number] for number in calls]
+
+    def value(self, call):
+        [(head, body)] = self.answers(call)
+        assert head["is"] == "finished", head
+        [result] = pickle.loads(body)
+        return result
+
+    def failure(self, call):
+        [(head, _)] = self.answers(call)
+        return head["failure"]
+
+
+@pytest.fixture
+def driven(tmp_path):
+    (tmp_path / "logs").mkdir()
+    driven = Items(tmp_path)
+    yield driven
+    driven.close()
+
+
+@pytest.fixture
+def loaded(driven):
+    driven.load(dict)
+    driven.next("ready")
+    return driven
+
+
+async def nap(context, seconds=60.0):
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+def test_items_overlap_and_are_answered_as_they_end_in_any_order(loaded):
+    async def meet(context, number):
+        there, left = context.setdefault("there", []), context.setdefault("left", [])
+        there.append(number)
+        while len(there) < 8 or len(left) < 7 - number:
+            await asyncio.sleep(0.001)
+        left.append(number)
+        return -number
+
+    begin = loaded.give(meet)
+    for number in range(8):
+        begin(number)
+    heads = []
+    while len(heads) < 8:
+        heads += loaded.reports()
+    assert [pickle.loads(body) for _, body in heads] == [[-number] for number in range(7, -1, -1)]
+    assert {head["is"] for head, _ in heads} == {"finished"}
+
+
+def test_what_goes_wrong_with_an_item_is_its_own(loaded):
+    async def wrong(context, kind):
+        print("tried", kind)
+        if kind == "raise":
+            raise KeyError(kind)
+        if kind == "refuse":
+            raise ItemRefused("give fewer words")
+        if kind == "exit":
+            sys.exit(3)
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        if kind == "give up":
+            raise asyncio.CancelledError
+        if kind == "task":
+            await asyncio.create_task(wrong(context, "exit"))
+        if kind == "stop":
+            raise StopIteration
+        if kind == "fork" and not os.fork():
+            return None
+        return threading.Lock() if kind == "odd" else kind
+
+    good, begin = loaded.item(nap, 0.2), loaded.give(wrong)
+    kinds = ["raise", "refuse", "exit", "interrupt", "give up", "task", "odd", "fork", "well"]
+    answers = loaded.answers(*map(begin, kinds), good)
+    told = [(head["failure"]["kind"], head["failure"]["error"]) for head, _ in answers if head["is"] == "raised"]
+    assert told == [
+        ("exception", "KeyError"),
+        ("input", "ItemRefused"),
+        ("exception", "SystemExit"),
+        ("exception", "KeyboardInterrupt"),
+        ("exception", "CancelledError"),
+        ("exception", "SystemExit"),
+        ("exception", "TypeError"),
+    ]
+    shown = answers[0][0]["failure"]["traceback"]
+    assert "in wrong" in shown
+    assert "ctxflow/host" not in shown
+    assert isinstance(pickle.loads(answers[1][1]), ItemRefused)
+    assert [pickle.loads(body) for _, body in answers[-3:]] == [["fork"], ["well"], [0.2]]
+    assert "tried" in next(head["failure"]["output"] for head, _ in answers if "failure" in head)
+    call = loaded.calls = loaded.calls + 1
+    loaded.tell("call", b"no pickle", call=call, context="c", function=f"shared{0}", style="item", insert=False)
+    assert loaded.next("raised")[0]["call"] == call
+
+
+def test_an_item_that_takes_too_long_fails_alone(loaded):
+    stays = loaded.item(nap, 1.0, timeout=30.0)
+    late = [loaded.item(nap, timeout=0.2), loaded.item(stubborn, timeout=0.2)]
+    assert [head["failure"]["kind"] for head, _ in loaded.answers(*late)] == ["timeout"] * 2
+    assert loaded.value(stays) == 1.0
+
+
+async def stubborn(context):
+    """Answer all the same."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    return "here"
+
+
+def test_items_that_nobody_waits_for_are_cancelled_and_others_are_not(loaded):
+    async def tell(context, number):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            context[number] = "cleaned up"
+
+    async def look(context):
+        return dict(context)
+
+    begin = loaded.give(tell)
+    calls = [begin(number) for number in range(20)]
+    stays, pid = loaded.item(nap, 0.5), loaded.host._libraries["c"].process.pid
+    unwanted = calls[::2]
+    for call in unwanted:
+        loaded.tell("interrupt", context="c", call=call)
+    kinds = {head["failure"]["kind"] for head, _ in loaded.answers(*unwanted, stays) if head["is"] == "raised"}
+    assert kinds == {"cancelled"}
+    for call in (calls[0], 99_999):
+        loaded.tell("interrupt", context="c", call=call)
+    seen = loaded.value(loaded.item(look))
+    assert set(seen) <= {0, 2, 4, 6, 8, 10, 12, 14, 16, 18}
+    for call in calls[1::2]:
+        loaded.tell("interrupt", context="c", call=call)
+    loaded.answers(*calls[1::2])
+    assert loaded.host._libraries["c"].process.pid == pid
+
+
+def test_calls_of_other_kinds_run_one_after_the_other_beside_items(loaded):
+    async def double(context, numbers):
+        context["now"] = context.get("now", 0) + 1
+        await asyncio.sleep(0.05)
+        most = context["now"]
+        context["now"] -= 1
+        return [most for _ in numbers]
+
+    def yields(context, numbers):
+        for number in numbers:
+            yield number, os.getcwd()
+
+    item = loaded.item(nap, 3.0, timeout=9.0)
+    batches = [loaded.call(double, [1, 2]) for _ in range(4)]
+    kept = loaded.call(yields, [1], every=0.0)
+    slow = loaded.call(lambda context, numbers: time.sleep(60), [1])
+    *ends, (_, body) = loaded.answers(*batches, kept)
+    assert [pickle.loads(body) for _, body in ends] == [[1, 1]] * 4
+    assert pickle.loads(body)[0][0] == 1
+    loaded.reports_nothing(0.3)
+    loaded.tell("interrupt", context="c", call=slow)
+    assert loaded.failure(slow)["kind"] == "cancelled"
+    assert loaded.value(item) == 3.0
+
+
+def test_a_lost_context_ends_its_process_with_all_that_it_started(loaded):
+    async def start(context):
+        context["child"] = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        return context["child"].pid
+
+    async def lose(context):
+        print("last words")
+        raise ContextLost("the engine ended with status 1")
+
+    child = loaded.value(loaded.item(start))
+    calls = [loaded.item(nap), loaded.item(lose), loaded.item(nap)]
+    answers = loaded.answers(*calls)
+    [head] = {id(head): head for head, _ in answers}.values()
+    assert head["calls"] == calls
+    assert head["blamed"] == []
+    failure = head["failure"]
+    assert (failure["kind"], failure["error"], failure["message"]) == (
+        "crash",
+        "ContextLost",
+        "the engine ended with status 1",
+    )
+    assert failure["output"] == "last words"
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
+
+
+@pytest.mark.parametrize("style", ["batch", "item"])
+def test_a_context_tells_that_it_is_lost_from_a_thread_of_its_own(driven, style):
+    def build():
+        def fail():
+            time.sleep(0.3)
+            on_worker.context_lost("no heartbeat")
+
+        threading.Thread(target=fail, daemon=True).start()
+        return {}
+
+    driven.load(build)
+    driven.next("ready")
+    call = driven.item(nap) if style == "item" else driven.call(lambda context, items: time.sleep(60), [1])
+    assert driven.failure(call)["message"] == "no heartbeat"
+
+
+def test_what_blocks_the_loop_is_found_and_named(loaded, monkeypatch):
+    monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
+
+    async def block(context):
+        await asyncio.sleep(0.2)
+        time.sleep(60)
+
+    waits, blocks = loaded.item(nap, timeout=0.1), None
+    assert loaded.failure(waits)["kind"] == "timeout"
+    waits, blocks = loaded.item(nap, timeout=0.5), loaded.item(block)
+    [(head, _), _] = loaded.answers(waits, blocks)
+    assert (head["calls"], head["blamed"], head["failure"]["kind"]) == ([blocks, waits], [blocks], "timeout")
+    assert "asyncio.to_thread" in head["failure"]["message"]
+    assert "in block" in head["failure"]["output"]
+
+
+def test_an_item_that_ignores_its_end_is_named(loaded, monkeypatch):
+    monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
+
+    async def ignore(context):
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    waits, ignores = loaded.item(nap), loaded.item(ignore, timeout=0.1)
+    [(head, _), _] = loaded.answers(waits, ignores)
+    assert (head["calls"], head["blamed"], head["failure"]["kind"]) == ([ignores, waits], [ignores], "timeout")
+    loaded.load(dict)
+    loaded.next("ready")
+    waits, ignores = loaded.item(nap), loaded.item(ignore)
+    loaded.reports_nothing(0.3)
+    loaded.tell("interrupt", context="c", call=ignores)
+    [(head, _), _] = loaded.answers(waits, ignores)
+    assert (head["blamed"], head["failure"]["kind"]) == ([ignores], "cancelled")
+
+
+async def act(context, kind, seconds):
+    """Do what an item may do."""
+    if kind == "blocked":
+        time.sleep(seconds)
+    elif kind == "cancel twice":
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+    if kind == "raise":
+        raise ValueError(seconds)
+    if kind == "refuse":
+        raise ItemRefused(str(seconds))
+    if kind == "lose":
+        raise ContextLost(str(seconds))
+    if kind == "die":
+        os._exit(3)
+    return threading.Lock() if kind == "odd" else seconds
+
+
+KINDS = ["well", "well", "raise", "refuse", "odd", "blocked", "cancel twice", "lose", "die"]
+FLIGHT = st.tuples(
+    st.sampled_from(KINDS),
+    st.sampled_from([0.0, 0.01, 0.05]),
+    st.sampled_from([None, None, 0.005, 0.03, 5.0]),
+    st.sampled_from([None, None, "at once", "later"]),
+)
+MAY = {
+    "well": {"finished"},
+    "blocked": {"finished"},
+    "cancel twice": {"finished"},
+    "raise": {"exception"},
+    "refuse": {"input"},
+    "odd": {"exception"},
+    "lose": set(),
+    "die": set(),
+}
+
+
+@pytest.mark.long
+def test_each_call_has_one_answer_or_the_process_a_death_that_names_it(driven):
+    """Whatever they do, however long they may, whoever cancels them."""
+
+    @settings(max_examples=40)
+    @given(st.lists(FLIGHT, max_size=12))
+    def check(flights):
+        driven.load(dict)
+        driven.next("ready")
+        begin = driven.give(act)
+        calls = [begin(kind, seconds, timeout=timeout) for kind, seconds, timeout, _ in flights]
+        for when in ("at once", "later"):
+            for call, (*_, cancelled) in zip(calls, flights, strict=True):
+                if cancelled == when:
+                    driven.tell("interrupt", context="c", call=call)
+            time.sleep(0.02)
+        kinds = {kind for kind, *_ in flights}
+        answers = driven.answers(*calls)
+        for (head, _), (kind, _, timeout, cancelled) in zip(answers, flights, strict=True):
+            if head["is"] == "died":
+                assert kinds & {"lose", "die"}
+                continue
+            may = MAY[kind] | ({"timeout"} if timeout else set()) | ({"cancelled"} if cancelled else set())
+            assert (head["failure"]["kind"] if head["is"] == "raised" else head["is"]) in may
+        driven.tell("ping")
+        driven.next("pong")
+
+    check()
+
+
+def build_async(log, ends=True):
+    """An async context function that notes what happens to it."""
+
+    async def open_engine():
+        await asyncio.sleep(0)
+        return {"loop": id(asyncio.get_running_loop())}
+
+    async def generate():
+        Path(log).write_text("built")
+        yield await open_engine()
+        if not ends:
+            await asyncio.sleep(60)
+        await asyncio.sleep(0.1)
+        Path(log).write_text("closed")
+
+    return generate
+
+
+async def same_loop(context):
+    return context["loop"] == id(asyncio.get_running_loop())
+
+
+def test_an_async_context_is_built_and_closed_on_the_loop_of_its_items(driven, tmp_path):
+    log = tmp_path / "log"
+    driven.load(build_async(log))
+    driven.next("ready")
+    assert driven.value(driven.item(same_loop))
+    assert log.read_text() == "built"
+    driven.tell("unload", context="c")
+    driven.next("unloaded")
+    assert log.read_text() == "closed"
+    driven.load(build_async(log))
+    driven.next("ready")
+    driven.load(build_async(tmp_path / "another"))
+    driven.next("ready")
+    assert log.read_text() == "closed"
+    driven.host.stop()
+    assert (tmp_path / "another").read_text() == "closed"
+
+
+def test_what_does_not_close_in_time_is_killed_and_others_go_on_meanwhile(driven, tmp_path, monkeypatch):
+    monkeypatch.setattr(closing_libraries, "CLOSE_SECONDS", 1.0)
+    driven.load(build_async(tmp_path / "log", ends=False))
+    driven.next("ready")
+    driven.load(dict, context="other")
+    driven.next("ready")
+    pid = driven.host._libraries["c"].process.pid
+    driven.tell("unload", context="c")
+    driven.load(dict, context="waits")
+    assert driven.value(driven.item(nap, 0.0, context="other")) == 0.0
+    assert Path(f"/proc/{pid}").exists()
+    seen = [head["is"] for head, _ in driven.reports()]
+    while len(seen) < 2:
+        seen += [head["is"] for head, _ in driven.reports()]
+    assert seen == ["unloaded", "ready"]
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_async_context_that_fails_says_why(driven):
+    async def broken():
+        await asyncio.sleep(0)
+        raise OSError("no weights")
+
+    async def empty():
+        return
+        yield
+
+    driven.load(broken)
+    head, _ = driven.next("failed")
+    assert (head["failure"]["error"], head["failure"]["message"]) == ("OSError", "no weights")
+    driven.load(empty)
+    assert "yielded nothing" in driven.next("failed")[0]["failure"]["message"]
+    driven.load(nap, None, timeout=0.3)
+    assert driven.next("failed")[0]["failure"]["kind"] == "timeout"

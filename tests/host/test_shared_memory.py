@@ -1,0 +1,174 @@
+"""What library processes leave in /dev/shm, whatever is killed."""
+
+import contextlib
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+from test_library_loop import Items
+
+from ctxflow.host.shm_leftovers import ShmLeftovers
+
+SHM = Path("/dev/shm")
+BYTES = 1 << 20
+
+
+@pytest.fixture
+def driven(tmp_path):
+    (tmp_path / "logs").mkdir()
+    driven = Items(tmp_path)
+    yield driven
+    driven.close()
+
+
+def segments():
+    return {path.name for path in SHM.iterdir()}
+
+
+def make_segments():
+    """Start a child that has one too, in a session of its own; returns what keeps them, and the child."""
+    own = shared_memory.SharedMemory(create=True, size=BYTES)
+    own.buf[:] = bytes(BYTES)
+    program = (
+        "import time; from multiprocessing import shared_memory, resource_tracker\n"
+        f"theirs = shared_memory.SharedMemory(create=True, size={BYTES})\n"
+        "print(theirs.name, flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    return own, child, child.stdout.readline().decode().strip()
+
+
+async def build():
+    return make_segments()
+
+
+async def names(context):
+    own, child, theirs = context
+    return [own.name.lstrip("/"), theirs.lstrip("/"), child.pid, sorted(os.listdir("/dev/shm"))]
+
+
+def gone(seen, pid):
+    deadline = time.monotonic() + 5
+    while not segments().isdisjoint(seen) or Path(f"/proc/{pid}/exe").exists():
+        assert time.monotonic() < deadline, segments() & set(seen)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("killed", ["unload", "library", "child", "stop"])
+def test_nothing_is_left_in_shared_memory(driven, killed):
+    driven.load(build)
+    driven.next("ready")
+    own, theirs, child, listed = driven.value(driven.item(names))
+    assert {own, theirs} <= set(listed), "they are where they are looked for"
+    library = driven.host._libraries["c"].process.pid
+    if killed == "unload":
+        driven.tell("unload", context="c")
+        driven.next("unloaded")
+    elif killed == "stop":
+        driven.host.stop()
+    else:
+        os.kill(library if killed == "library" else child, signal.SIGKILL)
+        if killed == "library":
+            driven.next("died")
+        else:
+            driven.tell("unload", context="c")
+            driven.next("unloaded")
+    gone({own, theirs}, library)
+    with contextlib.suppress(ProcessLookupError):  # Only a host of its own adopts what has left its session.
+        os.kill(child, signal.SIGKILL)
+
+
+AS_NOBODY = """
+import ctypes, os
+from ctxflow.host import private_shm
+os.setgid(65534), os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # Dumpable, as a process is that did not change its user.
+before = os.statvfs("/dev/shm").f_blocks
+entered = private_shm.enter()
+name = f"of-nobody-{os.getpid()}"
+open("/dev/shm/" + name, "w").close()
+print(entered, os.getuid(), os.statvfs("/dev/shm").f_blocks == before, name)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_who_may_mount_nothing_gets_one_too_where_the_kernel_lets_him(tmp_path):
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY], capture_output=True, text=True, check=True)
+    entered, user, as_large, name = done.stdout.split()
+    assert (user, as_large) == ("65534", "True")
+    if entered == "False":
+        (SHM / name).unlink()
+        pytest.skip("the kernel does not let users have namespaces")
+    assert name not in segments()
+
+
+def test_what_is_left_in_the_machines_is_removed_where_a_library_process_has_none_of_its_own(driven):
+    """Of made-up names, that its processes had mapped, and nobody has any more."""
+    kept = shared_memory.SharedMemory(create=True, size=BYTES)
+    named = f"mine-{os.getpid()}"
+    driven.load(make_segments)
+    driven.next("ready")
+
+    maps = []
+
+    def share(context, items):
+        name, mine = items
+        # Not by SharedMemory, of which a process of Python's own removes what is left.
+        (SHM / mine).write_bytes(bytes(BYTES))
+        for each in (name, mine):
+            with (SHM / each).open("r+b") as file:
+                maps.append(mmap.mmap(file.fileno(), BYTES))
+        return [context[0].name.lstrip("/"), context[1].pid]
+
+    try:
+        driven.call(share, [kept.name.lstrip("/"), named])
+        own, child = pickle.loads(driven.next("finished")[1])
+        driven.reports_nothing(1.5)  # The host has looked.
+        os.kill(driven.host._libraries["c"].process.pid, signal.SIGKILL)
+        driven.next("died")
+        deadline = time.monotonic() + 5
+        while own in segments():
+            assert time.monotonic() < deadline
+            driven.reports_nothing(0.1)
+        assert {kept.name.lstrip("/"), named} <= segments(), "of others, or named by somebody"
+        os.kill(child, signal.SIGKILL)
+    finally:
+        kept.close()
+        kept.unlink()
+        (SHM / named).unlink(missing_ok=True)
+
+
+def test_what_killed_hosts_left_is_removed_by_the_next(tmp_path):
+    program = (
+        "import os, sys; from multiprocessing import shared_memory\n"
+        "from ctxflow.host.shm_leftovers import ShmLeftovers\n"
+        "segment = shared_memory.SharedMemory(create=True, size=100)\n"
+        "ShmLeftovers(sys.argv[1]).look([os.getpid()]); print(segment.name.lstrip('/'), flush=True)\n"
+        "os.killpg(0, 9)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    name = done.stdout.strip()
+    assert name in segments()
+    [record] = tmp_path.iterdir()
+    record.write_text("nonsense\n1 2 3\n0 0 psm_00000000\n" + record.read_text())
+    ShmLeftovers(str(tmp_path))
+    assert name not in segments()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_context_that_needs_what_is_in_the_machines_gets_none(driven):
+    driven.load(build, directory="/dev/shm")
+    driven.next("ready")
+    own, theirs, child, _ = driven.value(driven.item(names))
+    assert {own, theirs} <= segments()
+    os.kill(child, signal.SIGKILL)
+    for name in (own, theirs):
+        (SHM / name).unlink(missing_ok=True)

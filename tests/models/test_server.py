@@ -1,0 +1,298 @@
+"""Servers that are started, asked, killed and ended: a small program that can do everything wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from ctxflow.errors import ContextLost, ItemRefused
+from ctxflow.host.linux import descendants
+from ctxflow.models import openai_server
+from ctxflow.models.openai_engine import CHAT, EMBEDDINGS, OpenAIEngine
+from ctxflow.models.openai_server import start_server
+from ctxflow.models.server_process import ServerFailed, free_port, listening_sockets
+
+PLAYED = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('played_server.py')))}"
+AT_SOCKET = f"{PLAYED} --socket {{socket}}"
+AT_PORT = f"{PLAYED} --port {{port}} --key-file {{key_file}}"
+
+
+@contextlib.asynccontextmanager
+async def served(command=AT_SOCKET, **settings):
+    server = await start_server(command, **settings)
+    try:
+        yield server
+    finally:
+        folder = server._scratch.path
+        pids = family(server)
+        await server.aclose()
+        assert not os.path.exists(folder)
+        assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def family(server):
+    warden = server._process._warden
+    return [] if warden.returncode is not None else [warden.pid, *descendants(warden.pid)]
+
+
+def within(seconds, condition):
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.mark.parametrize(
+    "command", [AT_SOCKET, AT_PORT, f"{PLAYED} --port {{port}}"], ids=["socket", "file", "variable"]
+)
+def test_a_server_answers_at_a_socket_and_at_a_port(command):
+    async def main():
+        settings = {"key": "PLAYED_KEY"} if "key_file" not in command and "socket" not in command else {}
+        async with served(command, **settings) as server:
+            assert isinstance(server, OpenAIEngine) and server.models == ("base", "adapter")
+            assert os.stat(server._scratch.path).st_mode & 0o777 == 0o700
+            answers = await asyncio.gather(*(server.answer(CHAT, {"number": number}) for number in range(50)))
+            assert [each["echo"] for each in answers] == [{"model": "base", "number": number} for number in range(50)]
+            assert (await server.answer(EMBEDDINGS, {"model": "adapter"}))["echo"] == {"model": "adapter"}
+            lines = Path(f"/proc/{server.pid}/cmdline").read_text()
+            assert not server._process._secret or server._process._secret not in lines
+
+    asyncio.run(main())
+
+
+def test_errors_of_a_request_are_sentences():
+    async def main():
+        async with served() as server:
+            for status, said, sentence in [
+                (400, {"error": {"message": "no such field"}}, "refuses the request: no such field"),
+                (422, {"detail": [{"msg": "Field required"}]}, "Field required"),
+                (413, {"error": "too long", "error_type": "validation"}, "too long"),
+                (404, {"object": "error", "message": "the model x does not exist"}, "the model x does not exist"),
+                (404, {"detail": "Not Found"}, "does not answer /v1/chat/completions as it was started"),
+                (501, {"error": {"message": "start it with --embeddings"}}, "start it with --embeddings"),
+            ]:
+                with pytest.raises(ItemRefused, match=sentence):
+                    await server.answer(CHAT, {"do": status, "said": said})
+            with pytest.raises(ItemRefused, match="leave stream out"):
+                await server.answer(CHAT, {"stream": True})
+            with pytest.raises(ItemRefused, match="give one of /v1/chat"):
+                await server.answer("/v1/models", {})
+            with pytest.raises(ItemRefused, match="no JSON data"):
+                await server.answer(CHAT, {"what": object()})
+            with pytest.raises(ServerFailed, match=r"failed at the request \(500\): so it is"):
+                await server.answer(CHAT, {"do": 500})
+            with pytest.raises(ServerFailed, match="no JSON object"):
+                await server.answer(CHAT, {"do": "rubbish"})
+            with pytest.raises(ServerFailed, match="broke off the connection"):
+                await server.answer(CHAT, {"do": "drop"})
+            assert await server.answer(CHAT, {"do": "drop-once"})
+            assert await server.answer(CHAT, {"do": "busy"})
+            assert (await server.answer(CHAT, {"nan": None}))["nan"] is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("death", "sentence"), [("die", "was killed by SIGKILL"), ("leave", "ended with exit status 3")]
+)
+@pytest.mark.parametrize("command", [AT_SOCKET, AT_PORT], ids=["socket", "port"])
+def test_a_server_that_dies_loses_what_is_in_flight(death, sentence, command):
+    async def main():
+        async with served(f"{command} --children 2") as server:
+            pids = family(server)
+            hanging = [asyncio.ensure_future(server.answer(CHAT, {"do": "hang"})) for _ in range(5)]
+            await asyncio.sleep(0.2)
+            results = await asyncio.gather(server.answer(CHAT, {"do": death}), *hanging, return_exceptions=True)
+            assert {type(each) for each in results} == {ContextLost}
+            assert sentence in str(results[0]) and "about to" in str(results[0])
+            with pytest.raises(ContextLost, match=sentence):
+                await server.answer(CHAT, {})
+            assert within(5, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("whose", ["server", "warden"])
+def test_killed_from_outside_while_idle_it_is_lost(whose):
+    async def main():
+        async with served(f"{AT_SOCKET} --children 2") as server:
+            pids = family(server)
+            os.kill(pids[0] if whose == "warden" else server.pid, signal.SIGKILL)
+            await asyncio.sleep(0.5)
+            with pytest.raises(ContextLost, match="was killed"):
+                await server.answer(CHAT, {})
+
+    asyncio.run(main())
+
+
+def test_a_stopped_server_is_noticed():
+    async def main():
+        async with served(unresponsive_seconds=6) as server:
+            os.kill(server.pid, signal.SIGSTOP)
+            assert within(10, server._process.stopped)
+            with pytest.raises(ContextLost, match=r"has not answered for 6 s or more.* while 1 request was in flight"):
+                await server.answer(CHAT, {})
+
+    asyncio.run(main())
+
+
+def test_a_server_that_computes_is_not_given_up_where_its_health_has_no_answer():
+    async def main():
+        async with served(unresponsive_seconds=5) as server:
+            asked = asyncio.ensure_future(server.answer(CHAT, {"do": "compute", "seconds": 8}))
+            await asyncio.sleep(0.2)
+            process = server._process
+            assert not process.stopped() and process.processor_seconds() > 0
+            silence = asyncio.Future()
+            server._client.get = lambda path, seconds: asyncio.wait_for(asyncio.shield(silence), seconds)
+            assert (await asked)["echo"]["seconds"] == 8
+            silence.cancel()
+
+    asyncio.run(main())
+
+
+def test_cancelled_requests_close_their_connections():
+    async def main():
+        async with served() as server:
+            task = asyncio.ensure_future(server.answer(CHAT, {"do": "hang"}))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not server._client._session.connector._acquired and server._in_flight == 0
+            assert await server.answer(CHAT, {})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "sentence"),
+    [
+        ("no-such-program {socket}", {}, "could not be started: No such file or directory"),
+        (f"{AT_SOCKET} --end 4 --say wrong-weights", {}, r"exit status 4 before it could serve.*:\nwrong-weights"),
+        (f"{AT_SOCKET} --health", {}, "unrecognized arguments: --health"),
+        (AT_SOCKET, {"health": "/nothing"}, "has no /nothing: give health="),
+        (f"{PLAYED} --port {{port}}", {"key": "ANOTHER"}, "does not take its key"),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(command, settings, sentence, monkeypatch, tmp_path):
+    monkeypatch.setenv("CTXFLOW_LIBRARY_SCRATCH", str(tmp_path))
+
+    async def main():
+        with pytest.raises(ServerFailed, match=rf"(?s){sentence}"):
+            await start_server(command, **settings)
+
+    asyncio.run(main())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_slow_start_is_awaited_and_told(monkeypatch, capsys):
+    monkeypatch.setattr(openai_server, "_TELL_SECONDS", 0.3)
+
+    async def main():
+        async with served(f"{AT_SOCKET} --slow 1.5 --say reading-weights") as server:
+            assert await server.answer(CHAT, {})
+
+    asyncio.run(main())
+    assert "has been starting for 0 s; it last printed: reading-weights" in capsys.readouterr().out
+
+
+def test_a_cancelled_start_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("CTXFLOW_LIBRARY_SCRATCH", str(tmp_path))
+
+    async def main():
+        starting = asyncio.ensure_future(start_server(f"{AT_SOCKET} --slow 600 --children 1"))
+        while not (pids := descendants(os.getpid())) or len(pids) < 3:
+            await asyncio.sleep(0.05)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        until = time.monotonic() + 10
+        while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+            assert time.monotonic() < until, left
+            await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_stranger_who_listens_first_gets_neither_key_nor_rows(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        stranger.settimeout(1.0)
+        monkeypatch.setattr(openai_server, "free_port", lambda: port)
+
+        async def main():
+            other = free_port()
+            with pytest.raises(ServerFailed, match=rf"port {port} .* was taken by a process that is none of it"):
+                await start_server(f"{AT_PORT} --elsewhere {other}")
+
+        asyncio.run(main())
+        with pytest.raises(TimeoutError):
+            stranger.accept()
+
+
+def test_a_stranger_who_listens_later_gets_neither_key_nor_rows(monkeypatch):
+    async def main():
+        async with served(AT_PORT) as server:
+            port = server._port
+            assert await server.answer(CHAT, {})
+            assert server._process.listeners(port) == (listening_sockets(port), True)
+            # As if another process had taken the port that the server had given up.
+            monkeypatch.setattr(server._process, "note_family", list)
+            with pytest.raises(ContextLost, match=f"does not listen at port {port} any more"):
+                await asyncio.gather(*(server.answer(CHAT, {}) for _ in range(5)))  # On new connections, too.
+
+    asyncio.run(main())
+
+
+def test_a_deaf_server_and_its_helpers_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("ctxflow.models.server_process._END_SECONDS", 0.3)
+
+    async def main():
+        async with served(f"{AT_SOCKET} --deaf --children 3") as server:
+            assert len(family(server)) == 5
+        await server.aclose()
+        with pytest.raises(ContextLost, match="ended with its context"):
+            await server.answer(CHAT, {})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_nothing_is_left_when_the_library_process_is_killed(number, tmp_path):
+    program = textwrap.dedent(f"""
+        import asyncio
+        from ctxflow.models.openai_server import start_server
+        async def main():
+            server = await start_server({f"{AT_SOCKET} --children 2"!r})
+            print("pid", server.pid, server._process._warden.pid, server._scratch.path, flush=True)
+            await asyncio.sleep(600)
+        asyncio.run(main())
+    """)
+    library = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with library:
+        words = next(line for line in library.stdout if line.startswith("pid")).split()
+        pids = [library.pid, int(words[2]), *descendants(int(words[2]))]
+        assert len(pids) == 5
+        library.send_signal(number)
+        assert library.wait(10) == -number
+        gone = within(10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
+        assert gone and not os.path.exists(words[3])

@@ -1,0 +1,81 @@
+"""The recipe `server` in an executor: items in flight, a server that dies, and its end with the run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from ctxflow import ContextExecutor, item_app
+from ctxflow.models import OpenAIServer, server
+
+PLAYED = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('played_server.py')))}"
+RECIPE = server(f"{PLAYED} --children 1 --socket {{socket}}")
+
+
+@item_app(RECIPE)
+async def ask(engine: OpenAIServer, body: dict) -> dict:
+    """Answer a request; the answer says which process gave it, and where."""
+    answer = await engine.answer("/v1/chat/completions", body)
+    return {**answer["echo"], "pid": engine.pid, "folder": engine._scratch.path, "library": os.getpid()}
+
+
+def gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_rows_are_answered_and_a_server_that_is_killed_is_started_again():
+    with ContextExecutor(workers=1) as executor:
+        first = ask({"number": -1}).result()
+        assert os.path.isdir(first["folder"]) and len(first["folder"]) < 90
+        futures = [ask({"number": number}) for number in range(40)]
+        os.kill(first["pid"], signal.SIGKILL)
+        futures += [ask({"number": number}) for number in range(40, 80)]
+        answers = [each.result(60) for each in futures]
+        assert [each["number"] for each in answers] == list(range(80))
+        assert {each["model"] for each in answers} == {"base"}
+        last = answers[-1]
+        assert last["pid"] != first["pid"] and gone(first["pid"]) and not os.path.exists(first["folder"])
+    until = time.monotonic() + 5
+    while not (gone(last["pid"]) and gone(last["library"])) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert gone(last["pid"]) and gone(last["library"]) and not os.path.exists(last["folder"])
+    assert executor
+
+
+def test_a_library_process_that_is_killed_takes_its_server_along():
+    with ContextExecutor(workers=1):
+        first = ask({"number": 1}).result()
+        os.kill(first["library"], signal.SIGKILL)
+        second = ask({"number": 2}).result(60)
+        assert second["library"] != first["library"]
+        until = time.monotonic() + 5
+        while not gone(first["pid"]) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert gone(first["pid"]) and not os.path.exists(first["folder"])
+
+
+def test_what_one_row_does_wrong_is_its_own_error():
+    with ContextExecutor(workers=1):
+        wrong, right = ask({"do": 400}), ask({"number": 2})
+        assert right.result()["number"] == 2
+        with pytest.raises(Exception, match="refuses the request: so it is"):
+            wrong.result()
+
+
+def test_a_server_that_cannot_start_is_told_with_what_it_printed():
+    broken = server(f"{PLAYED} --socket {{socket}} --end 7 --say no-such-weights")
+
+    @item_app(broken)
+    async def never(engine, body):
+        return body
+
+    with ContextExecutor(workers=1), pytest.raises(Exception, match=r"(?s)exit status 7.*no-such-weights"):
+        never(1).result()

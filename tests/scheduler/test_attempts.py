@@ -1,0 +1,247 @@
+"""Items in flight: windows are kept full, drained for other work, and nobody is accused for what one of them did."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxflow.policies.registry import make
+from ctxflow.policies.simple import Fixed
+from ctxflow.scheduler import Limits, Policies, Scheduler
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+CRASH = ev.Failure("crash", "LibraryDied", "killed")
+
+
+class Windowed(Fixed):
+    """A window that a test may change."""
+
+    def __init__(self, most, size=10):
+        super().__init__(size)
+        self.most = most
+        self.heard = []
+
+    def window(self, view, app, worker):
+        return self.most
+
+    def finished(self, view, app, worker, seconds, tokens):
+        self.heard.append((worker.id, worker.in_flight(app.context), seconds, tokens))
+
+
+class Run:
+    """A scheduler with workers that hold what they are told to, and the attempts that they have."""
+
+    def __init__(self, window=3, workers=1, slots=1, routing="context-affinity", scaling="fixed", concurrency=None):
+        self.now, self.batching = 0.0, Windowed(window)
+        policies = Policies(
+            make("routing", routing), self.batching, make("placement", "everywhere"), make("preemption", "none"),
+            make("scaling", scaling),
+        )  # fmt: skip
+        self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0))
+        self.state, self.running, self.delivered, self.buried = self.scheduler.state, {}, [], []
+        self.released = []
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
+        for context in ("engine", "other"):
+            self.tell(ev.ContextDeclared, ev.ContextSpec(context, context, memory=80, concurrency=concurrency))
+        spec = ev.AppSpec("ask", "ask", "engine", batch=False, overlaps=True)
+        self.tell(ev.AppDeclared, spec)
+        self.tell(ev.AppDeclared, ev.AppSpec("work", "work", "other", priority=1))
+        for number in range(workers):
+            host = f"h{number}"
+            self.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{number}", host=host, slots=slots, memory=100))
+
+    def tell(self, kind, *values, **named):
+        self.now += 0.01
+        for command in self.scheduler.handle(kind(self.now, *values, **named)):
+            if isinstance(command, cmd.Run):
+                self.running[command.attempt] = command
+            elif isinstance(command, cmd.Load):
+                self.tell(ev.ContextReady, command.worker, command.context, seconds=1.0)
+            elif isinstance(command, cmd.Deliver):
+                self.delivered += command.items
+            elif isinstance(command, cmd.Bury):
+                self.buried += command.items
+            elif isinstance(command, cmd.Release):
+                self.released.append(command.worker)
+        self.scheduler.validate()
+
+    def submit(self, items, app="ask"):
+        self.tell(ev.ItemsSubmitted, app, items)
+
+    def finish(self, item, **named):
+        attempt = self.attempt_of(item)
+        self.tell(ev.BatchFinished, self.running.pop(attempt).worker, attempt, 1.0, **named)
+
+    def fail(self, item, failure, lost_context=False):
+        attempt = self.attempt_of(item)
+        run = self.running.pop(attempt)
+        if lost_context:
+            same = [n for n, each in self.running.items() if (each.worker, each.context) == (run.worker, run.context)]
+            for number in same:
+                del self.running[number]
+        self.tell(ev.BatchFailed, run.worker, attempt, failure, lost_context=lost_context)
+
+    def attempt_of(self, item):
+        return next(number for number, run in self.running.items() if item in run.items)
+
+    def on(self, worker):
+        return sorted(item for run in self.running.values() if run.worker == worker for item in run.items)
+
+
+def test_a_window_is_kept_full_and_ends_in_any_order():
+    run = Run(window=3)
+    run.submit(range(10))
+    assert run.on("w0") == [0, 1, 2]
+    for item, there in ((1, [0, 2, 3]), (3, [0, 2, 4]), (0, [2, 4, 5])):
+        run.finish(item)
+        assert run.on("w0") == there
+    assert run.delivered == [1, 3, 0]
+
+
+def test_the_policy_hears_of_each_item_and_its_window_may_change():
+    run = Run(window=2)
+    run.submit(range(10))
+    run.finish(0, tokens=70)
+    assert run.batching.heard == [("w0", 1, 1.0, 70)]
+    run.batching.most = 5
+    run.finish(1)
+    assert run.on("w0") == [2, 3, 4, 5, 6]
+    run.batching.most = 1
+    for item in (2, 3, 4, 5):
+        run.finish(item)
+    assert run.on("w0") == [6]
+
+
+def test_a_context_bears_no_more_than_it_says():
+    run = Run(window=64, concurrency=4)
+    run.submit(range(10))
+    assert run.on("w0") == [0, 1, 2, 3]
+    run = Run(concurrency=2)
+    run.submit(range(100), "work")
+    assert sorted(len(each.items) for each in run.running.values()) == [10, 10], "two batches at a time"
+
+
+def test_all_that_overlaps_takes_one_slot():
+    run = Run(window=3, slots=2)
+    run.submit(range(10))
+    assert run.state.workers["w0"].unused_slots == 1
+    run.submit(range(100, 130), "work")
+    assert len(run.on("w0")) == 3, "there is no room for the other context, and what is in flight goes on"
+
+
+@pytest.mark.parametrize("routing", ["least-loaded", "round-robin"])
+def test_a_worker_is_drained_for_work_that_goes_first(routing):
+    run = Run(window=3, routing=routing)
+    run.submit(range(100))
+    run.submit(range(100, 110), "work")
+    for _ in range(60):
+        if any(item >= 100 for item in run.on("w0")):
+            break
+        run.finish(run.on("w0")[0])
+    assert any(item >= 100 for item in run.on("w0")), "the more urgent app never got the worker"
+    assert len(run.delivered) < 20, "it was filled again and again meanwhile"
+
+
+def test_an_item_that_raises_fails_alone_and_its_retry_needs_nobody_to_stop():
+    run = Run(window=3)
+    run.tell(ev.AppDeclared, ev.AppSpec("again", "again", "engine", batch=False, overlaps=True, retries=1))
+    run.submit(range(10), "again")
+    failure = ev.Failure("exception", "ValueError", "bad")
+    run.fail(1, failure)
+    assert run.on("w0") == [0, 1, 2] and not run.buried
+    run.fail(1, failure)
+    assert run.on("w0") == [0, 2, 3] and run.buried == [1]
+    run.fail(2, ev.Failure("input", "ItemRefused", "never"))
+    assert run.on("w0") == [0, 3, 4] and run.buried == [1, 2], "it is not tried again"
+
+
+def test_whoever_kills_the_engine_is_found_and_nobody_else_suffers():
+    run = Run(window=4)
+    run.submit(range(12))
+    crashes = 0
+    while run.state.open:
+        there = run.on("w0")
+        if 2 in there:
+            crashes += 1
+            run.fail(there[0], CRASH, lost_context=True)
+        else:
+            run.finish(there[0])
+    assert run.buried == [2] and sorted(run.delivered) == [each for each in range(12) if each != 2]
+    assert crashes == 4, "twice with others, then twice alone"
+
+
+def test_one_worker_is_drained_for_a_suspect_and_the_others_go_on():
+    run = Run(window=3, workers=3)
+    run.submit(range(60))
+    for _ in range(2):
+        worker = next(each.worker for each in run.running.values() if 0 in each.items)
+        run.fail(0, CRASH, lost_context=True)
+    assert worker
+    suspects = {item for group in run.state.apps["ask"].isolated for item in group.items}
+    assert 0 in suspects and len(suspects) <= 3
+    turning = [each.id for each in run.state.workers.values() if each.turning]
+    assert len(turning) <= len(suspects)
+    for _ in range(60):
+        if not run.state.open:
+            break
+        run.finish(next(iter(next(iter(run.running.values())).items)))
+    assert not run.buried and sorted(run.delivered) == list(range(60))
+
+
+def test_a_lost_worker_costs_what_was_in_flight_and_order_is_kept():
+    run = Run(window=4)
+    run.submit(range(10))
+    run.finish(1)
+    assert run.on("w0") == [0, 2, 3, 4]
+    run.running.clear()
+    run.tell(ev.WorkerLost, "w0", evicted=True)
+    assert list(run.state.apps["ask"].queue) == [0, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert run.state.counters.retried == 4
+
+
+def test_after_notice_nothing_more_is_given_and_what_is_in_flight_ends():
+    run = Run(window=3)
+    run.submit(range(10))
+    run.tell(ev.EvictionNotice, "w0")
+    for item in (0, 1, 2):
+        run.finish(item)
+    assert run.on("w0") == [] and run.delivered == [0, 1, 2] and run.state.counters.retried == 0
+
+
+def test_a_worker_that_is_too_many_is_drained_and_given_back():
+    run = Run(window=3, workers=2)
+    run.submit(range(100))
+    run.tell(ev.TierOffered, ev.TierSpec("default", 0, 1))
+    run.tell(ev.Tick)
+    (leaving,) = [each.id for each in run.state.workers.values() if each.draining]
+    for item in run.on(leaving):
+        run.finish(item)
+    run.tell(ev.Tick)
+    assert run.released == [leaving]
+
+
+@given(window=st.integers(1, 9), workers=st.integers(1, 4), items=st.integers(1, 60), data=st.data())
+def test_every_item_is_answered_once_whatever_is_lost(window, workers, items, data):
+    run = Run(window=window, workers=workers)
+    run.submit(range(items))
+    joined = workers
+    for _ in range(40):
+        if not run.running:
+            break
+        number = data.draw(st.sampled_from(sorted(run.running)))
+        worker, item = run.running[number].worker, run.running[number].items[0]
+        what = data.draw(st.sampled_from(["finish"] * 6 + ["lose", "crash"]))
+        if what == "finish":
+            run.finish(item)
+        elif what == "crash":
+            run.fail(item, CRASH, lost_context=True)
+        else:
+            run.running = {n: each for n, each in run.running.items() if each.worker != worker}
+            run.tell(ev.WorkerLost, worker, evicted=True)
+            run.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{joined}", host=f"h{joined}", memory=100))
+            joined += 1
+        for name in run.state.workers:
+            assert len(run.on(name)) <= window
+    while run.running:
+        run.finish(next(iter(run.running.values())).items[0])
+    assert sorted(run.delivered + run.buried) == list(range(items))

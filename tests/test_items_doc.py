@@ -1,0 +1,19 @@
+"""The program in docs/items.md runs as it is printed, and prints what is shown."""
+
+import re
+import sys
+from pathlib import Path
+
+import forked
+
+TEXT = (Path(__file__).parent.parent / "docs" / "items.md").read_text()
+
+
+def test_the_program(tmp_path):
+    ((program, shown),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "program.py").write_text(program)
+    run = forked.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == shown
