@@ -2,7 +2,7 @@
 
     engine_peers.py KIND MODEL ROWS [--dtype NAME] [--options JSON] [--batch N] [--command WORDS]
 
-ROWS is a file of JSON lines with `prompt` and `max_new_tokens`. The last line that is printed is a JSON object:
+ROWS is a file of JSON lines with `prompt` and `max_new_tokens`. The last line of JSON that is printed is an object:
 `seconds` from the first request to the last answer, with the engine started, `tokens` that were written in that time,
 and the `texts`.
 """

@@ -101,7 +101,9 @@ def alone(place: Place, kind: str, model: Path, rows: Path, *options: str) -> Me
     """
     with tempfile.TemporaryDirectory(prefix="ctxflow-benchmark-") as scratch:
         words = [str(FOLDER / "engine_peers.py"), kind, str(model), str(rows), *options]
-        found = json.loads(place.run(words, Path(scratch)).strip().splitlines()[-1])
+        printed = place.run(words, Path(scratch)).splitlines()
+    # An engine's processes may say something at their end.
+    found = json.loads(next(line for line in reversed(printed) if line.startswith('{"seconds"')))
     return Measured(found["seconds"], found["tokens"], found["texts"])
 
 

@@ -42,8 +42,8 @@ _forms: dict[type, tuple[list[tuple[str, Callable[[Any], str]]], str]] = {}
 def line(event: ev.Event, commands: Sequence[cmd.Command]) -> str:
     """Return one line of the log.
 
-    >>> line(ev.ItemsSubmitted(0.5, "a", range(3)), [cmd.Release("w")])
-    '{"event":{"is":"ItemsSubmitted","time":0.5,"app":"a","items":[[0,3]]},"commands":[{"is":"Release","worker":"w"}]}'
+    >>> line(ev.ItemsSubmitted(0.5, "a", range(3)), [])
+    '{"event":{"is":"ItemsSubmitted","time":0.5,"app":"a","items":[[0,3]],"prefixes":[]},"commands":[]}'
     """
     return f'{{"event":{_text(event)},"commands":[{",".join(map(_text, commands))}]}}'
 
