@@ -12,6 +12,7 @@ from typing import Any
 
 BATCH_SIZES = (25, 50, 100, 200, 400, 800)
 WINDOWS = (8, 16, 32, 64, 128, 256)
+REQUESTS = (8, 16, 32, 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +27,14 @@ class Scale:
     longest: tuple[int, int] = (500, 200)
     windows: Sequence[int] = WINDOWS
     sizes: Sequence[int] = BATCH_SIZES
+    requests: Sequence[int] = REQUESTS
     model: Mapping[str, Any] = dataclasses.field(
         default_factory=lambda: {"hidden_size": 576, "head_size": 64, "layers": 20}
     )
 
 
 QUICK = Scale(
-    rows=16, texts=40, context=256, longest=(60, 12), windows=(4, 16), sizes=(10, 40),
+    rows=16, texts=40, context=256, longest=(60, 12), windows=(4, 16), sizes=(10, 40), requests=(4, 16),
     model={"hidden_size": 64, "head_size": 32, "layers": 2},
 )  # fmt: skip
 

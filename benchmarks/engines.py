@@ -16,7 +16,7 @@ since its weights cannot end one earlier.
 - `server_vs_plain`, `llama_vs_plain`: `ctxflow batch --backend server` over the same server asked by openai's client.
 - `transformers_vs_padded`: over the `TextGenerator` of before it batched continuously (of `--before`, from git), and
   `transformers_vs_loop`, over `model.generate` on padded batches; `transformers_vs_own`: over transformers' own
-  continuous batching.
+  continuous batching, with the best of several numbers of requests at a time (`transformers_own_requests`).
 - `encoder_vs_best`: rows a second of `ctxflow batch -t embed` over the best of a sweep of `--batch-size`.
 - `*_window_vs_sweep`: the fixed window nearest to the one that `opportunistic` chose, over the best of a sweep of them.
 - `*_rows_equal`: the share of rows with the very text of the engine alone.
@@ -277,9 +277,18 @@ def of_transformers(bench: Bench, found: Found) -> None:
     def ours(site: str = "") -> Measured:
         return batch(own, str(bench.model), rows, generation(bench, "transformers"), site)
 
+    def theirs(most: int) -> Measured:
+        return alone(
+            own, "own-batching", bench.model, rows, *dtype, "--options", f'{{"max_requests_per_batch": {most}}}'
+        )
+
+    swept = {str(most): (lambda most=most: theirs(most)) for most in bench.scale.requests}
+    tried = take_turns(swept, 1, "transformers: its own batching, by its most requests", found)
+    best = max(tried, key=lambda most: tried[most][0].rate, default=str(bench.scale.requests[0]))
+    found.figures["transformers_own_requests"] = common.figure([float(best)], "requests at a time")
     contenders: dict[str, Callable[[], Measured]] = {
         "ctxflow_transformers": ours,
-        "transformers_own": lambda: alone(own, "own-batching", bench.model, rows, *dtype),
+        "transformers_own": swept[best],
         "transformers_loop": lambda: alone(own, "plain-loop", bench.model, rows, *dtype),
     }
     try:

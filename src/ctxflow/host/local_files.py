@@ -19,6 +19,7 @@ PREFIX = "ctxflow-"
 OF_LIBRARY = "CTXFLOW_LIBRARY_SCRATCH"
 """The variable that tells a library process its directory, which is removed when that has ended."""
 _MARK = ".ctxflow-owned"
+_LONGEST_SOCKET = 107  # Bytes of a UNIX socket's path.
 # What asks a whole group of processes to end is not meant for it.
 _GUARD = 'trap "" HUP INT QUIT TERM; read -r line; for i in 1 2 3 4 5; do rm -rf -- "$@" && exit; sleep 1; done'
 _SAYS = """\
@@ -58,6 +59,22 @@ class Scratch:
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
+
+
+def scratch_for_sockets(name_bytes: int) -> Scratch:
+    """Make a folder in which sockets have short enough names, in that of this library process if that will do.
+
+    :param name_bytes: of the longest name of a socket in it.
+    :raises OSError: if there is none, or it cannot be made.
+    """
+    for base in (os.environ.get(OF_LIBRARY), None, "/tmp"):
+        if base == "" or (base is not None and not os.path.isdir(base)):
+            continue
+        scratch = Scratch(base)
+        if len(os.fsencode(scratch.path)) + 1 + name_bytes <= _LONGEST_SOCKET:
+            return scratch
+        scratch.close()
+    raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket: set TMPDIR to a shorter one", scratch.path)
 
 
 class Guard:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import ContextLost, ItemRefused, counted, short
-from ctxflow.host.local_files import OF_LIBRARY, Scratch
+from ctxflow.host.local_files import Scratch, scratch_for_sockets
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import ENDPOINTS
 from ctxflow.models.results import MissingPackageError
@@ -24,7 +24,6 @@ from ctxflow.models.server_process import ServerFailed, ServerProcess, free_port
 if TYPE_CHECKING:
     from ctxflow.models.server_client import Answer, Client
 
-_LONGEST_SOCKET = 107  # Bytes of a UNIX socket's path.
 _LONGEST_NAME = 40  # Of a socket that a server makes beside ours.
 _TELL_SECONDS = 30.0  # How often a long start is told.
 _LOOKS = 6  # How often in a row a server must not answer before it is given up: it may have been suspended with us.
@@ -52,7 +51,10 @@ async def start_server(
         from ctxflow.models.server_client import Client
     except ImportError as error:
         raise MissingPackageError.about("aiohttp", extra="server", why=error) from error
-    scratch = _scratch()
+    try:
+        scratch = scratch_for_sockets(_LONGEST_NAME)
+    except OSError as error:
+        raise ServerFailed(f"{read.name} has no place for its socket: {error}") from error
     started: OpenAIServer | None = None
     try:
         by_file = any("{key_file}" in word for word in read.arguments)
@@ -76,18 +78,6 @@ async def start_server(
         scratch.close()
         raise
     return started
-
-
-def _scratch() -> Scratch:
-    """Return a folder in which sockets have short enough names, in that of this library process if that will do."""
-    for base in (os.environ.get(OF_LIBRARY), None, "/tmp"):
-        if base == "" or (base is not None and not os.path.isdir(base)):
-            continue
-        scratch = Scratch(base)
-        if len(os.fsencode(scratch.path)) + _LONGEST_NAME <= _LONGEST_SOCKET:
-            return scratch
-        scratch.close()
-    raise ServerFailed("the temporary directory's path is too long for a UNIX socket: set TMPDIR to a shorter one")
 
 
 def _model(model: str | os.PathLike[str] | None) -> str:

@@ -13,9 +13,7 @@ import contextlib
 import functools
 import importlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
@@ -23,14 +21,13 @@ from typing import Any
 
 from ctxflow.errors import ContextLost, UsageError
 from ctxflow.host.linux import descendants, die_with_parent, process_state
-from ctxflow.host.local_files import OF_LIBRARY
+from ctxflow.host.local_files import Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
 
 SHARED_MEMORY = "/dev/shm"
 _TICK_SECONDS = 1.0
 _END_SECONDS = 5.0
-_PREFIX = "vllm-"  # Of the folder of sockets, short as their paths must be.
-_LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/") - 36  # So long a socket's path may be; vLLM's names have 36.
+_LONGEST_NAME = 36  # Of a socket of vLLM's.
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 
 
@@ -94,7 +91,7 @@ class VLLMProcesses:
         :raises ctxflow.errors.ContextLost: if it ends meanwhile.
         """
         await self.run(self.client.reset_mm_cache())  # Of what it was tried with.
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._sockets.close()
 
     def _note_processes(self, before: Iterable[int]) -> None:
         for pid in set(descendants(os.getpid())).difference(before):
@@ -200,7 +197,7 @@ class VLLMProcesses:
             return
         self._closed = True
         self._watching.cancel()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._sockets.close()
         if not self._end.done():
             self._end.set_result(None)
         with contextlib.suppress(AttributeError):
@@ -294,21 +291,18 @@ def _forget(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _sockets_apart() -> Iterator[str]:
+def _sockets_apart() -> Iterator[Scratch]:
     """Have vLLM's sockets in a folder of their own, of this user alone, which is to be removed once all are connected.
 
     It is removed here where the engine does not start.
     """
     inherited = os.environ.get(_SOCKETS)
-    # The library process's own is removed with it, whatever ends it; the names of sockets must be short.
-    parents = (os.environ.get(OF_LIBRARY, ""), tempfile.gettempdir())
-    parent = next((each for each in parents if each and len(each) <= _LONGEST_PARENT), "/tmp")
-    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    os.environ[_SOCKETS] = folder
+    scratch = scratch_for_sockets(_LONGEST_NAME)
+    os.environ[_SOCKETS] = scratch.path
     try:
-        yield folder
+        yield scratch
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.close()
         raise
     finally:
         if inherited is None:
