@@ -247,7 +247,7 @@ def of_vllm_serve(bench: Bench, found: Found) -> None:
     flags = {"max_model_len": "--max-model-len", "kv_cache_memory_bytes": "--kv-cache-memory-bytes"}
     words = [f"{flags[key]} {value}" for key, value in bench.options().items() if key in flags]
     eager = ["--enforce-eager"] if bench.options().get("enforce_eager") else []
-    start = f"{bench.engine.python} -m vllm.entrypoints.cli.main serve {{model}}"
+    start = f"{Path(bench.engine.python).parent}/vllm serve {{model}}"
     command = " ".join([start, "--dtype", bench.dtype, *words, *eager])
     of_servers(bench, found, "server", bench.engine, bench.model, command)
 
