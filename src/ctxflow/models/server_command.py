@@ -67,7 +67,7 @@ KINDS = (
     ),
     ServerKind(
         "vllm",
-        ("vllm", "vllm.entrypoints.openai.api_server"),
+        ("vllm", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"),
         model="--model {model}",
         socket="--uds {socket}",
         port="--host 127.0.0.1 --port {port}",
