@@ -13,6 +13,7 @@ import pytest
 from ctxflow.host.linux import (
     bury_orphans,
     descendants,
+    holds_gpu,
     kill_session,
     kill_tree,
     looks_like_the_machine,
@@ -108,6 +109,19 @@ def test_memory_is_measured_and_shared_pages_are_counted_once():
         for pid in children:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("opened", "holds"), [(["/dev/null", "/dev/nvidia1"], True), (["/dev/nvidiactl", "socket:[1]"], False), ([], False)]
+)
+def test_who_holds_a_gpu(tmp_path, opened, holds):
+    folder = tmp_path / "7" / "fd"
+    folder.mkdir(parents=True)
+    for number, target in enumerate(opened):
+        (folder / str(number)).symlink_to(target)
+    assert holds_gpu(7, str(tmp_path)) is holds
+    assert not holds_gpu(8, str(tmp_path))
+    assert not holds_gpu(os.getpid())
 
 
 def test_processes_that_are_gone_have_nothing(shell):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from ctxflow.host.library_messages import BuildContext
-from ctxflow.host.linux import die_with_parent, tree_bytes
+from ctxflow.host.linux import descendants, die_with_parent, holds_gpu, tree_bytes
 from ctxflow.recipe import Context, needs_loop
 
 ASKED = "CTXFLOW_PRIVATE_SHM"
@@ -53,13 +53,14 @@ def seldom_collecting() -> Iterator[None]:
 
 
 def measured_bytes() -> tuple[int | None, int | None]:
-    """Return the memory of a context that is built, on the host and on the GPUs, in bytes: None where unknown.
+    """Return the memory of a context that is built, on the host and on each GPU, in bytes: None where unknown.
 
-    It is that of this process and its descendants, with shared pages counted once, and what torch has reserved here.
+    It is that of this process and its descendants, with shared pages counted once, and what torch has reserved here:
+    of what other processes hold on a GPU, as those of engines do, only its driver knows.
     """
     memory = tree_bytes(os.getpid())
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized() or any(map(holds_gpu, descendants(os.getpid()))):
         return memory, None
-    gpu: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    gpu: int = max(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
     return memory, gpu

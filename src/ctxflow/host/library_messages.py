@@ -127,7 +127,8 @@ class ContextBuilt(Message):
     """Answer `BuildContext`: calls may come.
 
     :ivar seconds: what building took. :ivar memory: bytes as measured, of the process and its descendants
-        (docs/glossary.md), None where unknown. :ivar gpu_memory: likewise, of the process alone.
+        (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a process beside the
+        library process has one open.
     """
 
     context: str

@@ -256,6 +256,17 @@ def tree_bytes(pid: int, limit: int = 0) -> int:
     return total if total <= limit else sum(map(proportional_bytes, tree))
 
 
+def holds_gpu(pid: int, processes: str = "/proc") -> bool:
+    """Return whether a process has an NVIDIA GPU open, as far as that can be seen."""
+    folder = os.path.join(processes, str(pid), "fd")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if re.fullmatch(r"/dev/nvidia\d+", os.readlink(os.path.join(folder, name))):
+                    return True
+    return False
+
+
 def take_enough() -> None:
     """Raise this process's limit of descriptors, as far as its hard limit lets it, for very many connections."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
