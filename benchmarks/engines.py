@@ -327,7 +327,9 @@ def of_encoder(bench: Bench, found: Found) -> None:
     texts = bench.folder / "texts.jsonl"
 
     def ours(*options: str) -> Measured:
-        return batch(bench.own, ENCODER, texts, ["-t", "embed", "--column", "prompt", *options])
+        return batch(
+            bench.own, ENCODER, texts, ["-t", "embed", "--column", "prompt", "--too-long", "cut-end", *options]
+        )
 
     contenders: dict[str, Callable[[], Measured]] = {"ctxflow_encoder": ours}
     for size in bench.scale.sizes:
