@@ -150,8 +150,9 @@ def timed(log: Path) -> tuple[float, int]:
         for line in lines:
             entry: dict[str, Any] = json.loads(line)
             event = entry["event"]
-            if event["is"] == "BatchFinished":
+            if event["is"] in ("BatchFinished", "BatchEnded"):
                 attempts.pop(event["attempt"], None)
+            if event["is"] in ("BatchFinished", "ItemsFinished"):
                 ended = event["time"]
             for command in entry["commands"]:
                 if command["is"] == "Run":
