@@ -23,6 +23,7 @@ class Scale:
     texts: int = 2400
     context: int = 1024
     prompt: tuple[float, float] = (math.log(100), 0.8)
+    text: tuple[float, float] = (math.log(30), 0.8)
     answer: tuple[float, float] = (math.log(35), 0.8)
     longest: tuple[int, int] = (500, 200)
     windows: Sequence[int] = WINDOWS
@@ -76,9 +77,9 @@ def make_rows(folder: Path, model: Path, scale: Scale) -> None:
         return text
 
     least = min(20, scale.longest[0])
-    for name, count in (("rows", scale.rows), ("texts", scale.texts)):
+    for name, count, of in (("rows", scale.rows, scale.prompt), ("texts", scale.texts, scale.text)):
         with (folder / f"{name}.jsonl").open("w") as file:
             for number in range(count):
-                text = prompt(number, length(scale.prompt, least, scale.longest[0]))
+                text = prompt(number, length(of, least, scale.longest[0]))
                 row = {"custom_id": f"row-{number}", "prompt": text}
                 file.write(json.dumps(row | {"max_new_tokens": length(scale.answer, 5, scale.longest[1])}) + "\n")

@@ -41,6 +41,15 @@ def test_a_run_lasts_from_the_first_rows_given_to_the_last_answered(runs, tmp_pa
     assert runs.timed(log_of(tmp_path / "log", entries)) == (20.0, 3)
 
 
+def test_a_batch_that_reports_its_rows_in_parts_ends_with_the_last_of_them(runs, tmp_path):
+    run = {"event": {"is": "Tick", "time": 1.0}, "commands": [{"is": "Run", "attempt": 1, "items": [[0, 9]]}]}
+    part = {"event": {"is": "ItemsFinished", "time": 5.0, "attempt": 1}, "commands": []}
+    end = {"event": {"is": "BatchEnded", "time": 5.0, "attempt": 1}, "commands": []}
+    path = tmp_path / "log"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [{"run": {}}, run, part, end]))
+    assert runs.timed(path) == (4.0, 9)
+
+
 def test_a_run_without_rows_is_told(runs, tmp_path):
     with pytest.raises(runs.Missing, match="has no rows that were run"):
         runs.timed(log_of(tmp_path / "log", [(1.0, 0, [])]))
