@@ -273,10 +273,13 @@ def of_transformers(bench: Bench, found: Found) -> None:
     dtype = ("--dtype", bench.dtype)
     own = bench.own
 
-    def ours(rows: Path) -> Measured:
-        return batch(own, str(bench.model), rows, generation(bench, "transformers"))
+    def answered(rows: Path, site: str = OPPORTUNISTIC) -> Measured:
+        return batch(own, str(bench.model), rows, generation(bench, "transformers"), site)
 
-    rows = enough_rows(bench, ours)
+    rows = enough_rows(bench, answered)
+
+    def ours(site: str = OPPORTUNISTIC) -> Measured:
+        return answered(rows, site)
 
     def theirs(most: int) -> Measured:
         return alone(
@@ -288,7 +291,7 @@ def of_transformers(bench: Bench, found: Found) -> None:
     best = max(tried, key=lambda most: tried[most][0].rate, default=str(bench.scale.requests[0]))
     found.figures["transformers_own_requests"] = common.figure([float(best)], "requests at a time")
     contenders: dict[str, Callable[[], Measured]] = {
-        "ctxflow_transformers": lambda: ours(rows),
+        "ctxflow_transformers": ours,
         "transformers_own": swept[best],
     }
     try:
@@ -306,6 +309,7 @@ def of_transformers(bench: Bench, found: Found) -> None:
     once["ctxflow_transformers"] = samples.get("ctxflow_transformers", [])[:1]
     found.ratio("transformers_vs_loop", once, "ctxflow_transformers", "transformers_loop")
     found.equal("transformers_rows_equal", once, "ctxflow_transformers", "transformers_loop")
+    windows(bench, "transformers", rows, ours, _chosen(samples, "ctxflow_transformers"), found)
 
 
 def earlier(revision: str, folder: Path) -> Path:
@@ -354,7 +358,7 @@ EXPECTED = {
     "vllm": ("vllm_vs_plain", "vllm_vs_batches", "vllm_window_vs_sweep"),
     "server": ("server_vs_plain", "server_window_vs_sweep"),
     "llama": ("llama_vs_plain", "llama_window_vs_sweep"),
-    "transformers": ("transformers_vs_padded", "transformers_vs_own"),
+    "transformers": ("transformers_vs_padded", "transformers_vs_own", "transformers_window_vs_sweep"),
     "encoder": ("encoder_vs_best",),
 }
 
