@@ -28,6 +28,7 @@ class ContextPayload:
     :ivar level: one of `events.LEVELS`. At "none" `Stage` brings the files anew, sharing none with other contexts
         or workers, and `Unload(files=True)` removes them; at other levels they stay, and the context may be loaded
         again without another `Stage`.
+    :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
     """
 
     id: str
@@ -38,6 +39,7 @@ class ContextPayload:
     timeout: float | None
     memory: int | None
     level: str = PERVASIVE
+    concurrency: int | None = None
 
 
 class Pickled:
@@ -101,6 +103,8 @@ class CallPayload:
     :ivar files: those that are to be in the call's folder, and those that it makes there; only where workers have
         folders for calls.
     :ivar constants: the named arguments that the function gets besides, None if there are none.
+    :ivar threads: of a call that overlaps others as an item does, but on a thread of the library process: how many such
+        threads the context bears. 0 for items, and for calls that run one after the other.
     """
 
     style: str
@@ -110,10 +114,25 @@ class CallPayload:
     body: bytes
     files: CallFiles | None = None
     constants: Pickled | None = None
+    threads: int = 0
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the call runs beside others of its library process, which sees to its timeout itself."""
+        return self.style == "item" or self.threads > 1
 
     def new_parts(self, known: Collection[str]) -> Sequence[Pickled]:
         """Return what a library process has to be sent before the call, of which it has `known`, by name."""
         return [part for part in (self.function, self.constants) if part is not None and part.name not in known]
+
+
+def threads_for(context: ContextPayload, files: CallFiles | None = None) -> int:
+    """Return the `CallPayload.threads` of a batch, or single call, of a context.
+
+    What takes or makes files runs by itself: it has the folder of its library process to itself.
+    """
+    bears = context.concurrency or 1
+    return bears if bears > 1 and files is None else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         context.load_timeout,
         context.memory,
         level,
+        context.concurrency,
     )
 
 

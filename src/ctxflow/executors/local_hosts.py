@@ -200,7 +200,7 @@ class LocalHosts:
                     line.functions.add(part.name)
                     self._lines.send(line, GivePart(part.name, part.body))
             # Of calls that overlap, the library process sees to the timeouts, and its host to its own.
-            line.calls[command.attempt] = (payload.style != "item" and payload.timeout) or math.inf
+            line.calls[command.attempt] = (not payload.overlaps and payload.timeout) or math.inf
             if not channel.send_frame(pack(call_message(command, payload))):
                 self._lines.watch(line, channel)
         elif isinstance(command, cmd.Load):

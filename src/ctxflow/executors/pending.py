@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from ctxflow.executors.call_files import inputs_of
-from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload
+from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, threads_for
 from ctxflow.executors.declarations import ApplyCall, DeclaredApp
 from ctxflow.executors.futures import CallFuture, error_of, own_copy
 from ctxflow.executors.session_store import SessionStore
@@ -53,13 +53,16 @@ class Waiting:
             return self._sessions.payload(call, sessions, app.function, app.timeout)
         known = self.inputs
         inputs = [known[item] for item in call.items]
+        context = self._contexts[app.spec.context]
         if app.style == "apply":
             single: ApplyCall = inputs[0]
-            return CallPayload("apply", single.function, app.insert, app.timeout, single.body, single.files)
+            function, body, files = single.function, single.body, single.files
+            threads = threads_for(context, files)
+            return CallPayload("apply", function, app.insert, app.timeout, body, files, threads=threads)
         if app.style == "item":
             return functools.partial(_item_payload, app, inputs[0])
         searched = (app.spec.alternative_of or app.spec.id) in with_files
-        return functools.partial(_batch_payload, app, inputs, searched)
+        return functools.partial(_batch_payload, app, inputs, searched, context)
 
     def calls(self) -> list[CallFuture]:
         """Return the single calls that somebody waits for, in the order in which they were made."""
@@ -140,13 +143,16 @@ Making = tuple[cmd.Run, CallPayload | Callable[[], CallPayload]]
 Unsent = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayload]]
 
 
-def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
+def _batch_payload(
+    app: DeclaredApp, inputs: Sequence[Any], searched: bool, context: ContextPayload
+) -> CallPayload:
     """Return a batch's payload: the inputs as lists side by side, `searched` for files, pickled together."""
     columns = list(zip(*inputs, strict=True))
     taken = inputs_of(itertools.chain(*columns)) if searched else ()
     files = CallFiles(taken) if taken else None
     body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
-    return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants)
+    threads = threads_for(context, files)
+    return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants, threads)
 
 
 _MARKS = 256, 1024, 4096, 16384  # Characters after which a beginning is one that others may share.

@@ -57,6 +57,7 @@ def call_message(
         key,
         every,
         files,
+        payload.threads,
         payload.body,
     )
 

@@ -329,7 +329,7 @@ class Host:
         if isinstance(message, CallBegan):
             library.watch(message.call, message.timeout, now())
         elif isinstance(message, LoopBegan):
-            library.loop_began(message.closes, now())
+            library.loop_began(message.closes, message.threads, now())
         elif isinstance(message, ContextGone):
             self._fail(library, *message.trouble[:4])
             return False

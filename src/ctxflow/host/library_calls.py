@@ -79,6 +79,22 @@ class Sends(Protocol):
         """Send a message that is framed already."""
 
 
+class CallNotes:
+    """What is noted of a call while it runs.
+
+    :ivar tell: sends results that come before its end.
+    :ivar app: what its user calls its function. :ivar failed: whether it has given back an error.
+    :ivar yielding: set where it answers its items one by one.
+    """
+
+    __slots__ = ("app", "failed", "tell", "yielding")
+
+    def __init__(self, tell: Callable[[PartFinished], None]) -> None:
+        self.tell = tell
+        self.app, self.failed = "", False
+        self.yielding: Yielding | None = None
+
+
 class LibraryCalls:
     """The built context, the functions seen so far, and where the next call runs.
 
@@ -104,21 +120,18 @@ class LibraryCalls:
         self.awaits = False
         self._memory: int | None = None
         self._around = around_calls(os.environ)
-        self._notice = select.poll()
-        self._notice.register(notice, select.POLLIN)
-        self._states = States(self._leaving, self.end_fork)
+        self._notice = notice
+        self._opening = _thread.allocate_lock()
+        self._states = States(_readable(notice), self.end_fork)
         self._frozen_states = ""  # The folder of those in the worker's cache.
         self._load_began = 0.0
-        self._app = ""  # What its user calls the function of the call in progress.
-        self._failed = False  # Whether that call has given back an error.
-        self._yielding: Yielding | None = None  # The call in progress, if it answers its items one by one.
         when_lost(self._told_lost)
 
     @staticmethod
     def overlaps(message: ToLibrary) -> bool:
         """Return whether from this message on calls may overlap, on an event loop."""
         if isinstance(message, RunCall):
-            return message.style == "item"
+            return message.overlaps
         return isinstance(message, BuildContext) and needs_loop(message.body)
 
     def handle(self, message: ToLibrary) -> None:
@@ -221,30 +234,29 @@ class LibraryCalls:
         if watched:
             self.send(self.to_host, CallBegan(call.call, watched))
         started = time.monotonic()
-        self._yielding, self._failed = None, False
+        notes = CallNotes(self._tell)
         files: FolderFiles | None = None
         later: Later | None = None
         try:
             self.place.enter()
             if call.files is not None:
                 files = FolderFiles(*call.files, self.place.folder)
-            extent, result = self._run_interruptibly(call, files)
+            extent, result = self._run_interruptibly(call, notes, files)
             self.end_fork()
-            made = None if files is None else files.take(self._failed)
+            made = None if files is None else files.take(notes.failed)
             rest = self.place.rest({STAGED} if files is None else {STAGED, *files.known})
         except Later as found:
             later, found.files = found, files
             if watched:
                 self.send(self.to_host, CallEnded(call.call))
         except BaseException as error:
-            self.raised(call, started, error, files)
+            self.raised(call, started, error, files, notes)
         else:
             self.output.mend()
             if watched:
                 self.send(self.to_host, CallEnded(call.call))
-            self.finished(call, started, result, extent, made, rest)
+            self.finished(call, started, result, extent, made, rest, notes.app)
         self.mend_handlers()
-        self._yielding = None
         if later is None:
             self.place.leave()
         self.interrupts.end()
@@ -258,17 +270,25 @@ class LibraryCalls:
         extent: Mapping[str, Any] = _ALL,
         made: Mapping[str, int] | None = None,
         rest: Sequence[str] = (),
+        app: str = "",
     ) -> None:
         """Answer a call with its results."""
         seconds = time.monotonic() - started
         if not extent and made is None and not rest:  # As nearly always.
             answer = CallFinished(call.call, seconds, body=result)
         else:
-            app, left = self._app if rest else "", rest[:_MOST_NAMES]
+            app, left = app if rest else "", rest[:_MOST_NAMES]
             answer = CallFinished(call.call, seconds, **extent, made=made, app=app, rest=left, body=result)
         self.send(self.to_line, answer)
 
-    def raised(self, call: RunCall, started: float, error: BaseException, files: FolderFiles | None = None) -> None:
+    def raised(
+        self,
+        call: RunCall,
+        started: float,
+        error: BaseException,
+        files: FolderFiles | None = None,
+        notes: CallNotes | None = None,
+    ) -> None:
         """Answer a call with the error that it has raised."""
         self.end_fork()
         if isinstance(error, ContextLost):
@@ -278,7 +298,7 @@ class LibraryCalls:
         if files is not None:
             with contextlib.suppress(OSError):  # The error that there is tells more.
                 made = files.take(failed=True)
-        at = None if self._yielding is None else self._yielding.at
+        at = None if notes is None or notes.yielding is None else notes.yielding.at
         trouble, body = self.trouble(_kind(error), error)
         self.answer_trouble(call, started, trouble, at, made, body)
 
@@ -295,68 +315,75 @@ class LibraryCalls:
         seconds = time.monotonic() - started
         self.send(self.to_host, CallRaised(call.call, call.context, seconds, trouble, at=at, made=made, body=body))
 
-    def _run_interruptibly(self, call: RunCall, files: FolderFiles | None) -> tuple[dict[str, Any], bytes]:
+    def _run_interruptibly(
+        self, call: RunCall, notes: CallNotes, files: FolderFiles | None
+    ) -> tuple[dict[str, Any], bytes]:
         # An interrupt may come at any point of this, also before the first line and in the last one.
         try:
             self.interrupts.begin(call.call)
             if files is not None:
                 files.bring()
-            return self._run(call)
+            return self.run(call, notes)
         finally:
             self.interrupts.end()
 
-    def _run(self, call: RunCall) -> tuple[dict[str, Any], bytes]:
+    def run(self, call: RunCall, notes: CallNotes) -> tuple[dict[str, Any], bytes]:
         """Run a call; return the fields of `CallFinished` that say what the results are for, and the results."""
         if call.style == "batch":
             columns = pickle.loads(call.body)
             lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
             inputs = lists if call.context == "" else [self.value, *lists]
-            function = self.function(call)
+            function = self.function(call, notes)
             constants = self.opened(call.constants) if call.constants else {}
             results, expected = function(*inputs, **constants), len(columns[0])
             if type(results) is CoroutineType and self.awaits:
                 raise Later(results, lambda results: dump_results(one_each(results, expected, function)))
             if type(results) is GeneratorType:
-                return self._take_one_by_one(call, results, expected, function)
+                return self._take_one_by_one(call, notes, results, expected, function)
             return {}, dump_results(one_each(results, expected, function))
         if call.style == "step":
             entries = [StepEntry(*entry) for entry in pickle.loads(call.body)]
             value = [] if call.context == "" else [self.value]
-            outcomes, made = self._states.step(self.function(call), value, entries, self._frozen_states)
+            outcomes, made = self._states.step(self.function(call, notes), value, entries, self._frozen_states)
             self._wait_if_too_big()
             return {"outcomes": outcomes}, made
         if call.function:
             args, kwargs = pickle.loads(call.body)
-            function = self.function(call)
+            function = self.function(call, notes)
         else:
             function, args, kwargs = pickle.loads(call.body)
-            self._app, function = name_of(function), self.as_called(function)
+            notes.app, function = name_of(function), self.as_called(function)
         if call.insert:
             args = (self.value, *args)
         result = function(*args, **kwargs)
         if type(result) is CoroutineType and self.awaits:
             raise Later(result, dump_results)
-        self._failed = type(result).__name__ == "RemoteExceptionWrapper"  # Parsl's apps return what they raise.
+        notes.failed = type(result).__name__ == "RemoteExceptionWrapper"  # Parsl's apps return what they raise.
         return {}, dump_results(result)
 
     def _take_one_by_one(
-        self, call: RunCall, results: GeneratorType[Any, Any, Any], expected: int, function: Callable[..., Any]
+        self,
+        call: RunCall,
+        notes: CallNotes,
+        results: GeneratorType[Any, Any, Any],
+        expected: int,
+        function: Callable[..., Any],
     ) -> tuple[dict[str, Any], bytes]:
         def send(extent: Extent, body: bytes) -> None:
-            part = PartFinished(call.call, **extent, body=body)
-            self.interrupts.shielded(lambda: self.send(self.to_line, part))
+            notes.tell(PartFinished(call.call, **extent, body=body))
 
         every = EVERY_SECONDS if call.every is None else call.every
-        self._yielding = Yielding(send, self._leaving, self.end_fork, every)
-        return self._yielding.run(results, expected, function)
+        notes.yielding = Yielding(send, _readable(self._notice), self.end_fork, every)
+        return notes.yielding.run(results, expected, function)
 
-    def _leaving(self) -> bool:
-        return any(event & select.POLLIN for _, event in self._notice.poll(0))
+    def _tell(self, part: PartFinished) -> None:
+        self.interrupts.shielded(lambda: self.send(self.to_line, part))
 
-    def function(self, call: RunCall) -> Callable[..., Any]:
+    def function(self, call: RunCall, notes: CallNotes | None = None) -> Callable[..., Any]:
         """Return the function that a call names."""
         function: Callable[..., Any] = self.opened(call.function)
-        self._app = name_of(function)
+        if notes is not None:
+            notes.app = name_of(function)
         return self.as_called(function)
 
     def as_called(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -364,16 +391,26 @@ class LibraryCalls:
         return function if self._around is None else self._around(function)
 
     def opened(self, name: str) -> Any:
-        """Return a function, or constants that the calls of an app share; unpickled once."""
+        """Return a function, or constants that the calls of an app share; unpickled once, also by threads."""
         part = self._functions[name]
         if isinstance(part, bytes):
-            self._functions[name] = part = pickle.loads(part)
+            with self._opening:
+                part = self._functions[name]
+                if isinstance(part, bytes):
+                    self._functions[name] = part = pickle.loads(part)
         return part
 
     def trouble(self, kind: str, error: BaseException) -> tuple[Trouble, bytes]:
         """Return the report of an error, and the error pickled, if it can be."""
         self.output.mend()
         return trouble_of(kind, error, self.place.hint(error))
+
+
+def _readable(descriptor: int) -> Callable[[], bool]:
+    """Return what says, on one thread, whether a descriptor is readable."""
+    poll = select.poll()  # Which two threads cannot wait for.
+    poll.register(descriptor, select.POLLIN)
+    return lambda: bool(poll.poll(0))
 
 
 def _kind(error: BaseException) -> str:

@@ -1,9 +1,10 @@
 """Calls that overlap: what a library process does from the first call of an item on, or with an async context.
 
 It runs one event loop, on its main thread. Each call of an item is a task there, answered as soon as it ends, in any
-order; calls of other kinds are run one after the other, on the same thread. Items run in the process's one folder, not
-each in one of its own; what they print is common, and the last lines may be another item's. A notice of eviction
-changes nothing for items in flight: the scheduler gives no more of them.
+order; so is one that waits for a call on a thread, where the context bears several (call_threads.py). Calls of other
+kinds are run one after the other, on the loop's thread, with no call on another. All that overlaps runs in the
+process's one folder; what it prints is common, and the last lines may be another call's. A notice of eviction changes
+nothing for items in flight: the scheduler gives no more of them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import selectors
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Sequence
 from select import POLLOUT
 from typing import Any, NoReturn
 
 from ctxflow.errors import ContextLost
+from ctxflow.host.call_flights import Flight, Stepped, ThreadFlight
 from ctxflow.host.call_results import dump_results
+from ctxflow.host.call_surroundings import STAGED
+from ctxflow.host.call_threads import CallThreads
 from ctxflow.host.call_troubles import user_traceback
 from ctxflow.host.context_building import opened_recipe, seldom_collecting
 from ctxflow.host.library_calls import LibraryCalls
@@ -50,6 +54,9 @@ class LibraryLoop:
         self._asked = asked
         self._closing = contextlib.AsyncExitStack()
         self._lost = False
+        self._threads: CallThreads | None = None
+        self._on_threads = 0  # Calls.
+        self._closes = False
         self._tasks: set[asyncio.Task[None]] = set()  # Which the loop itself does not keep.
 
     def serve(self, message: ToLibrary) -> NoReturn:
@@ -112,6 +119,7 @@ class LibraryLoop:
         except BaseException as error:
             library.load_failed(load, error)
         else:
+            self._closes = True
             library.send(library.to_host, LoopBegan(closes=True))
             library.loaded(load)
 
@@ -168,7 +176,7 @@ class LibraryLoop:
         library, call = self._library, flight.call
         try:
             flight.begin()
-            result = await _Stepped(flight.coroutine, call.call, self._table, library)
+            result = await Stepped(flight.coroutine, call.call, self._table, library)
             if flight.why:
                 raise asyncio.CancelledError  # It has heard of that, and returned all the same.
             body = flight.finish(result)
@@ -178,8 +186,15 @@ class LibraryLoop:
             self._raised(flight, error)
         else:
             library.output.mend()
-            library.finished(call, flight.started, body, made=made)
+            app, rest = self._left(flight)
+            library.finished(call, flight.started, body, flight.extent, made, rest, app)
         self._ended(flight)
+
+    def _left(self, flight: Flight) -> tuple[str, Sequence[str]]:
+        """Return the app's name, and what is in the folder of calls on threads after the last of them."""
+        if flight.notes is None or len(self._flights) > 1:
+            return "", ()
+        return flight.notes.app, self._library.place.rest({STAGED})
 
     def _raised(self, flight: Flight, error: BaseException) -> None:
         library, call = self._library, flight.call
@@ -189,16 +204,18 @@ class LibraryLoop:
             return  # What is in flight is answered with the loss.
         if flight.why == "timeout":
             library.output.mend()
+            what, more = ("item", "what it waited for") if flight.notes is None else ("call", "where it was")
             text = (
-                f"the item took longer than its timeout of {call.timeout:g} s: raise that, or see in the traceback "
-                "what it waited for"
+                f"the {what} took longer than its timeout of {call.timeout:g} s: raise that, or see in the traceback "
+                f"{more}"
             )
             library.answer_trouble(call, flight.started, Trouble("timeout", "Timeout", text, user_traceback(error)))
         elif flight.why == "cancelled":
             ended = CallInterrupted("nobody waits for the answer of this call any more")
-            library.raised(call, flight.started, ended.with_traceback(error.__traceback__), flight.files)
+            error = ended.with_traceback(error.__traceback__)
+            library.raised(call, flight.started, error, flight.files, flight.notes)
         else:
-            library.raised(call, flight.started, error, flight.files)
+            library.raised(call, flight.started, error, flight.files, flight.notes)
 
     def _ended(self, flight: Flight) -> None:
         if flight.timer is not None:
@@ -209,6 +226,13 @@ class LibraryLoop:
         self._library.mend_handlers()
         if flight is self._one:
             self._one = None
+        elif isinstance(flight, ThreadFlight):
+            self._on_threads -= 1
+            if not self._flights:
+                self._library.place.leave()
+        else:
+            return
+        if self._waiting:
             self._loop.call_soon(self._next)
 
     def _asked_more(self) -> None:
@@ -220,11 +244,17 @@ class LibraryLoop:
             if self._library.interrupts.asked(number):
                 flight.stop("cancelled")
 
-    # --- calls that run one after the other
+    # --- calls on threads, and those that run one after the other
 
     def _next(self) -> None:
         while self._waiting and self._one is None:
+            beside = self._waiting[0].threads > 1
+            if self._on_threads and not beside:
+                return
             call = self._waiting.popleft()
+            if beside:
+                self._begin_on_thread(call)
+                continue
             for channel in (self._host, self._line):
                 channel.at_once = True
             began = time.monotonic()
@@ -236,6 +266,13 @@ class LibraryLoop:
                 self._one = Flight(call, later.coroutine, later.finish)
                 self._one.files = later.files
                 self._begin(self._one)
+
+    def _begin_on_thread(self, call: RunCall) -> None:
+        if self._threads is None:
+            self._threads = CallThreads(self._library, self._loop, call.threads)
+            self._library.send(self._library.to_host, LoopBegan(self._closes, threads=True))
+        self._on_threads += 1
+        self._begin(ThreadFlight(call, self._threads, self._library.place.enter))
 
     def _shift(self, seconds: float) -> None:
         """Give the items in flight the time in which the loop stood still for another call."""
@@ -250,70 +287,6 @@ class LibraryLoop:
 
 def _one_result(result: Any) -> bytes:
     return dump_results([result])
-
-
-class Flight:
-    """A call in flight.
-
-    :param finish: makes what is answered of what the coroutine returns.
-    :ivar why: why it is to end: "timeout", "cancelled" or "closed"; "" if it is not.
-    """
-
-    __slots__ = ("_began", "call", "coroutine", "deadline", "files", "finish", "started", "task", "timer", "why")
-
-    task: asyncio.Task[None]
-
-    def __init__(self, call: RunCall, coroutine: Awaitable[Any], finish: Callable[[Any], bytes]) -> None:
-        self.call, self.coroutine, self.finish = call, coroutine, finish
-        self.files: Any = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.deadline = 0.0
-        self.started = time.monotonic()
-        self.why = ""
-        self._began = False
-
-    def begin(self) -> None:
-        """Note that it runs; raise `CancelledError` if it is to end already."""
-        self._began = True
-        if self.why:
-            if asyncio.iscoroutine(self.coroutine):
-                self.coroutine.close()
-            raise asyncio.CancelledError
-
-    def stop(self, why: str) -> None:
-        """Have it end."""
-        if not self.why:
-            self.why = why
-            if self._began:  # A task that is cancelled before never runs, and would not be answered.
-                self.task.cancel()
-
-
-class _Stepped:
-    """Awaits something, and notes while its code runs which call that is: what blocks the loop is found by it."""
-
-    def __init__(self, awaited: Awaitable[Any], call: int, table: CallTable, library: LibraryCalls) -> None:
-        self._awaited, self._call, self._table, self._library = awaited, call, table, library
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        steps: Any = self._awaited.__await__()
-        error: BaseException | None = None
-        while True:
-            self._table.running(self._call)
-            try:
-                wanted = steps.send(None) if error is None else steps.throw(error)
-            except StopIteration as done:
-                return done.value
-            finally:
-                self._library.end_fork()
-                self._table.running(0)
-            error = None
-            try:
-                yield wanted
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as thrown:
-                error = thrown
 
 
 class _OwnSelector(selectors.DefaultSelector):

@@ -81,6 +81,7 @@ class RunCall(Message):
     :ivar every: seconds between two `PartFinished`, None for the library process's own choice.
     :ivar files: inputs (name in the call's folder, name in the sandbox or web address), outputs (name in the folder,
         name in the sandbox, whether the call has to make it), and the sandbox, which the host fills in; None without.
+    :ivar threads: as of `ctxflow.executors.contract.CallPayload`.
     :ivar body: the arguments, a pickle.
     """
 
@@ -94,7 +95,13 @@ class RunCall(Message):
     key: str | None = None
     every: float | None = None
     files: CallFolder | None = None
+    threads: int = 0
     body: bytes = b""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it runs beside others, and the library process sees to its timeout."""
+        return self.style == "item" or self.threads > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -153,12 +160,14 @@ class BuildFailed(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LoopBegan(Message):
-    """Tell the host that calls of items overlap from now on: it finds them as running_calls.py says. Not answered.
+    """Tell the host that calls overlap from now on: it finds them as running_calls.py says. Not answered.
 
     :ivar closes: whether there is something to clean up at the end (`CloseContext`).
+    :ivar threads: whether calls run on threads.
     """
 
     closes: bool = False
+    threads: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)

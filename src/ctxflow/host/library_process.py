@@ -65,6 +65,7 @@ class LibraryProcess:
         self.parts: set[str] = set()  # The functions and constants that it was given.
         self.interrupted: dict[int, float] = {}  # Calls that nobody waits for -> when they must have ended.
         self.overlaps = False  # Whether its calls overlap, on an event loop.
+        self.threads = False  # Whether some run on threads.
         self.closes = False  # Whether it has something to close before it ends.
         self.items: dict[int, float] = {}  # Of the running calls those of items -> when they must have ended.
         self.look_at = float("inf")  # When to look for those that should have.
@@ -146,7 +147,7 @@ class LibraryProcess:
 
     def begin(self, call: RunCall, now: float) -> None:
         """Send a call."""
-        if call.style == "item":  # Whose timeout the library process sees to.
+        if call.overlaps:  # Whose timeout the library process sees to.
             self.calls[call.call] = float("inf")
             self.items[call.call] = now + (call.timeout or float("inf")) + ITEM_SECONDS
         else:
@@ -181,12 +182,19 @@ class LibraryProcess:
         overdue = [call for call, due in self.interrupted.items() if due <= now]
         for call in overdue:
             del self.interrupted[call]
-        found = self.running() if overdue else None
-        return [call for call in overdue if found is not None and (call == found.running or call in found.in_flight)]
+        if not overdue:
+            return []
+        found = self.running()
+        ignoring = [call for call in overdue if call == found.running or call in found.in_flight]
+        if self.threads and found.in_flight.keys() - ignoring - self.interrupted.keys():
+            # A thread cannot be stopped, and those beside it are not to blame.
+            self.interrupted.update(dict.fromkeys(ignoring, now + ITEM_SECONDS))
+            return []
+        return ignoring
 
-    def loop_began(self, closes: bool, now: float) -> None:
+    def loop_began(self, closes: bool, threads: bool, now: float) -> None:
         """Note that its calls overlap from now on."""
-        self.overlaps, self.closes, self.look_at = True, closes, now
+        self.overlaps, self.closes, self.threads, self.look_at = True, closes, threads, now
         self.interrupted = dict.fromkeys(self.interrupted, now + ITEM_SECONDS)  # It may import what they call.
 
     def overdue_items(self, now: float, call: int = 0) -> tuple[str, list[int]] | None:
@@ -297,8 +305,9 @@ _BLOCKED = (
     "asyncio.to_thread; the last lines show where it is"
 )
 _IGNORES = (
-    f"a call went on for {ITEM_SECONDS:g} s after its timeout had cancelled it: let CancelledError end it, or clean up "
-    "sooner"
+    f"a call went on for {ITEM_SECONDS:g} s after its timeout, at which it was told to end: let CancelledError (on a "
+    "thread KeyboardInterrupt) end it, clean up sooner, or raise the timeout; in a thread compiled code hears of it when "
+    "it returns"
 )
 _CRASHED = "compiled code that it uses has crashed; the last lines that it printed show where"
 _FROM_OUTSIDE = "something outside ctxflow, or the code itself, sent that signal"

@@ -148,7 +148,9 @@ class OpenCalls:
         if isinstance(report, PartFinished):
             if (call := self._running.get(report.call)) is not None:
                 call.parts.append(pack(report))
-                self._tell()
+            else:  # Of a call that overlaps others.
+                self._kept.append(pack(report))
+            self._tell()
         elif isinstance(report, (CallFinished, CallRaised)):
             self._settle(self._running.pop(report.call, None), report)
         elif isinstance(report, LibraryDied):

@@ -212,7 +212,7 @@ class VineLibrary:
         if isinstance(message, (AskFacts, Listen, LeaveWorker, FileMessage)):
             return self._start_own(call, message)
         at_once = isinstance(message, _ENDS_AT_ONCE)
-        if isinstance(message, RunCall) and message.style == "item":
+        if isinstance(message, RunCall) and message.overlaps:
             at_once = True  # Its answer goes to whoever listens.
         elif isinstance(message, RunCall):
             if message.files is not None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Payloads, Pickled
+from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Payloads, Pickled, threads_for
 from ctxflow.files import digest_path
 from ctxflow.pickling import dumps
 from ctxflow.recipe import Context
@@ -60,7 +60,8 @@ class ContractRun:
         recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
         name = f"{function.__name__}-{next(self._numbers)}"
         limits = options.get("timeout"), options.get("memory"), options.get("level", ev.PERVASIVE)
-        self._contexts[name] = ContextPayload(name, function.__name__, recipe.dumps(), files, {}, *limits)
+        concurrency = options.get("concurrency")
+        self._contexts[name] = ContextPayload(name, function.__name__, recipe.dumps(), files, {}, *limits, concurrency)
         return name
 
     def start(self, workers: int = 1) -> list[str]:
@@ -105,10 +106,10 @@ class ContractRun:
         if constants is not None:
             name = "-".join(map(str, (function.__name__, *constants.values())))
             given = self._functions.setdefault(name, Pickled(name, dumps(dict(constants), "the constants")))
-        attempt = next(self._numbers)
+        attempt, threads = next(self._numbers), threads_for(self._contexts[context])
 
         self._calls[attempt] = lambda: CallPayload(
-            "batch", part, False, timeout, dumps([tuple(each) for each in columns], "the input"), constants=given
+            "batch", part, False, timeout, dumps([tuple(each) for each in columns], "the input"), None, given, threads
         )
         self.execute(cmd.Run(worker, attempt, "app", context, range(len(columns[0]))))
         return attempt

@@ -50,10 +50,13 @@ class Account:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Library:
-    """A context's library process on a worker; calls on it take turns, or share it if they overlap."""
+    """A context's library process on a worker; calls on it take turns, or share it if they overlap.
+
+    :ivar busy_until: of as many calls as it bears at a time, when each has ended.
+    """
 
     ready: bool = False
-    busy_until: float = 0.0
+    busy_until: list[float] = dataclasses.field(default_factory=lambda: [0.0])
     flying: InFlight | None = None  # Its calls that overlap.
 
 
@@ -105,6 +108,8 @@ class SimulatedEngine:
     :param planning_seconds: how long a plan is computed; by default it is there at once.
     :param faults: what is wrong with hosts; by default nothing is.
     :param poison: app -> of how many of its items one raises wherever it runs, and its call with it.
+    :param concurrency: context -> how many calls of plain apps its library process runs at a time, each as fast as if
+        it were alone; 1 for others. What a run declares of its contexts is known besides.
 
     >>> class Times:
     ...     match = dispatch = lambda self, *of: 0.0
@@ -137,7 +142,9 @@ class SimulatedEngine:
         planning_seconds: float = 0.0,
         faults: Iterable[Fault] = (),
         poison: Mapping[str, int] | None = None,
+        concurrency: Mapping[str, int] | None = None,
     ) -> None:
+        self._concurrency = dict(concurrency or {})
         self._faults = Faults(faults)
         self._poison = poison or {}
         self._troubled = bool(self._poison) or self._faults.any
@@ -196,6 +203,9 @@ class SimulatedEngine:
         with self._lock:
             if self._stopped:
                 return
+            for context, payload in payloads.contexts.items():
+                if payload.concurrency is not None:
+                    self._concurrency[context] = payload.concurrency
             for command in commands:
                 kind = type(command)
                 if kind in self._of_workers:
@@ -332,7 +342,8 @@ class SimulatedEngine:
             self._out.append(ev.ContextStaged(self.now, worker.id, context))
 
     def _load(self, worker: SimulatedWorker, command: cmd.Load) -> None:
-        library = worker.libraries[command.context] = Library()
+        library = Library(busy_until=[0.0] * self._concurrency.get(command.context, 1))
+        worker.libraries[command.context] = library
         machine, generator = worker.place.machine, worker.place.generator
         seconds = self._times.load(command.context, machine, generator)
         fault = self._faults.of_build(machine, self.now, generator)
@@ -420,8 +431,9 @@ class SimulatedEngine:
             seconds *= self._faults.slower(machine, self.now)
         if fault is not None:
             seconds, end, more = fault.seconds, self._raise, (fault,)
-        begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until)
-        library.busy_until = ends = begins + seconds
+        begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until[0])
+        ends = begins + seconds
+        heapq.heapreplace(library.busy_until, ends)
         salvaged = type(command) is cmd.Run and command.app in self._salvage and fault is None
         worker.calls[command.attempt] = Call(command.context, len(items), begins, seconds, salvaged)
         self.at(ends, end, worker, command.attempt, *more)
@@ -490,8 +502,14 @@ class SimulatedEngine:
         if call is None:
             return
         self._lose_call(worker, command.attempt, call)
-        if not any(other.context == call.context for other in worker.calls.values()):
-            worker.libraries[call.context].busy_until = self.now
+        library = worker.libraries[call.context]
+        ends = call.begins + call.seconds
+        if len(library.busy_until) > 1 and ends in library.busy_until:
+            library.busy_until.remove(ends)
+            library.busy_until.append(self.now)
+            heapq.heapify(library.busy_until)
+        elif not any(other.context == call.context for other in worker.calls.values()):
+            library.busy_until[0] = self.now
         failure = ev.Failure("cancelled", "CallInterrupted", "nobody waits for it any more", worker=worker.id)
         self._out.append(ev.BatchFailed(self.now, worker.id, command.attempt, failure))
 

@@ -66,7 +66,7 @@ class VineHosts:
         """Send a worker a command that names it, with the next call to it where it is added to `before`."""
         if isinstance(command, cmd.Run):
             payload = payloads.calls[command.attempt]
-            send = self._send_item if payload.style == "item" else self._send_call
+            send = self._send_beside if payload.overlaps else self._send_call
             send(worker, command, payload, before)
         elif isinstance(command, cmd.Load):
             before.append(self._load(worker, payloads.contexts[command.context]))
@@ -104,14 +104,18 @@ class VineHosts:
 
         return answered
 
-    def _send_item(self, worker: VineWorker, command: cmd.Run, payload: CallPayload, before: list[ToWorker]) -> None:
+    def _send_beside(self, worker: VineWorker, command: cmd.Run, payload: CallPayload, before: list[ToWorker]) -> None:
         """Send a call that overlaps others: it goes along with what comes after it, and a `Listen` brings its answer.
 
         So it takes none of the worker's slots in TaskVine, whose number stays what it was at the worker's start.
         """
         _give_parts(worker, payload, before)
-        before.append(call_message(command, payload, worker.keys.get(command.context, "")))
+        before.append(call_message(command, payload, worker.keys.get(command.context, ""), self._every(payload)))
         worker.items[command.attempt] = command.context
+
+    def _every(self, payload: CallPayload) -> float | None:
+        """Return how often a call is to send results before its end."""
+        return max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND) if payload.style == "batch" else None
 
     def _send_call(self, worker: VineWorker, command: cmd.Run, payload: CallPayload, before: list[ToWorker]) -> None:
         try:
@@ -131,10 +135,9 @@ class VineHosts:
             brought(worker, reports)
 
         key = worker.keys.get(command.context, "")
-        every = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND) if payload.style == "batch" else None
         worker.running += 1
         folder = None if attached is None else (attached.taken, attached.made, "")
-        before.append(call_message(command, payload, key, every, folder))
+        before.append(call_message(command, payload, key, self._every(payload), folder))
         brought = self._brought(worker, before)
         files = () if attached is None else (attached.inputs, attached.outputs)
         number = self._calls.make(worker, before, answered, *files)
