@@ -24,6 +24,7 @@ from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 from ctxflow.testing.item_contract import ItemContract
 from ctxflow.testing.session_contract import SessionContract
+from ctxflow.testing.thread_contract import ThreadContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
 BOOT_SECONDS = 6.0
@@ -47,6 +48,11 @@ class TestTaskVineSessions(SessionContract):
 
 
 class TestTaskVineItems(ItemContract):
+    make = TestTaskVineSessions.make
+    notify = TestTaskVineSessions.notify
+
+
+class TestTaskVineThreads(ThreadContract):
     make = TestTaskVineSessions.make
     notify = TestTaskVineSessions.notify
 

@@ -18,6 +18,7 @@ from ctxflow.testing.contract_hooks import ContractRun
 from ctxflow.testing.engines import EngineContract
 from ctxflow.testing.item_contract import ItemContract
 from ctxflow.testing.session_contract import SessionContract
+from ctxflow.testing.thread_contract import ThreadContract
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine"
 ENTRIES = "[ctxflow.engines]\nsubprocesses = subprocess_engine:SubprocessEngine\n"
@@ -60,6 +61,11 @@ class TestSessions(SessionContract):
 
 
 class TestItems(ItemContract):
+    make = TestSubprocesses.make
+    notify = TestSubprocesses.notify
+
+
+class TestThreads(ThreadContract):
     make = TestSubprocesses.make
     notify = TestSubprocesses.notify
 

@@ -45,6 +45,23 @@ def test_calls_on_one_context_take_turns():
         engine.execute([cmd.Run("m-1", 3, "a", "other", range(4))])
 
 
+def test_calls_on_a_context_that_bears_two_overlap_as_two():
+    engine = SimulatedEngine([SimulatedMachine("m")], TIMES, concurrency={"c": 2})
+    engine.execute([cmd.Acquire("default", 1)])
+    engine.poll(60.0)
+    engine.execute([cmd.Load("m-1", "c")])
+    engine.poll(60.0)
+    engine.execute([cmd.Run("m-1", n, "a", "c", range(4)) for n in (1, 2, 3, 4)])
+    engine.execute([cmd.Interrupt("m-1", 1, "c")])
+    found = [(type(e), e.attempt, e.time - 23.0) for e in all_of(engine, 60.0)]
+    assert found == [
+        (ev.BatchFailed, 1, 0.0),
+        (ev.BatchFinished, 2, 4.5),
+        (ev.BatchFinished, 3, 8.5),
+        (ev.BatchFinished, 4, 8.5),
+    ]
+
+
 def test_an_eviction_comes_with_notice_and_what_ran_is_lost():
     machine = SimulatedMachine("m", available=pools.during(0.0, 100.0))
     engine = SimulatedEngine([machine], TIMES, notice=30.0)

@@ -143,9 +143,7 @@ Making = tuple[cmd.Run, CallPayload | Callable[[], CallPayload]]
 Unsent = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayload]]
 
 
-def _batch_payload(
-    app: DeclaredApp, inputs: Sequence[Any], searched: bool, context: ContextPayload
-) -> CallPayload:
+def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool, context: ContextPayload) -> CallPayload:
     """Return a batch's payload: the inputs as lists side by side, `searched` for files, pickled together."""
     columns = list(zip(*inputs, strict=True))
     taken = inputs_of(itertools.chain(*columns)) if searched else ()

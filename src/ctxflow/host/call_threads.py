@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import collections
 import ctypes
 import sys
 import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ctxflow.host.library_calls import CallNotes, Later, LibraryCalls
-from ctxflow.host.library_messages import RunCall
+from ctxflow.host.library_messages import PartFinished, RunCall
 from ctxflow.host.running_calls import CallInterrupted
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -37,18 +37,14 @@ class CallThreads:
 
     def call(self, call: RunCall) -> ThreadCall:
         """Return a call that will run on a thread."""
-
-        def send(part: Any) -> None:
-            self._library.send(self._library.to_line, part)
-
-        notes = CallNotes(lambda part: self._loop.call_soon_threadsafe(send, part) and None)
-        return ThreadCall(self._library, call, notes)
+        return ThreadCall(self._library, self._loop, call)
 
     async def run(self, call: ThreadCall) -> tuple[dict[str, Any], bytes]:
         """Run a call; return what `LibraryCalls.run` does, or raise what it does."""
         call.there = True
         outcome = await self._loop.run_in_executor(self._pool, call.run)
         call.there = False
+        call.send_parts()  # A future that is done at once is not waited for.
         if isinstance(outcome, Later):
             return {}, outcome.finish(await outcome.coroutine)
         if isinstance(outcome, BaseException):
@@ -62,8 +58,10 @@ class ThreadCall:
     :ivar notes: of the call. :ivar there: whether it is on its thread, or waits for that.
     """
 
-    def __init__(self, library: LibraryCalls, call: RunCall, notes: CallNotes) -> None:
-        self._library, self._call, self.notes = library, call, notes
+    def __init__(self, library: LibraryCalls, loop: asyncio.AbstractEventLoop, call: RunCall) -> None:
+        self._library, self._loop, self._call = library, loop, call
+        self.notes = CallNotes(self._tell)
+        self._parts: collections.deque[PartFinished] = collections.deque()
         self._lock = _thread.allocate_lock()
         self._thread = 0  # While something may be raised in it.
         self._asked = False
@@ -99,6 +97,15 @@ class ThreadCall:
             if self._thread:
                 _raise_in(self._thread, _NOTHING)
             self._thread = 0
+
+    def _tell(self, part: PartFinished) -> None:
+        self._parts.append(part)
+        self._loop.call_soon_threadsafe(self.send_parts)
+
+    def send_parts(self) -> None:
+        """Send the results that have come; called on the loop."""
+        while self._parts:
+            self._library.send(self._library.to_line, self._parts.popleft())
 
     def interrupt(self) -> None:
         """Raise `CallInterrupted` in it, once; called on another thread."""

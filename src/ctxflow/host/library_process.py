@@ -306,8 +306,8 @@ _BLOCKED = (
 )
 _IGNORES = (
     f"a call went on for {ITEM_SECONDS:g} s after its timeout, at which it was told to end: let CancelledError (on a "
-    "thread KeyboardInterrupt) end it, clean up sooner, or raise the timeout; in a thread compiled code hears of it when "
-    "it returns"
+    "thread KeyboardInterrupt, of which compiled code hears when it returns) end it, clean up sooner, or raise the "
+    "timeout"
 )
 _CRASHED = "compiled code that it uses has crashed; the last lines that it printed show where"
 _FROM_OUTSIDE = "something outside ctxflow, or the code itself, sent that signal"

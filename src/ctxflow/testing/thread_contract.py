@@ -36,7 +36,7 @@ class ThreadContract(Contract):
 
     def test_calls_of_a_context_that_bears_two_overlap(self, run: ContractRun) -> None:
         worker, context = _started(run)
-        attempts = {run.run(worker, context, meet, [number]) for number in (1, 2)}
+        attempts = {run.run(worker, context, _meet, [number]) for number in (1, 2)}
         run.until(lambda: len(run.all(ev.BatchFinished)) == 2)
         assert {event.attempt for event in run.all(ev.BatchFinished)} == attempts
         for event, number in zip(sorted(run.all(ev.BatchFinished), key=lambda each: each.attempt), (1, 2), strict=True):
@@ -46,19 +46,19 @@ class ThreadContract(Contract):
         self._needs_code()
         worker, context = _started(run, concurrency=1)
         for number in (1, 2):
-            run.run(worker, context, alone, [number])
+            run.run(worker, context, _alone, [number])
         for _ in range(2):
             self._answers(run.wait(ev.BatchFinished), [True])
 
     def test_what_goes_wrong_with_a_call_is_its_own(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        waiting = run.run(worker, context, until_other, [0])
+        waiting = run.run(worker, context, _until_other, [0])
         for function, kind, error in (
-            (complain, "exception", "KeyError"),
-            (stop, "exception", "StopIteration"),
-            (leave, "exception", "SystemExit"),
-            (too_few, "contract", "BatchContractError"),
+            (_complain, "exception", "KeyError"),
+            (_stop, "exception", "StopIteration"),
+            (_leave, "exception", "SystemExit"),
+            (_too_few, "contract", "BatchContractError"),
         ):
             failing = run.run(worker, context, function, [1, 2])
             failed = run.wait(ev.BatchFailed)
@@ -69,18 +69,19 @@ class ThreadContract(Contract):
     def test_what_was_yielded_before_an_error_is_kept(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        waiting = run.run(worker, context, until_other, [0])
-        failing = run.run(worker, context, yield_then_raise, [5, 6, -1, 7])
+        waiting = run.run(worker, context, _until_other, [0])
+        failing = run.run(worker, context, _yield_then_raise, [5, 6, -1, 7])
         failed = run.only(ev.BatchFailed)
         assert (failed.attempt, failed.at, failed.failure.error) == (failing, 2, "ValueError")
         parts = [event for event in run.all(ev.ItemsFinished) if event.attempt == failing]
-        assert [(part.first, pickle.loads(part.results)) for part in parts] == [(0, [5, 6])]
+        found = [(part.first, pickle.loads(part.results)) for part in parts]
+        assert found == [(0, [5, 6])], run.events
         self._let_go(run, worker, context, waiting)
 
     def test_results_come_while_calls_that_yield_them_overlap(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        attempts = {run.run(worker, context, yield_slowly, [0.3] * 6) for _ in range(2)}
+        attempts = {run.run(worker, context, _yield_slowly, [0.3] * 6) for _ in range(2)}
         run.until(lambda: {event.attempt for event in run.all(ev.ItemsFinished)} == attempts)
         assert not run.all(ev.BatchEnded), "some of both come while they run"
         run.until(lambda: len(run.all(ev.BatchEnded)) == 2)
@@ -91,31 +92,31 @@ class ThreadContract(Contract):
     def test_a_timeout_is_that_of_the_call_where_it_ends_the_call(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        waiting = run.run(worker, context, until_other, [0])
-        late = run.run(worker, context, spin, [60.0], timeout=0.5)
+        waiting = run.run(worker, context, _until_other, [0])
+        late = run.run(worker, context, _spin, [60.0], timeout=0.5)
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.failure.kind, failed.lost_context) == (late, "timeout", False)
-        assert "in spin" in failed.failure.traceback
+        assert "in _spin" in failed.failure.traceback
         self._let_go(run, worker, context, waiting)
 
     def test_a_call_that_goes_on_after_its_timeout_costs_the_context_and_is_blamed(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        run.run(worker, context, until_other, [0])
+        run.run(worker, context, _until_other, [0])
         late = run.run(worker, context, work.ignore, [60.0], timeout=0.5)
         run.until(lambda: len(run.all(ev.BatchFailed)) == 2)
         blamed, beside = run.all(ev.BatchFailed)
         assert (blamed.attempt, blamed.failure.kind, blamed.lost_context) == (late, "timeout", True)
         assert beside.lost_context
         run.load(worker, context)
-        self._gives(run, [1], worker, context, given, [1])
+        self._gives(run, [1], worker, context, _given, [1])
 
     def test_an_interrupted_call_ends_alone(self, run: ContractRun, tmp_path: Path) -> None:
         self._needs_code()
         worker, context = _started(run)
-        waiting = run.run(worker, context, until_other, [0])
+        waiting = run.run(worker, context, _until_other, [0])
         log = tmp_path / "log"
-        unwanted = run.run(worker, context, yield_and_spin, range(30), [str(log)] * 30)
+        unwanted = run.run(worker, context, _yield_and_spin, range(30), [str(log)] * 30)
         run.until(lambda: bool(run.all(ev.ItemsFinished)))
         run.execute(cmd.Interrupt(worker, unwanted, context))
         failed = run.only(ev.BatchFailed)
@@ -128,9 +129,9 @@ class ThreadContract(Contract):
     ) -> None:
         self._needs_code()
         worker, context = _started(run, concurrency=3)
-        waiting = run.run(worker, context, until_told, [str(tmp_path / "told")])
+        waiting = run.run(worker, context, _until_told, [str(tmp_path / "told")])
         unwanted = run.run(worker, context, work.ignore, [60.0])
-        run.run(worker, context, given, [1])
+        run.run(worker, context, _given, [1])
         run.wait(ev.BatchFinished)  # Both others have begun.
         run.execute(cmd.Interrupt(worker, unwanted, context))
         deadline = time.monotonic() + 7.0  # Longer than a call may go on that is by itself.
@@ -145,18 +146,18 @@ class ThreadContract(Contract):
     def test_a_library_process_that_dies_costs_what_was_in_flight(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        attempts = {run.run(worker, context, until_other, [0]), run.run(worker, context, kill_itself, [0])}
+        attempts = {run.run(worker, context, _until_other, [0]), run.run(worker, context, _kill_itself, [0])}
         run.until(lambda: len(run.all(ev.BatchFailed)) == 2)
         assert {event.attempt for event in run.all(ev.BatchFailed)} == attempts
         assert all(event.lost_context and event.failure.kind == "crash" for event in run.all(ev.BatchFailed))
         run.load(worker, context)
-        self._gives(run, [1], worker, context, given, [1])
+        self._gives(run, [1], worker, context, _given, [1])
 
     def test_a_context_that_is_lost_is_told_with_what_it_printed(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
-        run.run(worker, context, until_other, [0])
-        run.run(worker, context, lose, ["the engine is gone"])
+        run.run(worker, context, _until_other, [0])
+        run.run(worker, context, _lose, ["the engine is gone"])
         run.until(lambda: len(run.all(ev.BatchFailed)) == 2)
         for failed in run.all(ev.BatchFailed):
             assert failed.lost_context and "the engine is gone" in failed.failure.message
@@ -166,7 +167,7 @@ class ThreadContract(Contract):
         self._needs_code()
         worker, context = _started(run)
         go = str(tmp_path / "go")
-        attempts = {run.run(worker, context, yield_noticed, range(100), [go] * 100) for _ in range(2)}
+        attempts = {run.run(worker, context, _yield_noticed, range(100), [go] * 100) for _ in range(2)}
         run.until(lambda: {event.attempt for event in run.all(ev.ItemsFinished)} == attempts)
         self.notify(run.engine, worker)
         run.until(lambda: bool(run.all(ev.EvictionNotice)))
@@ -179,7 +180,7 @@ class ThreadContract(Contract):
 
     def _let_go(self, run: ContractRun, worker: str, context: str, waiting: int) -> None:
         """Have the call end that waited meanwhile."""
-        run.run(worker, context, let_go, [0])
+        run.run(worker, context, _let_go, [0])
         run.until(lambda: waiting in [event.attempt for event in run.all(ev.BatchFinished)])
 
 
@@ -192,13 +193,13 @@ def _started(run: ContractRun, concurrency: int = 2) -> tuple[str, str]:
 # --- what the calls do
 
 
-def meet(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
+def _meet(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
     """Answer once two are there."""
     shared.barrier.wait(20)
     return items
 
 
-def alone(shared: Shared, items: Sequence[Any]) -> list[bool]:
+def _alone(shared: Shared, items: Sequence[Any]) -> list[bool]:
     """Answer whether this is the main thread, with nobody beside it."""
     with contextlib.suppress(threading.BrokenBarrierError):
         shared.barrier.wait(0.5)
@@ -207,44 +208,44 @@ def alone(shared: Shared, items: Sequence[Any]) -> list[bool]:
     return [threading.current_thread() is threading.main_thread()]
 
 
-def until_other(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
+def _until_other(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
     while not shared.go.wait(0.05):
         pass
     return items
 
 
-def let_go(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
+def _let_go(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
     shared.go.set()
     return items
 
 
-def until_told(shared: Shared, files: Sequence[str]) -> Sequence[str]:
+def _until_told(shared: Shared, files: Sequence[str]) -> Sequence[str]:
     while not Path(files[0]).exists():
         time.sleep(0.05)
     return files
 
 
-def given(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
+def _given(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
     return items
 
 
-def complain(shared: Shared, items: Sequence[Any]) -> None:
+def _complain(shared: Shared, items: Sequence[Any]) -> None:
     raise KeyError(items[0])
 
 
-def stop(shared: Shared, items: Sequence[Any]) -> None:
+def _stop(shared: Shared, items: Sequence[Any]) -> None:
     raise StopIteration
 
 
-def leave(shared: Shared, items: Sequence[Any]) -> None:
+def _leave(shared: Shared, items: Sequence[Any]) -> None:
     raise SystemExit(3)
 
 
-def too_few(shared: Shared, items: Sequence[Any]) -> list[Any]:
+def _too_few(shared: Shared, items: Sequence[Any]) -> list[Any]:
     return [items[0]]
 
 
-def spin(shared: Shared, seconds: Sequence[float]) -> Sequence[float]:
+def _spin(shared: Shared, seconds: Sequence[float]) -> Sequence[float]:
     """Take so long, and hear of what is raised in between."""
     until = time.monotonic() + sum(seconds)
     while time.monotonic() < until:
@@ -252,31 +253,31 @@ def spin(shared: Shared, seconds: Sequence[float]) -> Sequence[float]:
     return seconds
 
 
-def yield_then_raise(shared: Shared, items: Sequence[int]) -> Iterator[int]:
+def _yield_then_raise(shared: Shared, items: Sequence[int]) -> Iterator[int]:
     for item in items:
         if item < 0:
             raise ValueError(item)
         yield item
 
 
-def yield_slowly(shared: Shared, seconds: Sequence[float]) -> Iterator[float]:
+def _yield_slowly(shared: Shared, seconds: Sequence[float]) -> Iterator[float]:
     for each in seconds:
         time.sleep(each)
         yield each
 
 
-def yield_and_spin(shared: Shared, items: Sequence[int], log: Sequence[str]) -> Iterator[int]:
+def _yield_and_spin(shared: Shared, items: Sequence[int], log: Sequence[str]) -> Iterator[int]:
     """Yield one item after another, then go on for a minute; say so when it is closed."""
     try:
         for item in items:
             time.sleep(0.05)
             yield item
-        spin(shared, [60.0])
+        _spin(shared, [60.0])
     finally:
         Path(log[0]).write_text("closed")
 
 
-def yield_noticed(shared: Shared, items: Sequence[int], go: Sequence[str]) -> Iterator[int]:
+def _yield_noticed(shared: Shared, items: Sequence[int], go: Sequence[str]) -> Iterator[int]:
     """Yield two, which are sent then, the third when it may go on, and the rest at once."""
     for item in items:
         time.sleep(0.3 if item < 2 else 0.0)
@@ -285,10 +286,10 @@ def yield_noticed(shared: Shared, items: Sequence[int], go: Sequence[str]) -> It
         yield item
 
 
-def kill_itself(shared: Shared, items: Sequence[Any]) -> None:
+def _kill_itself(shared: Shared, items: Sequence[Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose(shared: Shared, messages: Sequence[str]) -> None:
+def _lose(shared: Shared, messages: Sequence[str]) -> None:
     os.write(1, b"its last line\n")
     raise ContextLost(messages[0])

@@ -1,0 +1,142 @@
+"""Calls that overlap on threads of one library process, driven as an engine without lines does."""
+
+import contextlib
+import os
+import pickle
+import random
+import threading
+import time
+
+import pytest
+from test_library_loop import Items
+
+from ctxflow.host import library_process
+
+THREADS = 8
+
+
+class Shared:
+    def __init__(self):
+        self.barrier = threading.Barrier(THREADS)
+        self.go = threading.Event()
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    (tmp_path / "logs").mkdir()
+    driven = Items(tmp_path)
+    driven.load(Shared)
+    driven.next("ready")
+    yield driven
+    driven.close()
+
+
+def beside(driven, function, *columns, **head):
+    return driven.call(function, *columns, threads=THREADS, **head)
+
+
+def until_go(shared, items):
+    while not shared.go.wait(0.02):
+        pass
+    return items
+
+
+def spin(shared, seconds):
+    until = time.monotonic() + seconds[0]
+    while time.monotonic() < until:
+        sum(range(50))
+    return seconds
+
+
+def test_an_interrupt_hits_its_own_call_or_none_and_no_thread_ends_by_it(loaded):
+    chance = random.Random(5)
+    calls = [beside(loaded, spin, [chance.uniform(0.0, 0.004)]) for _ in range(400)]
+    unwanted, interrupted, found = chance.sample(calls, 200), set(), {}
+    while len(found) < len(calls):
+        for call in [unwanted.pop() for _ in unwanted[:5]]:
+            interrupted.add(call)
+            loaded.tell("interrupt", context="c", call=call)
+        for head, _ in loaded.reports():
+            assert head["call"] not in found
+            found[head["call"]] = "finished" if head["is"] == "finished" else head["failure"]["kind"]
+    assert set(found.values()) == {"finished", "cancelled"}
+    assert {call for call, kind in found.items() if kind == "cancelled"} <= interrupted
+
+    def meet(shared, items):
+        shared.barrier.wait(20)
+        return items
+
+    answers = loaded.answers(*[beside(loaded, meet, [1]) for _ in range(THREADS)])
+    assert {head["is"] for head, _ in answers} == {"finished"}, "all threads are there"
+
+
+def test_a_call_that_overlaps_none_has_the_process_to_itself_and_those_after_it_wait(loaded):
+    def note(shared, items):
+        shared.__dict__.setdefault("ran", []).append(items[0])
+        return items
+
+    def look(shared, items):
+        return [(list(shared.ran), threading.active_count() > 1)]
+
+    waits = beside(loaded, until_go, [1])
+    first = beside(loaded, note, ["before"])
+    loaded.answers(first)
+    by_itself, after = loaded.call(look, [1]), beside(loaded, note, ["after"])
+    loaded.reports_nothing(0.3)
+    loaded.host._libraries["c"]  # It is there, and waits.
+    loaded.tell("interrupt", context="c", call=waits)
+    (ended, _), (_, body), _ = loaded.answers(waits, by_itself, after)
+    assert ended["failure"]["kind"] == "cancelled"
+    [(ran, _)] = pickle.loads(body)
+    assert ran == ["before"]
+
+
+def test_async_functions_are_awaited_on_the_loop(loaded):
+    async def where(shared, items):
+        return [threading.current_thread() is threading.main_thread() for _ in items]
+
+    async def forever(shared, items):
+        import asyncio
+
+        await asyncio.sleep(60)
+
+    ((_, body),) = loaded.answers(beside(loaded, where, [1, 2]))
+    assert pickle.loads(body) == [True, True]
+    late = beside(loaded, forever, [1], timeout=0.2)
+    assert loaded.failure(late)["kind"] == "timeout"
+
+
+def test_the_folder_is_common_and_emptied_after_the_last(loaded):
+    def leave(shared, names):
+        with open(names[0], "w"):
+            pass
+        return [os.getcwd()]
+
+    waits = beside(loaded, until_go, [1])
+    ((head, body),) = loaded.answers(beside(loaded, leave, ["left"]))
+    [folder] = pickle.loads(body)
+    assert not head["rest"] and os.listdir(folder) == ["left"]
+
+    def go(shared, items):
+        shared.go.set()
+        time.sleep(0.2)
+        return [os.listdir()]
+
+    answers = loaded.answers(waits, beside(loaded, go, [1]))
+    assert pickle.loads(answers[1][1]) == [["left"]]
+    assert answers[1][0]["rest"] == ["left"]
+    assert not os.path.exists(folder) or not os.listdir(folder)
+
+
+def test_a_call_that_goes_on_is_named_with_where_it_was(loaded, monkeypatch):
+    monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
+
+    def ignore(shared, items):
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(60)
+
+    waits, ignores = beside(loaded, until_go, [1]), beside(loaded, ignore, [1], timeout=0.3)
+    [(head, _), _] = loaded.answers(waits, ignores)
+    assert (head["calls"], head["blamed"], head["failure"]["kind"]) == ([ignores, waits], [ignores], "timeout")
+    assert "in ignore" in head["failure"]["output"]
