@@ -79,11 +79,6 @@ def identity_of(app: MappedApp, constants: Mapping[str, Any], tell: Tell | None 
     return Identity(python, code, {name: digest(value) for name, value in sorted(constants.items())}, contents)
 
 
-def identity_of_model(model: str, tell: Tell | None = None) -> Identity:
-    """Return what results depend on where a model is used by ctxflow's own code: its contents alone."""
-    return Identity(contents={model: contents_of_model(model, tell)})
-
-
 def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
     """Return what distinguishes a model from others of its name; nothing if it is not on this machine.
 

@@ -46,6 +46,7 @@ def test_a_dry_run_shows_the_engine_and_which_requests_are_not_for_it(command, r
         (("--backend", "vllm", "--adapter", "french"), "--adapter 'french' is not to be understood: write NAME=PATH"),
         (("--adapter", "french=x"), "adapters are for --backend vllm"),
         (("--backend", "vllm", "--adapter", "french=here"), "holds no adapter_config.json"),
+        (("--backend", "vllm", "--adapter", "french=adapters"), "the adapter french, adapters, is not there"),
         (("--backend", "ollama"), "ollama"),
     ],
 )
@@ -55,7 +56,9 @@ def test_what_makes_no_sense_about_an_engine_is_refused(folder, command, request
     assert status == 2 and sentence in " ".join(said.split())
 
 
-def test_values_of_options_are_json_and_those_of_adapters_are_text(command, requests):
+def test_values_of_options_are_json_and_those_of_adapters_are_text(folder, command, requests):
+    (folder / "5").mkdir()
+    (folder / "5" / "adapter_config.json").write_text("{}")
     status, _, out = command(*requests, "--backend", "vllm", "--engine-option", 'limits={"image": 2}', "--json",
                              "--engine-option", "name=3x", "--adapter", "3=5", output=True)  # fmt: skip
     assert status == 0

@@ -333,7 +333,7 @@ def self_contained(job: Job) -> dict[str, Any]:
     >>> made["model"], made["top_k"], os.path.isabs(made["input"]), os.path.isabs(made["site"]), "stop" in made
     ('lm', 3, True, True, False)
     """
-    from ctxflow.batch.job import template_text
+    from ctxflow.batch.templates import template_text
 
     values = job.model_dump(mode="json", exclude_defaults=True)
     for name in ("input", "output", "site"):
@@ -391,4 +391,5 @@ def what_it_does(job: Job) -> str:
     >>> what_it_does(Job(input="in.csv", output="out.jsonl", model="package:minilm", task="embed"))
     'embed with package:minilm'
     """
-    return f"function {job.function}" if job.function else f"{job.task or 'generate'} with {job.model}"
+    models = " and ".join(str(each.model) for each in job.by_model().values())
+    return f"function {job.function}" if job.function else f"{job.task or 'generate'} with {models}"

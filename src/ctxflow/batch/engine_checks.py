@@ -55,8 +55,10 @@ def _names(function: Callable[..., Any]) -> set[str]:
 
 def _adapters(job: Job) -> Iterator[str]:
     for name, path in job.adapter.items():
-        folder = Path(path).expanduser()
+        folder = Path(path).expanduser().absolute()
         if name == job.model or not name:
             yield f"the adapter {name!r} is called as the job's model is: give it another name"
-        if folder.exists() and not (folder / "adapter_config.json").is_file():
+        if folder.parent.exists() and not folder.exists():
+            yield f"the adapter {name}, {path}, is not there: name a folder"
+        elif folder.exists() and not (folder / "adapter_config.json").is_file():
             yield f"the adapter {name}, {path}, holds no adapter_config.json: give a LoRA's folder"

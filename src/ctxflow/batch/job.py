@@ -22,18 +22,9 @@ else:
     import tomli as tomllib
 
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
-_LATER = ("engine_options", "server_command", "adapter")  # A job that says nothing of them is what it was before.
+# A job that says nothing of them is what it was before.
+_LATER = ("engine_options", "server_command", "adapter", "models")
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
-
-
-def template_text(text: str) -> str:
-    """Return the template itself, read from its file if only that is named."""
-    if not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the template {text[1:]} cannot be read: {error}") from None
 
 
 class Job(pydantic.BaseModel):
@@ -58,6 +49,13 @@ class Job(pydantic.BaseModel):
         ),
     ]  # fmt: skip
     model: Annotated[str | None, Option("A folder, package:NAME, or a hub id.", WHAT, ("-m", "--model"))] = None
+    models: Annotated[
+        dict[str, str],
+        Option(
+            "In place of --model, a model for the rows whose 'model' is NAME; may be given again.",
+            WHAT, ("--named-model",), metavar="NAME=MODEL",
+        ),
+    ] = {}  # fmt: skip
     task: Annotated[
         Literal["generate", "chat", "embed", "classify"] | None,
         Option("By default generate; for OpenAI's requests, their own task.", WHAT, ("-t", "--task")),
@@ -231,12 +229,13 @@ class Job(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Job:
-        if (self.model is None) == (self.function is None):
-            raise ValueError("a job needs a model or a function, and not both: give --model or --function")
-        if self.model is not None and _URL.match(self.model):
-            hub = re.fullmatch(r"https://(?:www\.)?huggingface\.co/([^/]+/[^/?#]+)/?", self.model)
-            what = f"name it as the hub does: {hub[1]}" if hub else "fetch it into a folder, and name that"
-            raise ValueError(f"the model {self.model} is a URL: {what}")
+        if [self.model is None, not self.models, self.function is None].count(False) != 1:
+            raise ValueError("a job needs a model or a function, and not both: give --model, or --function")
+        for model in filter(None, (self.model, *self.models.values())):
+            if _URL.match(model):
+                hub = re.fullmatch(r"https://(?:www\.)?huggingface\.co/([^/]+/[^/?#]+)/?", model)
+                what = f"name it as the hub does: {hub[1]}" if hub else "fetch it into a folder, and name that"
+                raise ValueError(f"the model {model} is a URL: {what}")
         if sentence := next((sentence for wrong, sentence in self._rules() if wrong), None):
             raise ValueError(sentence)
         return self
@@ -275,6 +274,7 @@ class Job(pydantic.BaseModel):
             (of_vllm and reads and self.task == "embed" and (self.max_input_tokens or self.too_long != "error"),
              "vLLM's embeddings are of whole inputs: leave --max-input-tokens and --too-long out"),
             (self.adapter and not of_vllm, "adapters are for --backend vllm; a server's command names its own"),
+            (self.adapter and self.models, "adapters are of one model: give --model, or leave --adapter out"),
         )  # fmt: skip
 
     @pydantic.model_validator(mode="after")
@@ -296,6 +296,16 @@ class Job(pydantic.BaseModel):
         from ctxflow.models.results import GENERATION
 
         return {name: value for name in GENERATION if (value := getattr(self, name)) not in (None, ())}
+
+    def by_model(self) -> dict[str, Job]:
+        """Return the job as it is for each of its models, by the name that rows have for it; "" where it has but one.
+
+        >>> job = Job(input="in.csv", output="out.csv", models={"small": "org/small", "large": "org/large"})
+        >>> {name: each.model for name, each in job.by_model().items()}
+        {'small': 'org/small', 'large': 'org/large'}
+        """
+        each = {name: self.model_copy(update={"model": model, "models": {}}) for name, model in self.models.items()}
+        return each or {"": self}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -319,6 +329,8 @@ class Job(pydantic.BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, as JSON: a job that differs here is another job."""
+        from ctxflow.batch.templates import template_text
+
         chosen = self.model_dump(mode="json", exclude={name for name, option in options().items() if option.free})
         for name in ("template", "system"):
             if chosen[name] is not None:

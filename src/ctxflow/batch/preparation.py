@@ -32,7 +32,7 @@ class Subject:
     job: Job  # With what its input decides (its form, its task).
     head: Head
     app: BatchApp | None = None  # The job's own function, as far as it can be had.
-    model: Ability | None = None  # What the job's model can do, if it is on this machine.
+    models: Mapping[str, Ability] = dataclasses.field(default_factory=dict)  # What its models can do that are on this machine.
 
 
 Check = Callable[[Subject], Iterable[str]]  # Says what is wrong in its part, a sentence each.
@@ -62,6 +62,8 @@ def _columns(subject: Subject) -> Iterator[str]:
         named += [(name, flag) for name in job.columns]
     if job.id_column is not None and job.input_format != "openai":
         named.append((job.id_column, "--id-column names"))
+    if job.models and job.input_format != "openai":
+        named.append(("model", "says which --named-model is for a row"))
     named += [(name, "--keep names") for name in job.keep]
     named += [(name, "--row-parameter names") for name in job.row_parameter]
     for name, reads in named:
@@ -150,22 +152,23 @@ def _choices(subject: Subject) -> Iterator[str]:
 
 
 def _model(subject: Subject) -> Iterator[str]:
-    """Check what the model cannot do."""
-    job, model = subject.job, subject.model
-    if model is None or job.task is None:
-        return
-    if (reason := refusal(str(job.model), model, job.task)) is not None:
-        yield reason
-    elif job.task in ("generate", "chat") and model.length is not None and (job.max_new_tokens or 0) >= model.length:
-        yield (
-            f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {job.model} reads and "
-            f"writes {model.length} tokens together"
-        )
+    """Check what the job's models cannot do."""
+    job = subject.job
+    for name, model in subject.models.items():
+        if (reason := refusal(name, model, str(job.task))) is not None:
+            yield reason
+        elif (
+            job.task in ("generate", "chat") and model.length is not None and (job.max_new_tokens or 0) >= model.length
+        ):
+            yield (
+                f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {name} reads and "
+                f"writes {model.length} tokens together"
+            )
 
 
 def _engine(subject: Subject) -> Iterator[str]:
     """Check what the job says of its engine."""
-    return engine_problems(subject.job)
+    return (each for job in subject.job.by_model().values() for each in engine_problems(job))
 
 
 CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates)
@@ -192,8 +195,9 @@ def prepare(job: Job, display: Display) -> Work:
         site = load_site(job.site, workers=job.workers)
     with _noted(wrong):
         app = function_app(job) if job.function is not None else None
-    here = folder_here(job.model) if job.model is not None else None
-    check(Subject(job, head, app, ability_of(here) if here is not None else None), wrong)
+    named = [each.model for each in job.by_model().values() if each.model is not None]
+    here = {name: folder for name in named if (folder := folder_here(name)) is not None}
+    check(Subject(job, head, app, {name: ability_of(folder) for name, folder in here.items()}), wrong)
     assert site is not None
     with refused():
         return Work(job, source, files, site, app, display)
@@ -278,7 +282,8 @@ def preview(job: Job) -> dict[str, Any]:
     written = (files.output, files.rows, files.errors, files.journal, status_path(files.output))
     engine = {"backend": job.backend, "server_command": job.server_command, **job.engine_options}
     said = {name: value for name, value in engine.items() if value not in (None, "transformers")}
-    model = {} if job.model is None else {"model": job.model, "task": job.task, **said, **job.parameters}
+    models = {"model": job.model} if job.model is not None else {"models": job.models}
+    model = {} if job.function is not None else {**models, "task": job.task, **said, **job.parameters}
     function = {} if job.function is None else {"function": job.function, **job.constants}
     return {
         "input": str(job.input),

@@ -205,7 +205,9 @@ class Tolerance:
         return f"{share}{cause.error}: {one_line(cause.message)}"
 
 
-Submit = Callable[[Sequence[Any], Stream], range]  # Submits items, answered to the stream; returns their numbers.
+Submit = Callable[
+    [Sequence[Any], Stream], Sequence[int]
+]  # Submits items, answered to the stream; returns their numbers.
 
 WINDOW_ROWS = 20_000
 WINDOW_BYTES = 64 << 20
@@ -320,7 +322,8 @@ class Pump:
         pop = self._waiting.pop
         for items, results in self._stream.take(timeout):
             for item, result in zip(items, results, strict=True):
-                row = pop(item)
+                if (row := pop(item, None)) is None:  # Of a chunk of which the run's end let in a part only.
+                    continue
                 if self._stream.contexts:
                     row.context = self._stream.contexts.pop(item, None)
                 yield row, result

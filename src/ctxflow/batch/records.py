@@ -148,7 +148,8 @@ def openai_record(job: Job, created: int) -> Record:
             body = _completion(f"cmpl-{name}", "text_completion", {"text": answer["text"]}, answer)
         else:
             body = _embeddings(answer)
-        body |= {"model": model} if "data" in body else {"created": created, "model": model}
+        named = {"model": str(row.item[0].get("model", model))}
+        body |= named if "data" in body else {"created": created, **named}
         if truncated(answer):  # Fields of our own: OpenAI's clients keep what they do not know.
             body |= {"truncated": True, "original_prompt_tokens": answer["original_prompt_tokens"]}
         return _line_of(row, name, body)

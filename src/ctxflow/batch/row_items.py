@@ -74,6 +74,7 @@ def openai_maker(job: Job) -> Make:
     """Return what makes items of requests in OpenAI's batch format."""
     family, backend, adapters = family_of(job), job.backend, tuple(job.adapter)
     names = {str(job.model), Path(str(job.model)).name, *adapters} if adapters else None
+    models = tuple(job.models)
     batches, kind = answered_by_batches(job), server_kind(job.server_command or "")
 
     def make(values: Mapping[str, Any]) -> Item:
@@ -87,9 +88,11 @@ def openai_maker(job: Job) -> Make:
             raise RowError(f"the url is {shown(url)}: known are {', '.join(URLS)}")
         if wanted != family:
             raise RowError(f"the url is {url}, but this job is to {family}: put such requests in a file of their own")
+        if models:
+            _check_named(body.get("model"), "the body's model", models)
         if (wrong := refusal(str(url), body, backend, names)) is not None:
             raise RowError(wrong)
-        sent = as_sent(str(url), body, backend, adapters)
+        sent = as_sent(str(url), body, backend, models or adapters)
         if kind:
             if (wrong := dialect_refusal(kind, sent)) is not None:
                 raise RowError(wrong)
@@ -104,7 +107,7 @@ def plain_maker(job: Job) -> Make:
     system = compile_template(job.system, "system message") if job.system is not None else None
     template = compile_template(job.template) if job.template is not None else None
     column = job.columns[0] if job.columns else ""
-    parameters = job.row_parameter
+    parameters, models = job.row_parameter, tuple(job.models)
     endpoint = {"embed": EMBEDDINGS, "chat": CHAT}.get(str(job.task), COMPLETIONS)
     kind, batches, media = CONTENTS[endpoint], answered_by_batches(job), job.backend != "transformers"
 
@@ -117,6 +120,8 @@ def plain_maker(job: Job) -> Make:
             request = {kind: _text(content, column or "prompt")}
         if parameters:
             request.update(as_fields(_checked({name: _parsed(values.get(name)) for name in parameters})))
+        if models:
+            request["model"] = _check_named(values.get("model"), "the row's model", models)
         return (request,) if batches else ((endpoint, request),)
 
     return make
@@ -172,6 +177,13 @@ def _check_width(job: Job, app: BatchApp, width: int) -> None:
 # --- parts of rows
 
 
+def _check_named(value: Any, what: str, models: tuple[str, ...]) -> str:
+    """Return the name of the model that a row is for, of a job that has several."""
+    if not isinstance(value, str) or value not in models:
+        raise RowError(f"{what} is {shown(value)}, none of this job's: name {' or '.join(models)}")
+    return value
+
+
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise RowError(f"{what} is {shown(value)}, not text")
@@ -219,6 +231,18 @@ def asked_of(item: Item) -> Mapping[str, Any]:
     (asked,) = item
     found: Mapping[str, Any] = asked[1] if isinstance(asked, tuple) else asked
     return found
+
+
+def for_model(item: Item) -> tuple[str, Item]:
+    """Return the model that an item is for, of a job that has several, and the item as that gets it.
+
+    >>> for_model((("/v1/completions", {"prompt": "One", "model": "small"}),))
+    ('small', (('/v1/completions', {'prompt': 'One'}),))
+    """
+    request = dict(asked_of(item))
+    name = request.pop("model")
+    (asked,) = item
+    return name, ((asked[0], request),) if isinstance(asked, tuple) else (request,)
 
 
 def known_as(item: Item) -> Item:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from ctxflow.batch.job import template_text
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.rows.source import RowError
 
 Render = Callable[[Mapping[str, Any]], str]
+
+
+def template_text(text: str) -> str:
+    """Return the template itself, read from its file if only that is named."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the template {text[1:]} cannot be read: {error}") from None
 
 
 class LacksColumn(RowError):

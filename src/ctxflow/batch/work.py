@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +18,12 @@ from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.pump import Intake, Pump, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
-from ctxflow.batch.row_items import Make, family_of, maker
+from ctxflow.batch.row_items import Make, family_of, for_model, maker
 from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.figures import figures_of
+from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.pending import Stream
-from ctxflow.identity import Identity, contents_of_model, identity_of, identity_of_model, reading_text
+from ctxflow.identity import Identity, contents_of_model, identity_of, reading_text
 from ctxflow.observe.progress import Progress, Rates
 from ctxflow.rows.source import Source
 from ctxflow.sites import Site
@@ -117,15 +117,15 @@ class Work:
         self._cut: Callable[[Any], bool] | None = None
         self.truncated = 0
         self.site = site
-        self._app: BatchApp
-        self._constants: dict[str, Any]
+        self._apps: dict[str, tuple[BatchApp, dict[str, Any]]]  # By the name that rows have for the app's model.
         self._record: Record
         if app is not None:
-            self._app, self._constants = app, dict(job.constants)
+            self._apps = {"": (app, dict(job.constants))}
         else:
             family = family_of(job)
             sized = "batching" in site.model_fields_set
-            self._app, self._constants = model_app(job, family, site.capabilities.stages, sized=sized)
+            stages = site.capabilities.stages
+            self._apps = {name: model_app(each, family, stages, sized=sized) for name, each in job.by_model().items()}
             if family == "generate" or (family == "embed" and job.output_format == "openai"):
                 self._counted = tokens_of
             if job.too_long != "error":
@@ -144,11 +144,12 @@ class Work:
 
     def identity(self) -> Identity:
         """Return what the results depend on beside rows and settings, which constants are among."""
-        if self.job.model is not None:
-            found = identity_of_model(self.job.model, self._reading)
-            of_adapters = {path: contents_of_model(path, self._reading) for path in self.job.adapter.values()}
-            return dataclasses.replace(found, contents={**found.contents, **of_adapters})
-        return identity_of(self._app, {}, self._reading)
+        if self._own is not None:
+            return identity_of(self._own, {}, self._reading)
+        models = [str(each.model) for each in self.job.by_model().values()]
+        return Identity(
+            contents={path: contents_of_model(path, self._reading) for path in [*models, *self.job.adapter.values()]}
+        )
 
     def _reading(self, done: int, total: int) -> None:
         self.display.note(reading_text(done, total))
@@ -164,14 +165,14 @@ class Work:
 
         with contextlib.ExitStack() as stack:
 
-            def submit(items: Sequence[Any], stream: Stream) -> range:
+            def submit(items: Sequence[Any], stream: Stream) -> Sequence[int]:
                 begins = self._executor is None
                 if self._executor is None:
                     self._executor = stack.enter_context(BareExecutor(self.site))
                     file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
                 run = self._executor.calls.run
-                numbers = run.submit(self._app.declare(run, self._constants), items, stream)
+                numbers = self._submit(run, items, stream)
                 if begins and self.directory is not None:  # While the first workers start.
                     note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)
                 return numbers
@@ -185,6 +186,23 @@ class Work:
             finally:
                 self.truncated = pump.truncated
                 look(pump.rows, last=True)
+
+    def _submit(self, run: LiveRun, items: Sequence[Any], stream: Stream) -> Sequence[int]:
+        """Have each item done by the app of its model; returns their numbers."""
+        if not self.job.models:
+            [(app, constants)] = self._apps.values()
+            return run.submit(app.declare(run, constants), items, stream)
+        numbers = [0] * len(items)
+        parts: dict[str, list[tuple[int, Any]]] = {}
+        for place, item in enumerate(items):
+            name, given = for_model(item)
+            parts.setdefault(name, []).append((place, given))
+        for name, part in parts.items():
+            app, constants = self._apps[name]
+            found = run.submit(app.declare(run, constants), [given for _, given in part], stream)
+            for (place, _), number in zip(part, found, strict=True):
+                numbers[place] = number
+        return numbers
 
 
 def note_job(run: Path, job: Job, output: Path, errors: Path, site: Site, display: Display) -> None:
