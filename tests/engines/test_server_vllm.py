@@ -16,6 +16,7 @@ from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 from ctxflow.models.openai_server import OpenAIServer, start_server
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 NOTICED_SECONDS = 30.0  # On a busy machine; on one of its own it is one.
 
 
@@ -46,6 +47,7 @@ def test_it_answers_until_its_engine_is_killed(engine_environment: Path, llama: 
             (EMBEDDINGS, {"input": "a"}, "does not answer /v1/embeddings as it was started"),
             (COMPLETIONS, {"prompt": "word " * 3000}, "maximum context length is 512"),
             (COMPLETIONS, {"prompt": "a", "model": "another"}, "`another` does not exist"),
+            (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "not a multimodal model"),
         ]:
             with pytest.raises(ItemRefused, match=sentence):
                 await engine.answer(endpoint, wrong)

@@ -95,35 +95,41 @@ async def answers(model: str, questions: list[Any], settings: Mapping[str, Any],
     return found
 
 
-async def embeddings(model: str, texts: list[str], settings: Mapping[str, Any]) -> Any:
+async def embeddings(models: list[Any], texts: list[str]) -> Any:
     from ctxflow.models.vllm_serving import VLLMEngine
 
     options = {name: value for name, value in SMALL.items() if name != "max_model_len"}
-    engine = await VLLMEngine.start(model, **{**options, **settings})
-    found = await asyncio.gather(*(asked(engine, "/v1/embeddings", {"input": text}) for text in texts))
-    found.append(await asked(engine, "/v1/completions", {"prompt": "It"}))
-    await engine.aclose()
+    found = []
+    for model, settings in models:
+        engine = await VLLMEngine.start(model, **{**options, **settings})
+        answers = await asyncio.gather(*(asked(engine, "/v1/embeddings", {"input": text}) for text in texts))
+        found.append([*answers, await asked(engine, "/v1/completions", {"prompt": "It"})])
+        await engine.aclose()
     return found
 
 
-async def deaths(model: str, victims: list[Any]) -> Any:
-    """End or stop processes of engines that have requests; return what the requests, and later ones, were told."""
+async def deaths(model: str, prompts: list[str], cases: list[Any]) -> Any:
+    """Have engines answer, then end or stop processes of theirs; return what requests, and later ones, were told."""
     from ctxflow.models.vllm_serving import VLLMEngine
 
     found = []
-    for word, number, settings in victims:
+    for victims, settings in cases:
         engine = await VLLMEngine.start(model, **SMALL, **settings)
+        workers = sum("Worker" in line for line in descendants().values())
+        body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        answers = [await engine.answer("/v1/completions", {**body, "prompt": prompt}) for prompt in prompts]
+        texts = [answer["choices"][0]["text"] for answer in answers]
         body = {"max_tokens": 490, "ignore_eos": True}
         tasks = [asyncio.create_task(asked(engine, "/v1/completions", {**body, "prompt": f"{i}"})) for i in range(8)]
         while not engine._processes.client.get_num_unfinished_requests():  # All at once there may never be: they end.
             assert not all(task.done() for task in tasks), [task.result() for task in tasks]
             await asyncio.sleep(0.01)
-        os.kill(process(word), number)
-        began = time.monotonic()
+        for word, number in victims:
+            os.kill(process(word), number)
         told = await asyncio.gather(*tasks)
-        took = time.monotonic() - began
         later = await asked(engine, "/v1/completions", {"prompt": "It"})
-        found.append({"told": told, "took": took, "later": later, "left": list(descendants().values())})
+        seen = {"texts": texts, "workers": workers, "left": list(descendants().values())}
+        found.append({"told": told, "later": later, **seen})
         await engine.aclose()
     return found
 

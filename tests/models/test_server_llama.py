@@ -30,6 +30,7 @@ from ctxflow.models.server_process import ServerFailed
 from ctxflow.testing.small_models import make_gguf
 
 HI = [{"role": "user", "content": "Which worker should take which batch?"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 SCHEMA = {
     "type": "object",
     "properties": {"verdict": {"enum": ["SUPPORTED", "REFUTED"]}, "sure": {"type": "boolean"}},
@@ -117,6 +118,7 @@ def test_what_it_cannot_answer_is_refused_in_a_sentence(program, model):
             (COMPLETIONS, {"max_tokens": 3}, "'prompt' not found"),
             (CHAT, {"messages": [{"role": "user", "content": "word " * 3000}]}, "exceeds the available context size"),
             (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "must be number"),
+            (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "image input is not supported"),
             (COMPLETIONS, {"prompt": "a", "model": "another"}, f"serves {model}, and not the model 'another'"),
         ]:
             with pytest.raises(ItemRefused, match=sentence):

@@ -242,7 +242,8 @@ class OpenAIServer:
         said = _sentence(answer)
         if answer.status == 501 or (answer.status in (404, 405) and "model" not in said):
             return ItemRefused(f"{self.name} does not answer {endpoint} as it was started: {said}")
-        if 400 <= answer.status < 500:
+        # llama-server answers 500 where a request has images, and it no model that sees.
+        if 400 <= answer.status < 500 or (answer.status == 500 and "not supported" in said):
             return ItemRefused(f"{self.name} refuses the request: {said}")
         await self._look_after()
         healthy = False

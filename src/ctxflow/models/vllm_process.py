@@ -147,7 +147,7 @@ class VLLMProcesses:
         ends = time.monotonic() + _TICK_SECONDS  # Where a worker died, EngineCore has said so, and is about to end.
         while time.monotonic() < ends:
             cores = [process for process in self._cores() if process.exitcode]
-            gone = [name for pid, (when, name) in self._started.items() if "Worker" in name and _began(pid) != when]
+            gone = self._workers_gone()
             if cores and cores[0].exitcode < 0:
                 said = f"has lost its process {cores[0].name}, killed by {signal.Signals(-cores[0].exitcode).name}"
                 break
@@ -158,15 +158,22 @@ class VLLMProcesses:
         self.close()
         return f"vLLM's engine {said}: what was printed before says more"
 
+    def _workers_gone(self) -> list[str]:
+        return [name for pid, (when, name) in self._started.items() if "Worker" in name and _began(pid) != when]
+
     def _cores(self) -> Sequence[Any]:
         return getattr(self.client.engine_core.resources.engine_manager, "processes", ())
 
     async def _watch(self) -> None:
-        """End an engine that has requests and does not move, so that they fail instead of waiting for ever."""
+        """End an engine that has requests and does not move, so that they fail instead of waiting for ever.
+
+        One that has lost one of its workers ends here, too: EngineCore first waits nine seconds for the others, which
+        wait for that.
+        """
         stopped = silent = 0.0
         probe: asyncio.Future[Any] | None = None
         try:
-            while not self.dead and not self._cause:
+            while not self.dead and not self._cause and not self._workers_gone():
                 began = time.monotonic()
                 await asyncio.sleep(_TICK_SECONDS)
                 passed = min(time.monotonic() - began, 2 * _TICK_SECONDS)  # If this process was stopped too, no more.

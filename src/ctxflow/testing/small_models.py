@@ -6,8 +6,9 @@ package gguf.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,94 @@ def make_causal_lm(
     return path
 
 
+_IMAGE_TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+_IMAGE_SIZE, _PATCH_SIZE, _SCALE = 56, 14, 2
+
+
+def make_image_lm(folder: str | os.PathLike[str], *, words: Sequence[str] = (), seed: int = 0) -> Path:
+    """Make a model of random weights that reads text and images, of Idefics3's architecture, and save it to a folder.
+
+    Its language model and tokenizer are as those of `make_causal_lm`. What it writes depends on the image, of which it
+    reads 56 by 56 points as four tokens.
+
+    :param words: further texts that are one token each, such as "</think>".
+    :returns: the folder.
+
+    >>> import tempfile
+    >>> from transformers import AutoConfig
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     AutoConfig.from_pretrained(make_image_lm(folder)).architectures
+    ['Idefics3ForConditionalGeneration']
+    """
+    import torch
+    from transformers import GenerationConfig, Idefics3Config, Idefics3ForConditionalGeneration
+
+    from ctxflow.models.transformers import without_progress_bars
+
+    path = Path(folder)
+    tokenizer = _make_tokenizer([*_IMAGE_TOKENS, *words])
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    vision = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": _IMAGE_SIZE, "patch_size": _PATCH_SIZE, "initializer_range": 0.3,
+    }  # fmt: skip
+    config = Idefics3Config(
+        vision_config=vision,
+        text_config=_config(len(tokenizer), False, 64, 32, 2, special),
+        image_token_id=tokenizer.convert_tokens_to_ids(_IMAGE_TOKENS[0]),
+        scale_factor=_SCALE,
+        tie_word_embeddings=False,
+        **special,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Idefics3ForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(**special)
+    with without_progress_bars():
+        model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    # Written here, since the processor itself wants libraries for images, without which a model can be made.
+    size, tokens = {"longest_edge": _IMAGE_SIZE}, (_IMAGE_SIZE // _PATCH_SIZE // _SCALE) ** 2
+    images = {"image_processor_type": "Idefics3ImageProcessor", "size": size, "max_image_size": size}
+    written = {
+        "preprocessor_config.json": {**images, "do_image_splitting": False, "do_convert_rgb": True},
+        "processor_config.json": {"processor_class": "Idefics3Processor", "image_seq_len": tokens},
+    }
+    for name, settings in written.items():
+        (path / name).write_text(json.dumps(settings))
+    return path
+
+
+def make_adapter(model: str | os.PathLike[str], folder: str | os.PathLike[str], *, seed: int = 1) -> Path:
+    """Make a LoRA adapter of random weights for a model made here, large enough to change every answer.
+
+    :returns: the folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     sorted(path.name for path in make_adapter(make_causal_lm(f"{parent}/lm"), f"{parent}/lora").iterdir())
+    ['adapter_config.json', 'adapter_model.safetensors']
+    """
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path, adapted, weights = Path(folder), ["q_proj", "o_proj"], {}
+    random = torch.Generator().manual_seed(seed)
+    with safe_open(Path(model) / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            module = name.removesuffix(".weight")
+            if module.endswith(tuple(adapted)) and "vision" not in module:
+                out, into = file.get_slice(name).get_shape()
+                weights[f"base_model.model.{module}.lora_A.weight"] = torch.randn(4, into, generator=random)
+                weights[f"base_model.model.{module}.lora_B.weight"] = torch.randn(out, 4, generator=random)
+    path.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": adapted, "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    save_file(weights, path / "adapter_model.safetensors")
+    return path
+
+
 def _config(
     tokens: int, full_size: bool, hidden_size: int, head_size: int, layers: int, special: Mapping[str, Any]
 ) -> Any:
@@ -109,7 +198,8 @@ def _config(
     )
 
 
-def _make_tokenizer() -> Any:
+def _make_tokenizer(words: Sequence[str] = ()) -> Any:
+    """Return the tokenizer; `words` are tokens beside those for the start and the end."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -123,6 +213,7 @@ def _make_tokenizer() -> Any:
         show_progress=False,
     )
     bpe.train_from_iterator(_TEXT.splitlines(), trainer)
+    bpe.add_tokens([AddedToken(word, normalized=False) for word in words])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=START,
@@ -185,8 +276,6 @@ def make_gguf(folder: str | os.PathLike[str], file: str | os.PathLike[str]) -> P
 
 def _add_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     """Add a byte-level BPE to a GGUF file, filled up to the size of the embeddings."""
-    import json
-
     import gguf
 
     known = {number: token for token, number in tokenizer.get_vocab().items()}
