@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import struct
 import subprocess
@@ -73,13 +74,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(model: Path, bodies: dict[str, Any], folder: Path, output: str, *words: str) -> tuple[dict, dict]:
+def run(bodies: dict[str, Any], folder: Path, output: str, *words: str) -> tuple[dict, dict]:
     """Run a job; returns its results and dead letters' messages, by the requests' names."""
     lines = [{"custom_id": name, "url": "/v1/chat/completions", "body": body} for name, body in bodies.items()]
     (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     form = output.rpartition(".")[2]
     options = [word for name, value in OPTIONS.items() for word in ("--engine-option", f"{name}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "-m", str(model), "--gpus", "0"]
+    command = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "--gpus", "0"]
     command += ["--output-format", form, "--workers", "1", *options, *words]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 3, ended.stdout + ended.stderr
@@ -111,7 +112,7 @@ def test_a_model_in_vllm_reads_images_and_takes_adapters(engine_environment, bel
     bodies |= {"adapted": {**HELLO, "model": "other"}, "unknown": {**HELLO, "model": "othr"}}
     adapter = make_adapter(model, tmp_path / "adapter")
     words = ("--backend", "vllm", "--dtype", "float32", "--adapter", f"other={adapter}")
-    found, dead = run(model, bodies, tmp_path, "out.jsonl", *words)
+    found, dead = run(bodies, tmp_path, "out.jsonl", "-m", str(model), *words)
     check(found, dead)
     assert set(found) == {*ANSWERED, "adapted"} and set(dead) == {*DEAD, "unknown"}
     assert said(found["adapted"]) != said(found["hello"])
@@ -121,9 +122,13 @@ def test_a_model_in_vllm_reads_images_and_takes_adapters(engine_environment, bel
 
 def test_a_server_reads_images_and_its_answers_fit_into_parquet(engine_environment, belongings, model, tmp_path):
     bodies = {**ANSWERED, **{name: body for name, (body, _) in DEAD.items()}}
+    names = itertools.cycle(["small", "large"])  # Of one model, which is served once.
+    bodies = {**{name: {**body, "model": next(names)} for name, body in bodies.items()}, "unknown": HELLO}
     # Not by its command: in builds of another name than vllm that does not find its version.
     server = f"{engine_environment} -m vllm.entrypoints.openai.api_server --dtype float32"
-    found, dead = run(model, bodies, tmp_path, "out.parquet", "--backend", "server", "--server-command", server)
+    words = ("--named-model", f"small={model}", "--named-model", f"large={model}", "--backend", "server")
+    found, dead = run(bodies, tmp_path, "out.parquet", *words, "--server-command", server)
     check(found, dead)
-    assert set(found) == set(ANSWERED) and set(dead) == set(DEAD)
+    assert set(found) == set(ANSWERED) and set(dead) == {*DEAD, "unknown"}
+    assert "none of this job's: name small or large" in dead["unknown"]
     belongings.none_left()
