@@ -32,7 +32,7 @@ class Subject:
     job: Job  # With what its input decides (its form, its task).
     head: Head
     app: BatchApp | None = None  # The job's own function, as far as it can be had.
-    models: Mapping[str, Ability] = dataclasses.field(default_factory=dict)  # What its models can do that are on this machine.
+    models: Mapping[str, Ability] = dataclasses.field(default_factory=dict)  # Those here, and what they can do.
 
 
 Check = Callable[[Subject], Iterable[str]]  # Says what is wrong in its part, a sentence each.
