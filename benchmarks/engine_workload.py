@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BATCH_SIZES = (25, 50, 100, 200, 400, 800)
+BATCH_SIZES = (50, 100, 200, 400, 800)
 WINDOWS = (8, 16, 32, 64, 128, 256)
 REQUESTS = (8, 16, 32, 64)
 
@@ -20,7 +20,7 @@ class Scale:
     """How much is measured; on a slow engine a quarter of the rows."""
 
     rows: int = 256
-    texts: int = 2400
+    texts: int = 1600
     context: int = 1024
     prompt: tuple[float, float] = (math.log(100), 0.8)
     text: tuple[float, float] = (math.log(30), 0.8)
