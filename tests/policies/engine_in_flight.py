@@ -85,6 +85,7 @@ class Run:
         self.scene = Scene(apps={"ask": self.app}, tiers=tiers)
         self.engines, self.items, self.done, self.tokens = {}, 0, 0, 0.0
         self.windows, self.lifetimes, self.lived = [], [], 0.0
+        self.lost = []  # Work and tokens of items that were in flight where a worker was evicted: they run again.
         for _ in range(self.workers):
             self._join()
 
@@ -104,10 +105,13 @@ class Run:
     def _fill(self, engine):
         while len(engine.heap) < min(self.bears, self.policy.window(self.scene, self.app, engine.worker)):
             self.items += 1
-            read = 100 * self.length * self.chance.lognormvariate(-0.32, 0.8)
-            written = 60 * self.length * self.chance.lognormvariate(-(self.spread**2) / 2, self.spread)
-            entry = (engine.each + PROMPT * read + written, self.items, read + written)
-            heapq.heappush(engine.heap, entry)
+            if self.lost:
+                work, tokens = self.lost.pop()
+            else:
+                read = 100 * self.length * self.chance.lognormvariate(-0.32, 0.8)
+                written = 60 * self.length * self.chance.lognormvariate(-(self.spread**2) / 2, self.spread)
+                work, tokens = PROMPT * read + written, read + written
+            heapq.heappush(engine.heap, (engine.each + work, self.items, tokens, work))
             attempt = SceneAttempt(self.items, "ask", engine.worker.id, [self.items], self.scene.now)
             engine.worker.running[self.items] = attempt
             engine.worker.flying["model"] = len(engine.heap)
@@ -125,7 +129,7 @@ class Run:
                 continue
             engine.each, engine.now = engine.heap[0][0], now
             self.scene.now = max(self.scene.now, now)
-            _, number, tokens = heapq.heappop(engine.heap)
+            _, number, tokens, _ = heapq.heappop(engine.heap)
             began = engine.worker.running.pop(number).started
             engine.worker.flying["model"] = len(engine.heap)
             self.done += 1
@@ -150,6 +154,7 @@ class Run:
         tier = self.scene.tiers[self.tier]
         alive = sum(now - w.joined for w in self.scene.workers.values())
         tier.lifetimes, tier.eviction_rate = self.lifetimes, len(self.lifetimes) / max(self.lived + alive, 1e-9)
+        self.lost += [(work, tokens) for _, _, tokens, work in engine.heap]
         del self.engines[engine.worker.id], self.scene.workers[engine.worker.id]
         self._join()
 

@@ -28,7 +28,7 @@ import numpy as np
 from ctxflow.policies.helpers import QueueShares, forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.simple import WINDOW, coalesced
-from ctxflow.policies.throughput_curves import LEVELS
+from ctxflow.policies.throughput_curves import LEVELS, Evictions
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 from ctxflow.policies.windows import WindowLearner
 
@@ -37,6 +37,7 @@ from ctxflow.policies.windows import WindowLearner
 
 PRIOR_EVICTIONS = 0.5  # What a tier counts as having lost before anything is known: Jeffreys' half an event,
 PRIOR_SECONDS = 1800.0  # in so many seconds of one worker's time: one worker an hour.
+FEW_EVICTIONS = 0.1  # The same of the windows: what is in flight is lost at once, so that few evictions must count.
 CLEARLY = 3.0  # The logarithm of how much likelier differing rates must be: by chance, one time in a hundred.
 MOMENT = 1e-3  # Workers that lived no longer than so many seconds together tell nothing.
 SCALES = tuple(4.0**n for n in range(-4, 3))  # The b that are tried, in mean lifetimes.
@@ -101,6 +102,8 @@ SWING = 0.25
 KIND_ITEMS = 10  # A worker's speed is mostly that of its kind until it has answered many more items than this.
 REFRESH_SECONDS = 1.0  # How long what was added up over all workers is used again.
 REFIT = 1.1  # The lifetimes of a tier's workers are looked at again when there are so many times as many.
+SHORT_JOB = 256  # As long as nothing is known, so many items of each worker are begun at once if they are all.
+MOST_NOTICES = 64  # Of so many workers at most it is kept how long they lived on after their notice.
 RANK_SECONDS = 0.1  # How long the list of the batches that will take longest is used again.
 
 
@@ -162,21 +165,24 @@ class Opportunistic:
     best useful throughput, found by `windows.WindowLearner`.
 
     :param most: the most items that a batch may have.
-    :param window: items in flight on a worker before anything was measured.
+    :param window: items in flight on a worker before anything was measured. By default that is 64, but where too little
+        is left to measure anything, all of it.
     :param most_window: the most items in flight on a worker.
     :raises ValueError: for a number below 1.
     """
 
     linger = 0.0
 
-    def __init__(self, most: int = 100_000, window: int = WINDOW, most_window: int = LEVELS[-1]) -> None:
+    def __init__(self, most: int = 100_000, window: int | None = None, most_window: int = LEVELS[-1]) -> None:
         if most < 1:
             raise ValueError("most is the largest number of items in a batch: give 1 or more")
-        if window < 1 or most_window < 1:
+        if (window is not None and window < 1) or most_window < 1:
             raise ValueError("window and most_window are numbers of items in flight on a worker: give 1 or more")
         self._most = most
-        self._first_window, self._most_window = min(window, most_window), most_window
+        self._first_window, self._most_window = min(window or WINDOW, most_window), most_window
+        self._short_job = min(SHORT_JOB, most_window) if window is None else 0
         self._learners: dict[tuple[str, str, str | None], WindowLearner] = {}
+        self._notices: dict[str, dict[str, float]] = {}  # Tier -> worker -> how long after its notice an item ended.
         self._shares = QueueShares()
         self._known: dict[str, _Known] = {}
         self._shown: dict[str, dict[str | None, _Kind]] = {}
@@ -267,7 +273,12 @@ class Opportunistic:
 
     def window(self, view: View, app: AppView, worker: WorkerView) -> int:
         """Return what was found for such workers, less where what is left does not fill the windows of all."""
-        window = self._learner(view, app, worker).window
+        learner = self._learner(view, app, worker)
+        window = learner.window
+        if window < self._short_job and learner.throughput is None and not learner.changes:
+            left = app.backlog + sum(each.in_flight(app.context) for each in view.workers.values())
+            if left <= self._short_job * len(view.workers):
+                window = self._short_job
         if app.backlog >= window * len(view.workers):
             return window
         return min(window, self._shares.share(view, app, worker, lambda each: self._throughput(view, app, each)))
@@ -286,8 +297,15 @@ class Opportunistic:
         rate = tier.eviction_rate if tier is not None and gone else None
         # Before anything was evicted, as for batches.
         lived = gone / rate if rate else view.now - worker.joined
-        rate = (PRIOR_EVICTIONS + gone) / (PRIOR_SECONDS + lived)
-        self._learner(view, app, worker).finished(view, app, worker, seconds, tokens, rate)
+        rate = (FEW_EVICTIONS + gone) / (FEW_EVICTIONS / PRIOR_EVICTIONS * PRIOR_SECONDS + lived)
+        notices = self._notices.setdefault(worker.tier, {})
+        if worker.noticed is not None:
+            notices[worker.id] = view.now - worker.noticed
+            if len(notices) > MOST_NOTICES:
+                del notices[next(iter(notices))]
+        grace = sum(notices.values()) / len(notices) if notices else 0.0
+        evictions = Evictions(rate, grace, min(1.0, len(notices) / max(1, min(gone, MOST_NOTICES))))
+        self._learner(view, app, worker).finished(view, app, worker, seconds, tokens, evictions)
 
     def _learner(self, view: View, app: AppView, worker: WorkerView) -> WindowLearner:
         key = app.id, worker.tier, worker.gpu_model

@@ -31,6 +31,8 @@ _CLIFFS = tuple(
     (level + 0.5, left) for level in LEVELS[:-1] for left in (0.4, 0.6, 0.8)
 )  # Beyond which so much is left.
 NEGLIGIBLE = 14.0  # A shape that is e to this times less likely than the likeliest does not count.
+HOPELESS = 30.0  # An item is not expected to be lost more than e to this times.
+GRID = 64  # Lengths for which the cost of evictions is worked out; between, it is interpolated.
 _PLAIN = 0.7  # How likely it is, before anything was measured, that nothing falls.
 
 
@@ -55,18 +57,45 @@ def _shapes() -> tuple[Floats, Floats]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Evictions:
+    """How often workers are evicted.
+
+    :ivar rate: evictions of a worker a second.
+    :ivar grace: seconds from the notice of an eviction until it; `noticed`: the share of evictions that have one.
+    """
+
+    rate: float = 0.0
+    grace: float = 0.0
+    noticed: float = 0.0
+
+
+CALM = Evictions()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class InFlightCost:
-    """What makes work in flight dear: items at a known window take so long, and so often all of it is lost.
+    """What makes work in flight dear: what is lost with its worker runs again, from its beginning.
 
     :ivar level: the number of the window's level at which it was measured.
-    :ivar age: mean seconds that an item in flight there has been at work: half of an item's mean seconds and, where
-        they vary, more.
-    :ivar rate: evictions of a worker a second.
+    :ivar seconds: how long items are in flight there: each as likely as any other.
     """
 
     level: int
-    age: float
-    rate: float
+    seconds: Floats
+    evictions: Evictions
+
+    def slot_seconds(self, factor: float) -> float:
+        """Return the mean seconds until an item is answered, all times that it is lost included.
+
+        :param factor: how many times longer than measured each item is in flight.
+
+        With evictions that come at the rate h and end an item that would have S seconds, it takes (exp(h S) - 1) / h.
+        With notice only those end it that are told before its last seconds, the grace.
+        """
+        seconds = factor * self.seconds
+        rate = self.evictions.rate
+        risky = seconds - self.evictions.noticed * np.minimum(seconds, self.evictions.grace)
+        return float((seconds - risky + np.expm1(np.minimum(rate * risky, HOPELESS)) / rate).mean())
 
 
 class CurveOdds:
@@ -117,10 +146,13 @@ class CurveOdds:
         return self._known[1]
 
     def _with(self, load: InFlightCost | None) -> Floats:
-        if load is None or load.rate <= 0:
+        if load is None or load.evictions.rate <= 0:
             return self._shapes
-        # An item's seconds are the window over the throughput, and its age when it is lost goes with them.
-        seconds = np.log(np.array(LEVELS[: self._shapes.shape[1]], dtype=float)) - self._shapes
+        # An item's seconds are the window over the throughput, and what is lost goes with them.
+        levels = np.log(np.array(LEVELS[: self._shapes.shape[1]], dtype=float))
+        seconds = levels - self._shapes
         here = min(load.level, self._shapes.shape[1] - 1)
-        ages = load.age * np.exp(seconds - seconds[:, here : here + 1])
-        return np.asarray(self._shapes - np.log1p(load.rate * ages))
+        longer = seconds - seconds[:, here : here + 1]
+        grid = np.linspace(longer.min(), longer.max(), GRID)
+        slots = np.log([load.slot_seconds(factor) for factor in np.exp(grid)])
+        return np.asarray(levels - np.interp(longer, grid, slots))

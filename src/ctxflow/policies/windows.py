@@ -1,10 +1,9 @@
 """The window of calls in flight that keeps an engine busy and no more, found while it works (docs/batching.md).
 
 What is measured. An item that was in flight for S seconds, and has L tokens, moved by L / S a second; what is in flight
-now moves as items did that took at least as long. All of them together, weighted by their seconds while the window was
-full, are the engine's throughput. Whatever their lengths, an engine that divides its time evenly shows the same by each
-item, so that few suffice. What was in flight when the window changed, or when the queue had run dry, does not count
-until nearly all of it has ended: what ends first then is short, and what is left is long.
+now, or was lost with its worker, moves as items did that took at least as long. All of them together are the engine's
+throughput. Whatever their lengths, an engine that divides its time evenly shows the same by each item, so that few
+suffice. Only items count that began since the worker's window is full and what it is: on a new worker all.
 
 What is decided. `CurveOdds` tells how likely each window is within the margin of the best. The present one stays as
 long as that is likely of it. Else one that may well be better is tried, and a smaller one that may well be as good; but
@@ -17,12 +16,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ctxflow.policies.protocols import View
-from ctxflow.policies.throughput_curves import LEVELS, CurveOdds, Floats, InFlightCost
+from ctxflow.policies.throughput_curves import CALM, LEVELS, CurveOdds, Evictions, Floats, InFlightCost
 from ctxflow.policies.views import AppView, WorkerView
 
 MARGIN = 0.02  # Of the best throughput: what is aimed at, so that what is found is within 3 % of it.
@@ -36,43 +36,58 @@ DOUBT = 0.03  # By so much likelier each, for every change after the first `CHAN
 CHANGES = 6
 STEP = 4  # Levels beyond those that were tried: to four times the window.
 FULL = 0.9  # A window counts as full from this share of it on.
-OLD = 0.1  # The share of a window that may be in flight since before it was full, when it begins to count.
-PATIENCE = 3.0  # Evictions of a worker that are expected before a window must have been looked at.
+MOMENT = 1e-6  # Seconds by which a beginning may seem earlier than it was.
+RISEN = 1.4  # Evictions are looked at again where they are so many times more often.
+QUANTILES = 32  # So many lengths stand for all.
 FEWEST = 16  # Items that are looked at together, at least,
 FIRST = 2  # and so many windows of items at first,
 GROWTH = 1.4  # and after so many times the items again,
 MOST_ITEMS = 2000  # but after so many more at the latest.
 KEPT = 16_384  # Items that are kept to be looked at.
+KEPT_WINDOWS = 8  # Items of so many windows are kept to tell how their lengths vary.
+GUESSED = 0.1  # The deviation of what is guessed of items in flight.
 SYSTEMATIC = 0.01  # The deviation of what is measured at one window from one time to the next, beside chance.
 CHANGED = (
     0.12  # By so much, and by so many standard errors, throughput or length differs where the workload is another.
 )
 ERRORS = 5.0
-VARIED = 8.0  # The most that the variance of items' seconds counts, in squares of their mean.
 
 
 class _Item(NamedTuple):
-    """An item that ended: its tokens, how long it was in flight, how fast it moved, and how long that counts."""
+    """An item that ended: its tokens, how long it was in flight, and how fast it moved."""
 
     tokens: float
     seconds: float
     speed: float
-    span: float
 
 
 @dataclasses.dataclass(slots=True)
 class _Stretch:
-    """One worker's time with a full window.
+    """One worker's time with a full window, and the items that began in it.
 
-    :ivar begun: when it began; `left`: how many items are to end before it counts; `since`: since when it does.
-    :ivar span: of the items that ended since.
+    :ivar begun: when it began.
+    :ivar old: how many are in flight that began before, and do not count.
+    :ivar at: when its last item ended, and `flying`, how many were in flight then.
+    :ivar time: of all that count, until then, and `ended`, of those that ended.
     """
 
     begun: float
-    moved: bool  # It began since the window changed: what was in flight then moved as it did before.
-    left: int
-    since: float = math.inf
-    span: float = 0.0
+    old: int
+    at: float
+    flying: int
+    time: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def young(self) -> int:
+        """How many are in flight that count."""
+        return max(0, self.flying - self.old)
+
+    def go_on(self, now: float, flying: int) -> None:
+        """Note that an item ends, of so many."""
+        self.flying = flying
+        self.time += (now - self.at) * self.young
+        self.at = now
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +102,7 @@ class _Measured:
 
 def _of_items(items: Floats) -> _Measured:
     """Return what items show, each a row as in `_Item`."""
-    tokens, _, speeds, spans = items.T
+    tokens, spans, speeds = items.T
     count, total = len(items), spans.sum()
     speed = float(speeds @ spans / total)
     left = (speeds / speed - 1) * spans
@@ -118,142 +133,173 @@ class WindowLearner:
         self.changes = self.measured = 0
         # Level -> for each time that it was the window, the logarithm of the throughput and its variance.
         self._seen: dict[int, list[tuple[float, float]]] = {}
-        self._speed: float | None = None  # Of one item in flight, before the window changed.
-        self._begin()
+        # How long items were in flight where that was measured last, at a level; how often workers were evicted then.
+        self._taken: tuple[int, Floats] = self._level, np.ones(1)
+        self._risk = 0.0
+        self._works: collections.deque[Floats] = collections.deque(maxlen=KEPT_WINDOWS)  # Tokens of items, or as many.
+        self._begin(-math.inf)
 
     @property
     def throughput(self) -> float | None:
         """Tokens a second of a worker at the present window, None before that was measured."""
         return self._throughput
 
-    def _begin(self) -> None:
-        """Begin to measure the present window."""
-        self._begun: float | None = None
+    def _begin(self, now: float, lowered: bool = False) -> None:
+        """Begin to measure the present window.
+
+        :param lowered: there is more in flight than it, until enough has ended.
+        """
+        self._begun, self._lowered = now, lowered
         self._items: collections.deque[_Item] = collections.deque(maxlen=KEPT)
-        self._counted = self._old = self._strange = 0
+        self._counted = self._gone = self._old = self._strange = 0
         self._stretches: dict[str, _Stretch] = {}
+        self._lost: list[tuple[int, float]] = []  # Of stretches that are over: items in flight, and their time.
         self._bound = self._below = 0
         self._next_look = FEWEST
         self._throughput: float | None = None
-        self._age = 0.0  # Mean seconds that what is in flight has been so.
 
     def finished(
-        self, view: View, app: AppView, worker: WorkerView, seconds: float, tokens: int | None, rate: float
+        self,
+        view: View,
+        app: AppView,
+        worker: WorkerView,
+        seconds: float,
+        tokens: int | None,
+        evictions: Evictions = CALM,
     ) -> None:
         """Take into account an item that ended.
 
-        :param rate: evictions of such a worker a second.
+        :param evictions: of such workers.
         """
         flying = worker.in_flight(app.context) + 1  # With the one that has just ended.
-        if self._begun is None:
-            self._begun = view.now
         stretch = self._stretches.get(worker.id)
-        if not app.backlog or not FULL * self.window <= flying <= self.window / FULL + 2:
-            self._stretches.pop(worker.id, None)
-            if app.backlog and flying < FULL * self.window:
-                self._look_for_a_bound(flying)
+        if stretch is not None:
+            stretch.go_on(view.now, flying)
+        if worker.noticed is not None or worker.draining or not app.backlog:
+            self._end_stretch(worker.id)
             return
+        if not FULL * self.window <= flying <= self.window / FULL + 2:
+            self._end_stretch(worker.id)
+            if flying < FULL * self.window:
+                self._look_for_a_bound(view.now, flying)
+            return
+        self._below = 0
         if stretch is None:
-            if self._throughput is None and rate * (view.now - self._begun) > PATIENCE and self._level:
-                # Workers do not live long enough to show anything: no larger window will do.
-                self._levels = self._level
-                self._move(max(0, self._level - STEP // 2))
-                return
-            moved = self._speed is not None and view.now - self._begun < 4 * seconds
-            stretch = self._stretches[worker.id] = _Stretch(view.now, moved, self.window)
-        if stretch.left:
-            stretch.left -= 1
-            if not stretch.left:
-                # The longest of those that were there when it began are still in flight, and no fair sample.
-                old = sum(a.started <= stretch.begun and a.app == app.id for a in worker.running.values())
-                stretch.left = old // 2 if old > OLD * self.window else 0
-                stretch.since = view.now
+            self._end_lost(view)
+            stretch = self._stretches[worker.id] = self._stretch(view, app, worker, seconds)
+        if view.now - seconds < stretch.begun - MOMENT:
+            stretch.old = max(0, stretch.old - 1)
             return
-        item = self._item(view.now, stretch, max(seconds, 1e-9), 1.0 if tokens is None else float(max(1, tokens)))
-        if item is None:
-            return
-        stretch.span += item.span
+        seconds = max(seconds, 1e-9)
+        stretch.ended += seconds
+        tokens = 1 if tokens is None else max(1, tokens)
         self.measured += 1
         self._counted += 1
-        self._items.append(item)
-        if self._counted >= self._next_look:
-            self._look(view, app, rate)
+        self._items.append(_Item(float(tokens), seconds, tokens / seconds))
+        if self._counted + self._gone >= self._next_look:
+            self._look(view, app, evictions)
+        elif self._dearer(evictions):
+            self._move(min(self._level, self._best(self._seen, evictions)), view.now)
 
-    def _item(self, now: float, stretch: _Stretch, seconds: float, tokens: float) -> _Item | None:
-        """Return how an item moved while the window was full; None if nobody can tell."""
-        span, here = min(seconds, now - stretch.since), now - stretch.begun
-        if seconds <= here:
-            return _Item(tokens, seconds, tokens / seconds, span)
-        if not stretch.moved or self._speed is None or here <= 0:
-            return None
-        # It moved at another speed before the window changed.
-        return _Item(tokens, seconds, max(0.0, tokens - self._speed * (seconds - here)) / here, span)
+    def _stretch(self, view: View, app: AppView, worker: WorkerView, seconds: float) -> _Stretch:
+        """Return the stretch that a worker is in, which may have begun when it was given its first items.
 
-    def _look_for_a_bound(self, flying: int) -> None:
+        :param seconds: of an item that has just ended.
+        """
+        begins = sorted([view.now - seconds, *(a.started for a in worker.running.values() if a.app == app.id)])
+        full = min(len(begins), math.ceil(FULL * self.window)) - 1
+        over = self._lowered and begins[0] < self._begun
+        begun = view.now if over else max(begins[full], self._begun)
+        young = [view.now - each for each in begins if each >= begun - MOMENT]
+        return _Stretch(begun, len(begins) - len(young), view.now, len(begins), sum(young))
+
+    def _end_stretch(self, name: str) -> None:
+        """Keep what was in flight at the end of a stretch: it had been so for so long."""
+        stretch = self._stretches.pop(name, None)
+        if stretch is not None and stretch.young and stretch.time > stretch.ended:
+            self._lost.append((stretch.young, stretch.time - stretch.ended))
+
+    def _end_lost(self, view: View) -> None:
+        """End the stretches of workers that are gone: what they had in flight took longer than that."""
+        for name in [name for name in self._stretches if name not in view.workers]:
+            self._gone += self._stretches[name].young
+            self._end_stretch(name)
+
+    def _look_for_a_bound(self, now: float, flying: int) -> None:
         """Notice that there is never more in flight than some number: the context bears no more."""
         self._below = self._below + 1 if flying <= self._bound else 0
         self._bound = max(self._bound, flying)
         if self._below >= 3 * self.window + FEWEST:
             self._levels = max(1, sum(level <= self._bound for level in LEVELS))
-            self._move(self._levels - 1)
+            self._move(self._levels - 1, now)
 
-    def _rate(self, view: View, app: AppView, items: Floats, mean: float) -> float:
-        """Return tokens a second of a worker: what ended, and what is in flight as what took at least as long."""
+    def _rate(self, view: View, app: AppView, items: Floats, mean: float) -> tuple[float, float]:
+        """Return tokens a second of a worker, and the share that was guessed.
+
+        What is in flight counts as what ended and took at least as long.
+        """
         order = items[np.argsort(items[:, 1])]
         # Of items that took at least as long as each: the mean speed.
-        longer = np.cumsum((order[:, 2] * order[:, 3])[::-1])[::-1] / np.cumsum(order[:, 3][::-1])[::-1]
+        longer = np.cumsum(order[::-1, 0])[::-1] / np.cumsum(order[::-1, 1])[::-1]
         last = len(order) - 1 - len(order) // 10
-        work, span = mean * items[:, 3].sum(), items[:, 3].sum()
-        busy = total = 0.0
-        old = [0.0]
+        ages, counts = [items[:, 1][:0]], [items[:, 1][:0]]
         for name, stretch in self._stretches.items():
-            time = view.now - stretch.since
-            worker = view.workers.get(name)
-            ages = () if worker is None else [view.now - a.started for a in worker.running.values() if a.app == app.id]
-            if time <= 0 or not ages:
-                continue
-            found = np.array(ages)
-            old.append(float(found.mean()))
-            parts = np.minimum(found, time)
-            speeds = longer[np.minimum(np.searchsorted(order[:, 1], found), last)]
-            work += float(speeds @ parts)
-            span += float(parts.sum())
-            busy += stretch.span + float(parts.sum())
-            total += time * self.window
-        self._age = sum(old) / max(1, len(old) - 1) if self.window >= FEWEST else 0.0
-        return float(self.window * work / span * (min(1.0, busy / total) if total else 1.0))
+            worker = view.workers[name]
+            began = (a.started for a in worker.running.values() if a.app == app.id)
+            found = np.array([view.now - each for each in began if each >= stretch.begun - MOMENT])
+            ages.append(found)
+            counts.append(np.ones(len(found)))
+        if self._lost:
+            gone = np.array(self._lost)
+            ages.append(gone[:, 1] / gone[:, 0])
+            counts.append(gone[:, 0])
+        age, count = np.concatenate(ages), np.concatenate(counts)
+        # Of lengths that nobody counted, only the ends tell.
+        speeds = longer[np.minimum(np.searchsorted(order[:, 1], age), last)] * (items[:, 0].max() > 1)
+        time = float(items[:, 1].sum())
+        guessed = float(age @ count)
+        return self.window * float(mean * time + speeds @ (age * count)) / (time + guessed), guessed / (time + guessed)
 
-    def _look(self, view: View, app: AppView, rate: float) -> None:
+    def _look(self, view: View, app: AppView, evictions: Evictions) -> None:
         """Look at what was measured, and decide."""
-        for name in [name for name in self._stretches if name not in view.workers]:
-            del self._stretches[name]
+        self._end_lost(view)
         first = max(FEWEST, FIRST * self.window * max(1, len(self._stretches)))
-        if self._counted < first:
-            self._next_look = first
+        count = self._counted + self._gone
+        if count < first or self._counted < FEWEST:
+            self._next_look = max(math.ceil(first), count + FEWEST - self._counted)
             return
-        self._next_look = self._counted + max(
-            FEWEST, min(math.ceil(GROWTH * self._counted) - self._counted, MOST_ITEMS)
-        )
+        self._next_look = count + max(FEWEST, min(math.ceil((GROWTH - 1) * count), MOST_ITEMS))
         items = np.array(self._items)
         found = _of_items(items)
         if self._changed(items):
             self._seen.clear()
-            self._speed = None
-            self._begin()
+            self._works.clear()
+            self._begin(view.now)
             return
-        self._throughput = self._rate(view, app, items, found.speed)
-        here = math.log(max(self._throughput, 1e-300)), found.error**2 + SYSTEMATIC**2
-        seen = {level: _weighted(times) for level, times in self._seen.items()}
-        seen[self._level] = _weighted([*self._seen.get(self._level, ()), here])
-        mean = float(items[:, 1].mean())
-        varied = min(VARIED, float(items[:, 1].var()) / mean**2)
-        # Half of an item's time and more, since long ones are in flight for longer; or what is lost if it is now.
-        age = max(mean * (1 + varied) / 2, self._age)
-        target = self._target(CurveOdds(seen, self._levels), InFlightCost(self._level, age, rate))
-        if target != self._level:
-            self._seen.setdefault(self._level, []).append(here)
-            self._speed = self._throughput / self.window
-            self._move(target)
+        self._throughput, guessed = self._rate(view, app, items, found.speed)
+        error = found.error**2 + SYSTEMATIC**2 + (GUESSED * guessed) ** 2
+        here = math.log(max(self._throughput, 1e-300)), error
+        before, work = self._level, items[:, 1] * (self._throughput / self.window)
+        parts = np.array_split(np.sort(np.concatenate([*self._works, work])), min(QUANTILES, len(work)))
+        self._taken = self._level, np.array([part.mean() for part in parts]) * (self.window / self._throughput)
+        seen = {**self._seen, before: [*self._seen.get(before, ()), here]}
+        # A larger window than what is left would fill shows nothing.
+        enough = app.backlog / max(1, len(self._stretches))
+        most = max(before, sum(level <= enough for level in LEVELS) - 1)
+        self._move(min(most, self._best(seen, evictions)), view.now)
+        if self._level != before:
+            self._seen = seen
+            self._works.append(work[-MOST_ITEMS:])
+
+    def _best(self, seen: Mapping[int, list[tuple[float, float]]], evictions: Evictions) -> int:
+        """Return the level that is best by what was seen, or the present one."""
+        self._risk = evictions.rate
+        odds = CurveOdds({level: _weighted(times) for level, times in seen.items()}, self._levels)
+        return self._target(odds, InFlightCost(*self._taken, evictions))
+
+    def _dearer(self, evictions: Evictions) -> bool:
+        """Return whether nothing is known of the present window, but evictions are more than when it was chosen."""
+        return bool(self._seen) and self._throughput is None and evictions.rate > RISEN * self._risk
 
     def _target(self, odds: CurveOdds, load: InFlightCost) -> int:
         """Return the level to go to, or the present one."""
@@ -290,10 +336,12 @@ class WindowLearner:
         self._strange = self._strange + 1 if differs or longer > max(CHANGED, ERRORS * chance) else 0
         return self._strange >= 2
 
-    def _move(self, level: int) -> None:
-        self.changes += level != self._level
-        self._level, self.window = level, LEVELS[level]
-        self._begin()
+    def _move(self, level: int, now: float) -> None:
+        if level != self._level:
+            self.changes += 1
+            lowered = level < self._level
+            self._level, self.window = level, LEVELS[level]
+            self._begin(now, lowered)
 
 
 def _weighted(times: list[tuple[float, float]]) -> tuple[float, float]:
