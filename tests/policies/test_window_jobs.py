@@ -7,7 +7,7 @@ import pytest
 from jobs_in_flight import Job, compare, draw, sweep
 
 from ctxflow.policies.opportunistic import Opportunistic
-from ctxflow.policies.throughput_curves import Evictions, InFlightCost
+from ctxflow.policies.throughput_curves import EvictionRisk, InFlightCost
 from ctxflow.policies.windows import WindowLearner
 from ctxflow.testing.policy_scenes import Scene, SceneApp, SceneWorker
 
@@ -26,7 +26,7 @@ def test_evictions_that_come_as_often_as_items_end_do_not_mislead_the_search():
 
 
 def cost(rate=0.0, grace=0.0, noticed=0.0, seconds=(10.0, 30.0)):
-    return InFlightCost(5, np.array(seconds), Evictions(rate, grace, noticed)).slot_seconds
+    return InFlightCost(5, np.array(seconds), EvictionRisk(rate, grace, noticed)).slot_seconds
 
 
 def test_what_is_lost_runs_again_from_its_beginning():

@@ -11,7 +11,7 @@ from engine_in_flight import SHAPES, Run, cliff, flat, hard, hyperbolic, saturat
 from ctxflow.policies.opportunistic import Opportunistic
 from ctxflow.policies.registry import make
 from ctxflow.policies.simple import Fixed
-from ctxflow.policies.throughput_curves import LEVELS, CurveOdds, Evictions, InFlightCost
+from ctxflow.policies.throughput_curves import LEVELS, CurveOdds, EvictionRisk, InFlightCost
 from ctxflow.policies.windows import WindowLearner
 from ctxflow.testing.policy_scenes import Scene, SceneApp, SceneContext, SceneWorker
 
@@ -137,7 +137,7 @@ def test_a_curve_that_is_flat_between_two_windows_is_unlikely_to_rise_beyond():
 def test_the_dearer_what_is_in_flight_the_smaller_the_best_window():
     odds = CurveOdds({11: (1.0, 1e-4), 15: (1.1, 1e-4)})
     seconds = np.array([30.0, 60.0])
-    costs = [InFlightCost(11, seconds, Evictions(rate)) for rate in (0.0, 1e-3, 1e-2, 1e-1)]
+    costs = [InFlightCost(11, seconds, EvictionRisk(rate)) for rate in (0.0, 1e-3, 1e-2, 1e-1)]
     best_of = [int(odds.expected(cost).argmax()) for cost in costs]
     assert best_of == sorted(best_of, reverse=True) and best_of[0] > best_of[-1]
 

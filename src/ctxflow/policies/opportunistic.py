@@ -28,7 +28,7 @@ import numpy as np
 from ctxflow.policies.helpers import QueueShares, forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.simple import WINDOW, coalesced
-from ctxflow.policies.throughput_curves import LEVELS, Evictions
+from ctxflow.policies.throughput_curves import LEVELS, EvictionRisk
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 from ctxflow.policies.windows import WindowLearner
 
@@ -304,7 +304,7 @@ class Opportunistic:
             if len(notices) > MOST_NOTICES:
                 del notices[next(iter(notices))]
         grace = sum(notices.values()) / len(notices) if notices else 0.0
-        evictions = Evictions(rate, grace, min(1.0, len(notices) / max(1, min(gone, MOST_NOTICES))))
+        evictions = EvictionRisk(rate, grace, min(1.0, len(notices) / max(1, min(gone, MOST_NOTICES))))
         self._learner(view, app, worker).finished(view, app, worker, seconds, tokens, evictions)
 
     def _learner(self, view: View, app: AppView, worker: WorkerView) -> WindowLearner:

@@ -57,7 +57,7 @@ def _shapes() -> tuple[Floats, Floats]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evictions:
+class EvictionRisk:
     """How often workers are evicted.
 
     :ivar rate: evictions of a worker a second.
@@ -69,7 +69,7 @@ class Evictions:
     noticed: float = 0.0
 
 
-CALM = Evictions()
+CALM = EvictionRisk()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class InFlightCost:
 
     level: int
     seconds: Floats
-    evictions: Evictions
+    evictions: EvictionRisk
 
     def slot_seconds(self, factor: float) -> float:
         """Return the mean seconds until an item is answered, all times that it is lost included.

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctxflow.policies.protocols import View
-from ctxflow.policies.throughput_curves import CALM, LEVELS, CurveOdds, Evictions, Floats, InFlightCost
+from ctxflow.policies.throughput_curves import CALM, LEVELS, CurveOdds, EvictionRisk, Floats, InFlightCost
 from ctxflow.policies.views import AppView, WorkerView
 
 MARGIN = 0.02  # Of the best throughput: what is aimed at, so that what is found is within 3 % of it.
@@ -165,7 +165,7 @@ class WindowLearner:
         worker: WorkerView,
         seconds: float,
         tokens: int | None,
-        evictions: Evictions = CALM,
+        evictions: EvictionRisk = CALM,
     ) -> None:
         """Take into account an item that ended.
 
@@ -260,7 +260,7 @@ class WindowLearner:
         guessed = float(age @ count)
         return self.window * float(mean * time + speeds @ (age * count)) / (time + guessed), guessed / (time + guessed)
 
-    def _look(self, view: View, app: AppView, evictions: Evictions) -> None:
+    def _look(self, view: View, app: AppView, evictions: EvictionRisk) -> None:
         """Look at what was measured, and decide."""
         self._end_lost(view)
         first = max(FEWEST, FIRST * self.window * max(1, len(self._stretches)))
@@ -291,13 +291,13 @@ class WindowLearner:
             self._seen = seen
             self._works.append(work[-MOST_ITEMS:])
 
-    def _best(self, seen: Mapping[int, list[tuple[float, float]]], evictions: Evictions) -> int:
+    def _best(self, seen: Mapping[int, list[tuple[float, float]]], evictions: EvictionRisk) -> int:
         """Return the level that is best by what was seen, or the present one."""
         self._risk = evictions.rate
         odds = CurveOdds({level: _weighted(times) for level, times in seen.items()}, self._levels)
         return self._target(odds, InFlightCost(*self._taken, evictions))
 
-    def _dearer(self, evictions: Evictions) -> bool:
+    def _dearer(self, evictions: EvictionRisk) -> bool:
         """Return whether nothing is known of the present window, but evictions are more than when it was chosen."""
         return bool(self._seen) and self._throughput is None and evictions.rate > RISEN * self._risk
 
