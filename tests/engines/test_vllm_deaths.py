@@ -17,18 +17,20 @@ pytestmark = pytest.mark.timeout(900)  # Starts of engines, on a machine that ma
 
 PROMPTS = ["The river that flows through the city", "A worker may be taken away"]
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
+WARM = {"enforce_eager": False, "compilation_config": {"backend": "eager"}}
+"""Without its warming up vLLM 0.32 fails at the first request on CPUs where the layers are spread."""
 CASES = [
     ([("EngineCore", KILLED)], {}),
     # EngineCore would say that a worker of several is gone, but only after it has waited for the others.
     ([("EngineCore", STOPPED), ("Worker", KILLED)], {"tensor_parallel_size": 2, "stopped_seconds": 1000}),
-    ([("Worker", STOPPED)], {"stopped_seconds": 2}),
+    ([("Worker", STOPPED)], {"pipeline_parallel_size": 2, **WARM, "stopped_seconds": 2}),
     ([("EngineCore", STOPPED)], {"stopped_seconds": 1000, "silent_seconds": 3}),
 ]
 
 
 def test_engines_of_one_and_two_processes_answer_alike_and_tell_who_waits_that_they_died_or_stopped(vllm_python, llama):
     found = run(vllm_python, "deaths", str(llama), PROMPTS, CASES)
-    assert [each["workers"] for each in found] == [1, 2, 1, 1]
+    assert [each["workers"] for each in found] == [1, 2, 2, 1]
     for each in found:
         assert each["texts"] == found[0]["texts"], "in float32, greedy"
         assert {kind for kind, _ in each["told"]} == {"ContextLost"}

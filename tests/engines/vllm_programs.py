@@ -114,7 +114,7 @@ async def deaths(model: str, prompts: list[str], cases: list[Any]) -> Any:
 
     found = []
     for victims, settings in cases:
-        engine = await VLLMEngine.start(model, **SMALL, **settings)
+        engine = await VLLMEngine.start(model, **{**SMALL, **settings})
         workers = sum("Worker" in line for line in descendants().values())
         body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
         answers = [await engine.answer("/v1/completions", {**body, "prompt": prompt}) for prompt in prompts]
