@@ -35,7 +35,7 @@ def test_engines_of_one_and_two_processes_answer_alike_and_tell_who_waits_that_t
         assert each["texts"] == found[0]["texts"], "in float32, greedy"
         assert {kind for kind, _ in each["told"]} == {"ContextLost"}
         assert len({said for _, said in each["told"]}) == 1 and each["later"] == each["told"][0]
-        assert each["left"] == []
+        assert (each["names"], each["left"]) == ([], []), "in /dev/shm while it runs, and of its processes afterwards"
     core, worker, stopped, silent = (each["later"][1] for each in found)
     assert "EngineCore, killed by SIGKILL" in core
     assert "Worker" in worker

@@ -118,7 +118,7 @@ async def deaths(model: str, prompts: list[str], cases: list[Any]) -> Any:
         workers = sum("Worker" in line for line in descendants().values())
         body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
         answers = [await engine.answer("/v1/completions", {**body, "prompt": prompt}) for prompt in prompts]
-        texts = [answer["choices"][0]["text"] for answer in answers]
+        texts, names = [answer["choices"][0]["text"] for answer in answers], segments()
         body = {"max_tokens": 490, "ignore_eos": True}
         tasks = [asyncio.create_task(asked(engine, "/v1/completions", {**body, "prompt": f"{i}"})) for i in range(8)]
         while not engine._processes.client.get_num_unfinished_requests():  # All at once there may never be: they end.
@@ -128,7 +128,7 @@ async def deaths(model: str, prompts: list[str], cases: list[Any]) -> Any:
             os.kill(process(word), number)
         told = await asyncio.gather(*tasks)
         later = await asked(engine, "/v1/completions", {"prompt": "It"})
-        seen = {"texts": texts, "workers": workers, "left": list(descendants().values())}
+        seen = {"texts": texts, "workers": workers, "names": names, "left": list(descendants().values())}
         found.append({"told": told, "later": later, **seen})
         await engine.aclose()
     return found
