@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxflow.executors.simulated import SharedPace, SimulatedEngine, SimulatedMachine
 from ctxflow.policies.opportunistic import (
     PRIOR_EVICTIONS,
     PRIOR_SECONDS,
@@ -16,6 +17,10 @@ from ctxflow.policies.opportunistic import (
     _long_turn,
     best_seconds,
 )
+from ctxflow.scheduler import Policies
+from ctxflow.scheduler import events as ev
+from ctxflow.simulator import GpuTimes, Simulation, Workload
+from ctxflow.simulator.pools import MixedTimes
 
 
 def useful(seconds, cost, rate):
@@ -49,10 +54,14 @@ class Worker:
     tier: str = "default"
     gpu_model: str | None = "A10"
     joined: float = 0.0
+    beside: float = 1.0
     contexts: dict = field(default_factory=lambda: {"c": SimpleNamespace(state="ready")})
 
     def seconds_per_item(self, app):
         return self.seconds
+
+    def calls_beside(self, app):
+        return self.beside
 
     def items_done(self, app):
         return self.done
@@ -186,6 +195,57 @@ def test_what_is_run_twice_is_not_run_a_third_time():
     running = [attempt(1, "s", range(20), 999.0), attempt(2, "t", range(20), 999.0)]
     seen = view(workers, attempts=running, the_app=app(cost=0.0))
     assert Opportunistic().duplicate(seen, workers[0]) is None
+
+
+def test_an_item_in_flight_takes_as_long_as_those_beside_it_make_it():
+    fast, slow = Worker("f", 0.1, 500, beside=8.0), Worker("s", 0.2, 500, gpu_model="x", beside=2.0)
+    running = [attempt(1, "s", (7,), 999.9)]
+    seen = view([fast, slow], attempts=running, the_app=app(backlog=0, cost=None))
+    assert Opportunistic().duplicate(seen, fast) is None, "0.8 s there, for 0.3 here"
+    slow.beside = 8.0
+    assert Opportunistic().duplicate(seen, fast) == 1, "0.8 s for 1.5"
+    assert Opportunistic().duplicate(seen, slow) is None, "it runs it already"
+    new = Worker("n", None, gpu_model="A10", beside=None)
+    assert Opportunistic().duplicate(view([fast, slow, new], attempts=running), new) == 1, "as others of its kind"
+
+
+def at_the_end(seed, batching):
+    """Seconds, and duplicates, of a queue of items on a fast worker and one that is 20 times slower."""
+    fast, slow = ("fast", "NVIDIA A100"), ("slow", "TITAN X")
+    times = MixedTimes(
+        {"ask": {fast: GpuTimes({"": 0.1}), slow: GpuTimes({"": 2.0})}},
+        shared={
+            "ask": {
+                fast: SharedPace(1000.0, 8.0, tokens=50.0, spread=0.5),
+                slow: SharedPace(50.0, 8.0, tokens=50.0, spread=0.5),
+            }
+        },
+    )
+    machines = [SimulatedMachine(f"m-{tier}", model, tier, gpus=1) for tier, model in (fast, slow)]
+    workload = Workload(
+        [ev.ContextSpec("small", "small", gpus=1)],
+        [ev.AppSpec("ask", "ask", "small", overlaps=True)],
+        [(0.0, "ask", 600)],
+    )
+    tiers = [ev.TierSpec(name, 0, 1, gpus=1) for name in ("fast", "slow")]
+    policies = Policies.chosen({"batching": batching})
+    return Simulation(SimulatedEngine(machines, times, seed=seed), policies, workload, tiers, seed=seed).run(until=3600)
+
+
+class Never(Opportunistic):
+    """Runs nothing twice."""
+
+    def duplicate(self, view, worker):
+        return None
+
+
+def test_items_that_straggle_on_a_slow_worker_are_run_again_on_an_idle_one_that_is_faster():
+    pairs = [(at_the_end(seed, Opportunistic()), at_the_end(seed, Never())) for seed in range(6)]
+    for twice, once in pairs:
+        assert (twice.done, once.done, once.duplicates) == (600, 600, 0)
+        assert 0 < twice.duplicates < 60
+        assert twice.seconds <= once.seconds
+    assert sum(twice.seconds for twice, _ in pairs) < 0.96 * sum(once.seconds for _, once in pairs)
 
 
 def test_what_is_overdue_counts_as_late_again_as_it_is():

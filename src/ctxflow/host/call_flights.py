@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any
 
+from ctxflow.host.call_notes import CallNotes
 from ctxflow.host.call_threads import CallThreads
-from ctxflow.host.library_calls import CallNotes, LibraryCalls
+from ctxflow.host.library_calls import LibraryCalls
 from ctxflow.host.library_messages import RunCall
 from ctxflow.host.running_calls import CallTable
 

@@ -15,7 +15,8 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ctxflow.host.library_calls import CallNotes, Later, LibraryCalls
+from ctxflow.host.call_notes import CallNotes, Later
+from ctxflow.host.library_calls import LibraryCalls
 from ctxflow.host.library_messages import PartFinished, RunCall
 from ctxflow.host.running_calls import CallInterrupted
 

@@ -14,11 +14,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType, GeneratorType
 from typing import Any, Protocol
 
 from ctxflow.errors import BatchContractError, ContextLost, ItemRefused, name_of
+from ctxflow.host.call_notes import CallNotes, Later
 from ctxflow.host.call_results import EVERY_SECONDS, Extent, States, StepEntry, Yielding, dump_results, one_each
 from ctxflow.host.call_surroundings import (
     STAGED,
@@ -60,39 +61,11 @@ _MOST_NAMES = 20  # Of files that a call left.
 _ALL: Mapping[str, Any] = {}
 
 
-class Later(BaseException):
-    """A call whose function is async has begun: it ends when that has been awaited.
-
-    :param finish: makes the results, pickled, of what the function returns.
-    """
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], finish: Callable[[Any], bytes]) -> None:
-        super().__init__(coroutine, finish)
-        self.coroutine, self.finish = coroutine, finish
-        self.files: FolderFiles | None = None
-
-
 class Sends(Protocol):
     """Where messages go: one end of a connection."""
 
     def send_frame(self, data: bytes) -> object:
         """Send a message that is framed already."""
-
-
-class CallNotes:
-    """What is noted of a call while it runs.
-
-    :ivar tell: sends results that come before its end.
-    :ivar app: what its user calls its function. :ivar failed: whether it has given back an error.
-    :ivar yielding: set where it answers its items one by one.
-    """
-
-    __slots__ = ("app", "failed", "tell", "yielding")
-
-    def __init__(self, tell: Callable[[PartFinished], None]) -> None:
-        self.tell = tell
-        self.app, self.failed = "", False
-        self.yielding: Yielding | None = None
 
 
 class LibraryCalls:

@@ -327,7 +327,7 @@ class Opportunistic:
             self._stragglers = self._rank(view)
             self._ranked_at = view.now
         for number, (left, attempt) in enumerate(self._stragglers):
-            if attempt.id not in view.attempts:
+            if attempt.id not in view.attempts or attempt.worker == worker.id:
                 continue
             held = worker.contexts.get(view.apps[attempt.app].context)
             seconds = self._seconds(view, attempt, worker)
@@ -337,15 +337,20 @@ class Opportunistic:
         return None
 
     def _seconds(self, view: View, attempt: AttemptView, worker: WorkerView) -> float | None:
-        """Return what a batch is expected to take a worker, None if that is not known."""
+        """Return what a batch is expected to take a worker, None if that is not known.
+
+        Where calls overlap, that is when as many do as usual there: with fewer it takes no longer.
+        """
         app = view.apps[attempt.app]
         each = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
-        return None if each is None else (app.call_seconds or 0.0) + len(attempt.items) * each
+        if each is None:
+            return None
+        beside = worker.calls_beside(app.id) or view.workers[attempt.worker].calls_beside(app.id) or 1.0
+        return (app.call_seconds or 0.0) + len(attempt.items) * each * beside
 
     def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
         """Return the few batches that will take longest and are not run twice yet, with their seconds."""
-        # No steps of sessions; and what overlaps takes as long as those beside it make it.
-        batches = [each for each in view.attempts.values() if each.items and not view.apps[each.app].overlaps]
+        batches = [each for each in view.attempts.values() if each.items]  # No steps of sessions.
         copies = collections.Counter((attempt.app, attempt.items[-1]) for attempt in batches)
         left: list[tuple[float, AttemptView]] = []
         for attempt in batches:

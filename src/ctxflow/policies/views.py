@@ -204,7 +204,10 @@ class WorkerView(Protocol):
         """
 
     def seconds_per_item(self, app: str) -> float | None:
-        """Measured on this worker for this app."""
+        """Measured on this worker for this app: where calls overlap, an item's share of its time."""
+
+    def calls_beside(self, app: str) -> float | None:
+        """How many calls overlapped while `seconds_per_item` was measured, on average: their product is its time."""
 
     def items_done(self, app: str) -> int:
         """How many items of this app it has answered: what the measurement rests on."""

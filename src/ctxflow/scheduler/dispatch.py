@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ctxflow.policies.protocols import Planning
 from ctxflow.scheduler import attempts, context_moves, faults, items, reservations, steps
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.app_state import App
+from ctxflow.scheduler.app_state import App, Group
 from ctxflow.scheduler.commands import Abandon, Acquire, Command, MakePlan, Note, Place, Release
 from ctxflow.scheduler.eligibility import empty
 from ctxflow.scheduler.run_state import RunState
@@ -81,11 +81,16 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
         state.wake(until)
         return False
     attempts.start(state, worker, app, items.take(state, app, group, size, out), group, out)
+    _set_window(state, worker, app, group)
+    state.update_free(worker)
+    return True
+
+
+def _set_window(state: RunState, worker: Worker, app: App, group: Group | None) -> None:
+    """Bound what overlaps on a worker from now on, of which one more was begun just now."""
     if app.overlaps:
         alone = group is not None and group.alone
         worker.windows[app.context] = 1 if alone else attempts.window_for(state, worker, app)
-    state.update_free(worker)
-    return True
 
 
 def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
@@ -105,7 +110,10 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
         attempt = state.attempts.get(number) if number is not None else None
         if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
             continue
-        if attempt.group is not None and worker.place in attempt.group.failed_on:
+        group = attempt.group
+        if group is not None and (
+            worker.place in group.failed_on or (group.alone and attempt.context in worker.in_flight)
+        ):
             continue
         left = tuple([item for item in attempt.items if item in state.open])
         app = state.apps[attempt.app]
@@ -114,7 +122,8 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
         for item in left:
             state.copies[item] = state.copies.get(item, 1) + 1
         state.counters.duplicates += 1
-        attempts.start(state, worker, app, left, attempt.group, out)
+        attempts.start(state, worker, app, left, group, out)
+        _set_window(state, worker, app, group)
         state.update_free(worker)
 
 

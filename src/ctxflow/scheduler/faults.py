@@ -59,22 +59,25 @@ def _learn_of_window(state: RunState, app: App, worker: Worker, attempt: Attempt
     """Learn from a call that others overlapped: an item took its share of that time (Little's law)."""
     beside = worker.in_flight.get(attempt.context, 0)
     item_seconds = seconds / (count * (beside + 1))
-    _learn_pace(worker, app, item_seconds, count, seconds)
+    _learn_pace(worker, app, item_seconds, count, seconds, beside + 1)
     # While a window is not full, an item's share says more of the queue than of the worker.
     full = beside + 1 >= worker.windows.get(attempt.context, beside + 2)
     measured = item_seconds if full and seconds >= SHORTEST else None
     state.policies.health.observe(state.view, Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured))
 
 
-def _learn_pace(worker: Worker, app: App, item_seconds: float, count: int, seconds: float) -> Pace | None:
+def _learn_pace(
+    worker: Worker, app: App, item_seconds: float, count: int, seconds: float, flying: int = 1
+) -> Pace | None:
     """Learn a worker's seconds of an item; return what was known of it before, brought up to date, if anything was."""
     known = worker.paces.get(app.id)
     if known is None:
-        worker.paces[app.id] = Pace(item_seconds, count, (count, seconds))
+        worker.paces[app.id] = Pace(item_seconds, count, (count, seconds), flying)
         app.measured_on.add(worker.id)
     else:
         share = count / (count + min(known.items, REMEMBERED_ITEMS))
         known.item_seconds += share * (item_seconds - known.item_seconds)
+        known.beside += share * (flying - known.beside)
         known.items += count
     return known
 

@@ -138,6 +138,11 @@ class ShownWorker(_Proxy):
         pace = self._row.paces.get(app)
         return pace.item_seconds if pace is not None else None
 
+    def calls_beside(self, app: str) -> float | None:
+        """Return how many calls overlapped while that was measured."""
+        pace = self._row.paces.get(app)
+        return pace.beside if pace is not None else None
+
     def items_done(self, app: str) -> int:
         """Return how many items of the app it answered."""
         pace = self._row.paces.get(app)

@@ -171,6 +171,7 @@ class Pace:
     item_seconds: float  # A moving average over its items, without what their calls cost beside their items.
     items: int  # Answered so far.
     last: tuple[int, float]  # Items and seconds of the last batch.
+    beside: float = 1.0  # Calls in flight at the end of one, a moving average; 1 where they do not overlap.
 
 
 @dataclasses.dataclass(slots=True)

@@ -106,6 +106,9 @@ class SceneWorker:
     def seconds_per_item(self, app: str) -> float | None:
         return self.pace[app][0] if app in self.pace else None
 
+    def calls_beside(self, app: str) -> float | None:
+        return float(max([1, *self.flying.values()])) if app in self.pace else None
+
     def items_done(self, app: str) -> int:
         return self.pace[app][1] if app in self.pace else 0
 
