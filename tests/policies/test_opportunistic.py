@@ -55,6 +55,7 @@ class Worker:
     gpu_model: str | None = "A10"
     joined: float = 0.0
     beside: float = 1.0
+    flying: int = 0
     contexts: dict = field(default_factory=lambda: {"c": SimpleNamespace(state="ready")})
 
     def seconds_per_item(self, app):
@@ -62,6 +63,9 @@ class Worker:
 
     def calls_beside(self, app):
         return self.beside
+
+    def in_flight(self, context):
+        return self.flying
 
     def items_done(self, app):
         return self.done
@@ -205,6 +209,8 @@ def test_an_item_in_flight_takes_as_long_as_those_beside_it_make_it():
     slow.beside = 8.0
     assert Opportunistic().duplicate(seen, fast) == 1, "0.8 s for 1.5"
     assert Opportunistic().duplicate(seen, slow) is None, "it runs it already"
+    busy = Worker("f", 0.1, 500, beside=8.0, flying=1)
+    assert Opportunistic().duplicate(seen, busy) is None, "those there would take the longer"
     new = Worker("n", None, gpu_model="A10", beside=None)
     assert Opportunistic().duplicate(view([fast, slow, new], attempts=running), new) == 1, "as others of its kind"
 

@@ -13,9 +13,11 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any, TextIO
+
+from ctxflow.host.library_messages import PartFinished
 
 AROUND = "CTXFLOW_AROUND_CALLS"
 """A variable that names `module:function`, which gets each app's function and returns what is called in its place."""
@@ -322,3 +324,31 @@ def around_calls(environment: Mapping[str, str]) -> Callable[[Callable[..., Any]
     """
     module, _, name = environment.get(AROUND, "").partition(":")
     return getattr(importlib.import_module(module), name) if module else None
+
+
+class Later(BaseException):
+    """A call whose function is async has begun: it ends when that has been awaited.
+
+    :param finish: makes the results, pickled, of what the function returns.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], finish: Callable[[Any], bytes]) -> None:
+        super().__init__(coroutine, finish)
+        self.coroutine, self.finish = coroutine, finish
+        self.files: FolderFiles | None = None
+
+
+class CallNotes:
+    """What is noted of a call while it runs.
+
+    :ivar tell: sends results that come before its end.
+    :ivar app: what its user calls its function. :ivar failed: whether it has given back an error.
+    :ivar at: where it answers its items one by one, gives the item that it is about.
+    """
+
+    __slots__ = ("app", "at", "failed", "tell")
+
+    def __init__(self, tell: Callable[[PartFinished], None]) -> None:
+        self.tell = tell
+        self.app, self.failed = "", False
+        self.at: Callable[[], int] | None = None

@@ -19,13 +19,14 @@ from types import CoroutineType, GeneratorType
 from typing import Any, Protocol
 
 from ctxflow.errors import BatchContractError, ContextLost, ItemRefused, name_of
-from ctxflow.host.call_notes import CallNotes, Later
 from ctxflow.host.call_results import EVERY_SECONDS, Extent, States, StepEntry, Yielding, dump_results, one_each
 from ctxflow.host.call_surroundings import (
     STAGED,
+    CallNotes,
     FolderEach,
     FolderFiles,
     InPlace,
+    Later,
     Output,
     around_calls,
 )
@@ -271,7 +272,7 @@ class LibraryCalls:
         if files is not None:
             with contextlib.suppress(OSError):  # The error that there is tells more.
                 made = files.take(failed=True)
-        at = None if notes is None or notes.yielding is None else notes.yielding.at
+        at = None if notes is None or notes.at is None else notes.at()
         trouble, body = self.trouble(_kind(error), error)
         self.answer_trouble(call, started, trouble, at, made, body)
 
@@ -346,8 +347,9 @@ class LibraryCalls:
             notes.tell(PartFinished(call.call, **extent, body=body))
 
         every = EVERY_SECONDS if call.every is None else call.every
-        notes.yielding = Yielding(send, _readable(self._notice), self.end_fork, every)
-        return notes.yielding.run(results, expected, function)
+        yielding = Yielding(send, _readable(self._notice), self.end_fork, every)
+        notes.at = lambda: yielding.at
+        return yielding.run(results, expected, function)
 
     def _tell(self, part: PartFinished) -> None:
         self.interrupts.shielded(lambda: self.send(self.to_line, part))

@@ -1,7 +1,7 @@
 """Calls that overlap: what a library process does from the first call of an item on, or with an async context.
 
 It runs one event loop, on its main thread. Each call of an item is a task there, answered as soon as it ends, in any
-order; so is one that waits for a call on a thread, where the context bears several (call_threads.py). Calls of other
+order; so is one that waits for a call on a thread, where the context bears several (call_flights.py). Calls of other
 kinds are run one after the other, on the loop's thread, with no call on another. All that overlaps runs in the
 process's one folder; what it prints is common, and the last lines may be another call's. A notice of eviction changes
 nothing for items in flight: the scheduler gives no more of them.
@@ -23,10 +23,9 @@ from select import POLLOUT
 from typing import Any, NoReturn
 
 from ctxflow.errors import ContextLost
-from ctxflow.host.call_flights import Flight, Stepped, ThreadFlight
+from ctxflow.host.call_flights import CallThreads, Flight, Stepped, ThreadFlight
 from ctxflow.host.call_results import dump_results
 from ctxflow.host.call_surroundings import STAGED
-from ctxflow.host.call_threads import CallThreads
 from ctxflow.host.call_troubles import user_traceback
 from ctxflow.host.context_building import opened_recipe, seldom_collecting
 from ctxflow.host.library_calls import LibraryCalls

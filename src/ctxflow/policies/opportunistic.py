@@ -329,7 +329,10 @@ class Opportunistic:
         for number, (left, attempt) in enumerate(self._stragglers):
             if attempt.id not in view.attempts or attempt.worker == worker.id:
                 continue
-            held = worker.contexts.get(view.apps[attempt.app].context)
+            context = view.apps[attempt.app].context
+            if worker.in_flight(context):  # It would be slower with one more.
+                continue
+            held = worker.contexts.get(context)
             seconds = self._seconds(view, attempt, worker)
             if held is not None and held.state == "ready" and seconds is not None and seconds < left:
                 del self._stragglers[number]
