@@ -12,6 +12,8 @@ import pytest
 import torch
 from vllm_programs import run
 
+from drawn_requests import EACH, SCHEMAS, all_wrong, drawn_fields, drawn_schemas
+
 pytestmark = pytest.mark.timeout(900)  # Starts of engines, on a machine that may be busy.
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -29,6 +31,7 @@ SCHEMA = {
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost:1/i.png"}}]}]
 AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "place", "schema": {"type": "objekt"}}}
+TOOL = {"type": "function", "function": {"name": "place", "parameters": SCHEMA}}
 GREEDY = {"prompt": "The river that flows through the city", "max_tokens": 12, "temperature": 0}
 PREFIX = {"prompt": "The library keeps the context of a model on the worker. " * 8, "max_tokens": 2}
 
@@ -49,9 +52,11 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown": (COMPLETIONS, {**GREEDY, "model": "othr"}),
     "address": (CHAT, {"messages": IMAGE}),
     "template": (CHAT, {**HELLO, "chat_template": "{{ 1 }}"}),
+    "no parser": (CHAT, {**HELLO, "tools": [TOOL], "tool_choice": "auto"}),
     "other endpoint": ("/v1/embeddings", {"input": "Paris"}),
 }  # fmt: skip
 
+DRAWN = [*drawn_schemas(SCHEMAS), *drawn_fields(EACH, ("logprobs", "n", "choices"))]
 BOUND = ("schema", "choice", "regex")
 
 
@@ -77,8 +82,9 @@ def make_adapter(folder: Path, hidden_size: int) -> Path:
 def found(vllm_python: Path, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     adapter = make_adapter(tmp_path_factory.mktemp("adapters") / "lora", 64)
     settings = {"adapters": {"other": str(adapter)}, "served_model_name": "llama"}
-    found = run(vllm_python, "answers", str(llama), list(QUESTIONS.values()), settings, [(COMPLETIONS, PREFIX)])
-    found["answers"] = dict(zip(QUESTIONS, found["answers"], strict=True))
+    questions = {**QUESTIONS, **{line["custom_id"]: (line["url"], line["body"]) for line in DRAWN}}
+    found = run(vllm_python, "answers", str(llama), list(questions.values()), settings, [(COMPLETIONS, PREFIX)])
+    found["answers"] = dict(zip(questions, found["answers"], strict=True))
     return found  # type: ignore[no-any-return]
 
 
@@ -123,9 +129,14 @@ def test_answers_are_bound_to_schemas_expressions_and_choices(found):
     assert re.fullmatch("[0-9]{3}-[a-f]{2}", content["regex"])
 
 
+def test_drawn_requests_are_answered_as_openai_s_types_and_the_schemas_have_it(found):
+    assert all_wrong(DRAWN, found["answers"]) == {}
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("no parser", "tool"),
         ("too long", "512 tokens"),
         ("no number", "max_tokens"),
         ("no schema", "objekt"),

@@ -20,11 +20,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxflow import ContextExecutor, item_app
+from ctxflow.batch.engine_answers import whole_body
 from ctxflow.errors import ContextLost, ItemRefused, UsageError
 from ctxflow.models import openai_server, server
+from ctxflow.models.answering import respond
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
+from ctxflow.models.openai_requests import as_sent
 from ctxflow.models.openai_server import start_server
 from ctxflow.models.server_command import read_command
+from ctxflow.models.server_dialects import in_dialect
 from ctxflow.models.server_options import check_options
 from ctxflow.models.server_process import ServerFailed
 from ctxflow.testing.small_models import make_gguf
@@ -107,6 +111,31 @@ def test_chats_choices_log_probabilities_schemas_and_cached_prefixes(program, mo
             assert set(found) == {"verdict", "sure"} and found["verdict"] in ("SUPPORTED", "REFUTED")
         grammar = {"prompt": "Yes or no?", "grammar": 'root ::= "yes" | "no"', "max_tokens": 8}
         assert (await server.answer(COMPLETIONS, grammar))["choices"][0]["text"] in ("yes", "no")
+
+    serving(program, model, ask)
+
+
+def test_drawn_requests_are_answered_and_the_call_of_a_tool_that_it_passes_over_is_missed(program, model):
+    pytest.importorskip("openai")
+    from drawn_requests import EACH, drawn_fields, wrong_with
+
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+
+    async def ask(server):
+        body = {"messages": HI, "max_tokens": 100, "tools": [tool], "parallel_tool_calls": False}
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            try:
+                answer = await respond(server, (CHAT, {**body, "tool_choice": choice}))
+            except ItemRefused as refused:
+                assert "the answer calls no tool, as tool_choice = " in str(refused)
+            else:
+                assert answer["choices"][0]["message"]["tool_calls"]
+        assert (await respond(server, (CHAT, {**body, "tool_choice": "none"})))["choices"]
+        for line in drawn_fields(EACH, ("logprobs", "n", "choices")):
+            url = line["url"]
+            sent = in_dialect("llama-server", url, as_sent(url, line["body"], "server"))
+            written = whole_body(url, await respond(server, (url, sent)), line["custom_id"], 1, "m")
+            assert wrong_with(line, written) is None, line
 
     serving(program, model, ask)
 

@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.context import context
+from ctxflow.errors import ItemRefused
 from ctxflow.models.model_folder import check_ability, locate_model
+from ctxflow.models.openai_contents import call_missing
 from ctxflow.models.results import InputTooLong, MissingPackageError
 
 if TYPE_CHECKING:
@@ -29,10 +31,14 @@ async def respond(
 
     :param request: an endpoint and a body.
     :param parameters: fields of a body that has none of its own.
-    :raises ItemRefused, ContextLost: as `OpenAIEngine.answer`.
+    :raises ItemRefused: as `OpenAIEngine.answer`, and for an answer without the call of a tool that the body demands.
+    :raises ContextLost: as `OpenAIEngine.answer`.
     """
     endpoint, body = request
-    return await engine.answer(endpoint, {**_missing(body, parameters), **body})
+    answer = await engine.answer(endpoint, {**_missing(body, parameters), **body})
+    if (lacking := call_missing(body, answer)) is not None:
+        raise ItemRefused(lacking)
+    return answer
 
 
 def _missing(body: Request, parameters: Mapping[str, Any]) -> dict[str, Any]:

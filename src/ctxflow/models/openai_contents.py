@@ -230,6 +230,27 @@ def tools_problem(value: Any) -> str | None:
     return None
 
 
+def call_missing(body: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
+    """Return why an answer is none: it lacks the call of a tool that the body demands; None if it does not.
+
+    Engines whose models have no form for calls pass over the demand.
+
+    >>> said = {"choices": [{"message": {"content": "No."}, "finish_reason": "length"}]}
+    >>> call_missing({"tool_choice": "required"}, said)
+    "the answer calls no tool, as tool_choice = 'required' demands: it ended at max_tokens, so raise that"
+    """
+    wanted = body.get("tool_choice")
+    if wanted in (None, "none", "auto"):
+        return None
+    for choice in answer.get("choices", ()):
+        if not choice.get("message", {}).get("tool_calls"):
+            what = f"the answer calls no tool, as tool_choice = {shown(wanted)} demands"
+            if choice.get("finish_reason") == "length":
+                return f"{what}: it ended at max_tokens, so raise that"
+            return f"{what}: give a model whose chat template has tools, or --backend vllm with its tool_call_parser"
+    return None
+
+
 # --- what answers are bound to
 
 

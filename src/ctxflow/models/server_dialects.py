@@ -105,6 +105,9 @@ def in_dialect(kind: str, endpoint: str, sent: Mapping[str, Any]) -> dict[str, A
         body["grammar"] = bound["grammar"]
     if "repetition_penalty" in body:
         body["repeat_penalty"] = body.pop("repetition_penalty")
+    likeliest = "top_logprobs" if endpoint == CHAT else "logprobs"
+    if type(body.get(likeliest)) is int and body[likeliest] == 0:
+        body[likeliest] = 1  # With 0 of the likeliest tokens it tells of none that it took.
     wanted = body.get("response_format", {})
     if endpoint != CHAT and wanted:  # There it knows a field of its own alone.
         del body["response_format"]

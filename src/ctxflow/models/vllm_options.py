@@ -60,8 +60,9 @@ def parse_options(model: str, options: Mapping[str, Any]) -> argparse.Namespace:
             given[name] = value
     if given.get("tool_call_parser"):
         given.setdefault("enable_auto_tool_choice", True)
-    else:  # vLLM's own choice, xgrammar, lets control characters into strings of bounded lengths; tools need it.
-        given.setdefault("structured_outputs_config", {"backend": "guidance"})
+    bound = given.setdefault("structured_outputs_config", {})
+    if isinstance(bound, Mapping) and "backend" not in bound:
+        given["structured_outputs_config"] = {**_binding(given), **bound}
     objects = {name: value for name, value in given.items() if not isinstance(value, _PLAIN)}
     plain = {name: value for name, value in given.items() if name not in objects}
     for name, value in plain.items():  # One by one, so that the message names what is wrong.
@@ -72,6 +73,25 @@ def parse_options(model: str, options: Mapping[str, Any]) -> argparse.Namespace:
         setattr(arguments, name, value)
     _check_parsers(arguments)
     return arguments
+
+
+def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how answers are bound: by guidance, which knows most of JSON schemas, but not most forms of tool calls.
+
+    Left to itself ("auto") vLLM takes one library for all requests, by the first that binds its answer, and passes over
+    what that one cannot do in later ones. White space is left out of JSON, of which models write without end.
+    """
+    if not given.get("tool_call_parser"):
+        return {"backend": "guidance", "disable_any_whitespace": True}
+    from vllm.tool_parsers import ToolParserManager
+
+    try:
+        parser = ToolParserManager.get_tool_parser(given["tool_call_parser"])
+    except KeyError:  # A plug-in's, or none: that is told later.
+        return {"backend": "auto"}
+    if getattr(parser, "structural_tag_model", None):
+        return {"backend": "xgrammar", "disable_any_whitespace": True}
+    return {"backend": "auto"}
 
 
 class _Refused(Exception):

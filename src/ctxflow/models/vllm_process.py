@@ -23,6 +23,7 @@ from ctxflow.errors import ContextLost, UsageError
 from ctxflow.host.linux import descendants, die_with_parent, process_state
 from ctxflow.host.local_files import Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
+from ctxflow.models.vllm_schemas import bind_by_patterns
 
 SHARED_MEMORY = "/dev/shm"
 _TICK_SECONDS = 1.0
@@ -67,7 +68,7 @@ class VLLMProcesses:
         self._started: dict[int, tuple[str, str]] = {}
         try:
             with _sockets_apart() as self._sockets, _ending_with_us():
-                self.client: Any = AsyncLLM.from_vllm_config(
+                self.client: Any = _binding(AsyncLLM, config).from_vllm_config(
                     config,
                     enable_log_requests=arguments.enable_log_requests,
                     disable_log_stats=arguments.disable_log_stats,
@@ -228,6 +229,20 @@ class VLLMProcesses:
 
     def _living(self) -> list[tuple[int, str]]:
         return [(pid, name) for pid, (when, name) in self._started.items() if _began(pid) == when]
+
+
+def _binding(client: Any, config: Any) -> Any:
+    """Return a class of vLLM's client that has xgrammar bind answers to valid JSON; with guidance they are as it is."""
+    if config.structured_outputs_config.backend == "guidance":
+        return client
+
+    class Binding(client):  # type: ignore[misc]
+        def generate(self, prompt: Any, sampling_params: Any, *given: Any, **more: Any) -> Any:
+            if sampling_params.structured_outputs is not None:
+                bind_by_patterns(sampling_params.structured_outputs)
+            return super().generate(prompt, sampling_params, *given, **more)
+
+    return Binding
 
 
 def _noted(task: asyncio.Future[Any]) -> None:
