@@ -60,9 +60,8 @@ def parse_options(model: str, options: Mapping[str, Any]) -> argparse.Namespace:
             given[name] = value
     if given.get("tool_call_parser"):
         given.setdefault("enable_auto_tool_choice", True)
-    bound = given.setdefault("structured_outputs_config", {})
-    if isinstance(bound, Mapping) and "backend" not in bound:
-        given["structured_outputs_config"] = {**_binding(given), **bound}
+    if given.get("structured_outputs_config") is None:
+        given["structured_outputs_config"] = _binding(given)
     objects = {name: value for name, value in given.items() if not isinstance(value, _PLAIN)}
     plain = {name: value for name, value in given.items() if name not in objects}
     for name, value in plain.items():  # One by one, so that the message names what is wrong.
