@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import stat
 import threading
@@ -13,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-_SEGMENT = re.compile(r"/dev/shm/(\S+)")
+_SHM = Path("/dev/shm")
 LEFT_SECONDS = 5.0
 
 
@@ -46,7 +45,7 @@ class Belongings:
         for pid in self.processes():  # Of a test that failed.
             kill(pid)
         for name in self.segments:
-            (Path("/dev/shm") / name).unlink(missing_ok=True)
+            (_SHM / name).unlink(missing_ok=True)
 
     def processes(self) -> dict[int, str]:
         """Return the living ones and their command lines; what has ended and was not waited for is not there."""
@@ -87,7 +86,7 @@ class Belongings:
         """Return what there is, in words."""
         return [
             *(f"process {pid}: {line}" for pid, line in self.processes().items()),
-            *(f"segment {name}" for name in sorted(self.segments) if (Path("/dev/shm") / name).exists()),
+            *(f"segment {name}" for name in sorted(self.segments) if (_SHM / name).exists()),
             *(f"socket {path}" for path in self.sockets()),
         ]
 
@@ -112,9 +111,26 @@ class Belongings:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.1):
+            there = _segments()
             for pid in self.processes():
                 with contextlib.suppress(OSError):
-                    self.segments.update(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text()))
+                    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                    mapped = {tuple(line.split()[3:5]) for line in lines if str(_SHM) in line}
+                    self.segments.update(there[each] for each in mapped & there.keys())
+
+
+def _segments() -> dict[tuple[str, str], str]:
+    """Return the names in /dev/shm by device and inode, as a process's maps have them.
+
+    A semaphore is mapped under another name than it is given; and a process may have a /dev/shm of its own.
+    """
+    found = {}
+    for path in _SHM.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            seen = path.lstat()
+            device = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}"
+            found[device, str(seen.st_ino)] = path.name
+    return found
 
 
 def _status(entry: Path) -> tuple[int, str] | None:

@@ -87,20 +87,33 @@ class ShmLeftovers:
 
 
 def _mapped(pids: Iterable[int]) -> dict[str, Segment]:
-    """Return the segments of made-up names that processes have mapped, and that are in this process's /dev/shm."""
+    """Return the segments of made-up names that processes have mapped, and that are in this process's /dev/shm.
+
+    By their inodes: a semaphore is mapped under another name than it is given.
+    """
+    there = _made_up()
     found: dict[str, Segment] = {}
-    for pid in pids:
+    for pid in pids if there else ():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
             for line in file:
-                if FOLDER not in line:
-                    continue
-                *_, inode, path = line.split(maxsplit=5)
-                name = path.rstrip("\n").removeprefix(FOLDER + "/")
-                if _MADE_UP.fullmatch(name) and name not in found:
-                    with contextlib.suppress(OSError):
-                        seen = os.stat(os.path.join(FOLDER, name))
-                        if seen.st_ino == int(inode) and seen.st_uid == os.getuid():
-                            found[name] = seen.st_dev, seen.st_ino
+                if FOLDER in line:
+                    _, _, _, device, inode, *_ = line.split(maxsplit=5)
+                    major, minor = (int(part, 16) for part in device.split(":"))
+                    segment = os.makedev(major, minor), int(inode)
+                    if segment in there:
+                        found[there[segment]] = segment
+    return found
+
+
+def _made_up() -> dict[Segment, str]:
+    """Return this user's segments of made-up names that are there."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(FOLDER):
+            with contextlib.suppress(OSError):
+                seen = entry.stat(follow_symlinks=False)
+                if _MADE_UP.fullmatch(entry.name) and seen.st_uid == os.getuid():
+                    found[seen.st_dev, seen.st_ino] = entry.name
     return found
 
 
