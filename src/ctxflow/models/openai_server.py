@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import ContextLost, ItemRefused, counted, short
-from ctxflow.host.local_files import Scratch, scratch_for_sockets
+from ctxflow.host.local_files import OF_LIBRARY, Scratch
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import ENDPOINTS
 from ctxflow.models.results import MissingPackageError
@@ -24,7 +24,7 @@ from ctxflow.models.server_process import ServerFailed, ServerProcess, free_port
 if TYPE_CHECKING:
     from ctxflow.models.server_client import Answer, Client
 
-_LONGEST_NAME = 40  # Of a socket that a server makes beside ours.
+_LONGEST_FOLDER = 67  # Bytes of 107 for a UNIX socket's path, so that servers may have sockets beside ours.
 _TELL_SECONDS = 30.0  # How often a long start is told.
 _LOOKS = 6  # How often in a row a server must not answer before it is given up: it may have been suspended with us.
 _BUSY_SHARE = 0.05  # Of a core: who takes more computes,
@@ -52,7 +52,7 @@ async def start_server(
     except ImportError as error:
         raise MissingPackageError.about("aiohttp", extra="server", why=error) from error
     try:
-        scratch = scratch_for_sockets(_LONGEST_NAME)
+        scratch = _scratch()
     except OSError as error:
         raise ServerFailed(f"{read.name} has no place for its socket: {error}") from error
     started: OpenAIServer | None = None
@@ -60,9 +60,10 @@ async def start_server(
         by_file = any("{key_file}" in word for word in read.arguments)
         key = secrets.token_urlsafe(32) if read.key or by_file else ""
         port = 0 if read.at_socket else free_port()
-        path = os.path.join(scratch.path, "api.sock") if read.at_socket else None
-        places = {"socket": path or "", "port": str(port), "folder": scratch.path, "model": _model(model)}
-        places["key_file"] = os.path.join(scratch.path, "key.yaml")
+        folder = scratch.path if len(os.fsencode(scratch.path)) <= _LONGEST_FOLDER else scratch.short_name()
+        path = os.path.join(folder, "api.sock") if read.at_socket else None
+        places = {"socket": path or "", "port": str(port), "folder": folder, "model": _model(model)}
+        places["key_file"] = os.path.join(folder, "key.yaml")
         if by_file:
             with open(os.open(places["key_file"], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
                 file.write(read.key_text.replace("{key}", key))
@@ -78,6 +79,12 @@ async def start_server(
         scratch.close()
         raise
     return started
+
+
+def _scratch() -> Scratch:
+    """Return a folder in that of this library process, which goes with its worker, whatever is killed."""
+    base = os.environ.get(OF_LIBRARY)
+    return Scratch(base if base and os.path.isdir(base) else None)
 
 
 def _model(model: str | os.PathLike[str] | None) -> str:
