@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import signal
+import subprocess
 import tarfile
 import time
 
@@ -342,6 +343,23 @@ def test_it_ends_with_all_its_processes_when_the_worker_hangs_up(tmp_path):
     player.close()
     assert player.process.returncode == 0
     eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_a_host_in_the_place_of_a_killed_one_ends_the_worker(tmp_path):
+    """TaskVine starts it; of the first one's contexts and items in flight it knows nothing."""
+    first = Player(tmp_path)
+    first.message()
+    first.process.kill()
+    first.process.wait()
+    with subprocess.Popen(["sleep", "600"]) as wrapper:
+        second = Player(tmp_path, environment={"CTXFLOW_WORKER_PID": str(wrapper.pid)})
+        try:
+            assert wrapper.wait(30) == -signal.SIGUSR1
+        finally:
+            wrapper.kill()
+            second.process.kill()
+    first.close()
+    second.close()
 
 
 def test_a_function_travels_once_and_serves_many_calls(loaded):

@@ -171,6 +171,25 @@ def test_a_second_notice_ends_it_at_once(job, tmp_path):
     assert work.ended() == 128 + signal.SIGTERM
 
 
+def test_a_worker_whose_host_was_killed_says_so(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    host = int(next(work.scratch.iterdir()).joinpath("host.pid").read_text())
+    os.kill(host, signal.SIGKILL)
+    eventually(lambda: not alive(host))
+    work.process.send_signal(signal.SIGUSR1)  # As the next one does.
+    _, said = work.process.communicate(timeout=30)
+    assert (work.process.returncode, b"context host was killed" in said) == (1, True)
+
+
+def test_a_worker_whose_host_has_ended_does_not_stay(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    os.kill(work.notes()["pid"], signal.SIGSTOP)  # It lingers, as one that lost its manager.
+    os.kill(int(next(work.scratch.iterdir()).joinpath("host.pid").read_text()), signal.SIGKILL)
+    assert work.ended() == 128 + signal.SIGHUP
+
+
 def test_nothing_is_left_of_a_vine_worker_that_is_killed(job, tmp_path):
     work = job({"do": "serve"})
     eventually((tmp_path / "notes.listens").exists)
@@ -189,6 +208,21 @@ def test_if_it_is_killed_itself_its_worker_and_all_library_processes_end(job, tm
     eventually(lambda: not any(map(alive, pids)))
     assert list(work.scratch.iterdir()) == []
     os.kill(work.notes()["left"], signal.SIGKILL)
+
+
+def test_it_ends_with_the_process_that_started_it_where_that_is_asked_for(tmp_path):
+    """As the doorbell's does, whose vine_worker would wait for five seconds."""
+    program = "import os, sys; sys.path[:0] = [sys.argv[1]]; import pathlib; from test_worker import Job\n"
+    program += "Job(pathlib.Path(sys.argv[2]), {'do': 'serve'}, '--parent', str(os.getpid())).process.wait()"
+    command = [sys.executable, "-c", program, os.path.dirname(__file__), str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, **python_path()}) as parent:
+        eventually((tmp_path / "notes.listens").exists)
+        pids = descendants(parent.pid)
+        notes = json.loads((tmp_path / "notes").read_text())
+        parent.kill()
+    eventually(lambda: not any(alive(pid) for pid in pids if pid != notes["left"]))
+    eventually(lambda: list((tmp_path / "scratch").iterdir()) == [])
+    os.kill(notes["left"], signal.SIGKILL)
 
 
 def test_a_missing_vine_worker_is_named(tmp_path):

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ctxflow.host import vine_calls, worker_program
+from ctxflow.host import vine_calls, vine_protocol, worker_program
 from ctxflow.host.call_surroundings import complete
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_messages import BuildContext, BuildFailed, ForgetParts, GivePart, RunCall
@@ -106,7 +106,7 @@ class VineLibrary:
         self._worker_ended = False
         self._look_at = 0.0
         self._stopped = 0  # Looks in a row at which the wrapper was stopped.
-        self._pid_file = os.path.join(directory, "host.pid")
+        self._directory = directory
         self._name = os.environ.get("CTXFLOW_WORKER_NAME", "")
         self._key = bytes.fromhex(os.environ.pop("CTXFLOW_KEY", "")) or key_of(b"")
         self._once = Once()
@@ -117,12 +117,18 @@ class VineLibrary:
         """Answer calls until the worker is released or gone."""
         selector, worker, host = self._selector, self._worker, self._host
         death = os.pidfd_open(worker.given.worker)
+        if vine_protocol.host_died(
+            self._directory
+        ):  # TaskVine starts another in its place, which has none of its calls.
+            self._leave(death)
+            return
         selector.register(death, selectors.EVENT_READ, self._lost)
         selector.register(worker, selectors.EVENT_READ, self._heard)
         on_signal(signal.SIGCHLD, selector, host.bury_orphans)
         on_signal(signal.SIGTERM, selector, self._noticed)
         self._hang_bell()
-        self._write_pid()
+        with contextlib.suppress(OSError):
+            vine_protocol.note_host(self._directory)
         worker.announce("ctxflow")
         while not (worker.closed or self._worker_ended or self._may_end()):
             for key, _ in selector.select(self._timeout()):
@@ -134,10 +140,7 @@ class VineLibrary:
                 self._look_at_wrapper()
         host.stop()
         if self._may_end():
-            self._end_worker()
-            # Were this process to end first, TaskVine would count that as a failure of the library.
-            if not readable(death, _FAREWELL_SECONDS):
-                self._end_vine_worker()  # The wrapper does nothing: whoever stopped it has stopped it alone.
+            self._leave(death)
 
     def _timeout(self) -> float | None:
         due = [seconds for seconds in (self._host.timeout(), self._worker.due()) if seconds is not None]
@@ -178,13 +181,6 @@ class VineLibrary:
     def _refuse(self, call: OpenCall, message: str) -> None:
         call.refuse(message)
         self._answer(call, 1)
-
-    def _write_pid(self) -> None:
-        """Tell the wrapper (worker.py) whom to pass an eviction notice on to."""
-        with contextlib.suppress(OSError):
-            with open(self._pid_file + ".new", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(self._pid_file + ".new", self._pid_file)
 
     # --- instructions
 
@@ -268,6 +264,15 @@ class VineLibrary:
     def _may_end(self) -> bool:
         """Return whether the worker was released, and the answer to that is on its way."""
         return self._released < float("inf") and (self._worker.taken or time.monotonic() > self._released)
+
+    def _leave(self, death: int) -> None:
+        """End the worker, first of all: else TaskVine would count the end of this process as a failure.
+
+        :param death: readable when the vine_worker has ended.
+        """
+        self._end_worker()
+        if not readable(death, _FAREWELL_SECONDS):
+            self._end_vine_worker()  # The wrapper does nothing: whoever stopped it has stopped it alone.
 
     def _end_worker(self) -> None:
         wrapper = os.environ.get("CTXFLOW_WORKER_PID")

@@ -24,13 +24,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ctxflow.host.linux import die_with_parent, transfer_server
+from ctxflow.host.linux import die_with_parent, process_state, transfer_server
 
 _NUDGE_SECONDS = 0.002  # After how long an answer that was not taken is taken for one that was not noticed.
 _LONGEST_NUDGE_SECONDS = 0.5
 _CHUNK = 1 << 16
 _INT = struct.Struct("i")
 SEAL_BYTES = 16
+_HOST = "host.pid"  # In a worker's directory.
 _NUMBER = 8
 _CALL, _ANSWER = b"ctxflow call", b"ctxflow answer"  # What goes one way is never good for the other.
 
@@ -300,3 +301,25 @@ def _tag(key: bytes, direction: bytes, about: bytes, data: bytes) -> bytes:
     digest = blake2b(prefix, digest_size=SEAL_BYTES, key=key, person=direction)
     digest.update(data)
     return digest.digest()
+
+
+def note_host(directory: str) -> None:
+    """Tell the wrapper (worker.py) whom to pass an eviction notice on to: this process."""
+    path = os.path.join(directory, _HOST)
+    with open(path + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(path + ".new", path)
+
+
+def noted_host(directory: str) -> int:
+    """Return a worker's context host; raise OSError or ValueError if there was none yet."""
+    with open(os.path.join(directory, _HOST)) as file:
+        return int(file.read())
+
+
+def host_died(directory: str) -> bool:
+    """Return whether a worker's context host has ended, and with it its contexts and calls."""
+    try:
+        return process_state(noted_host(directory)) in ("", "Z", "X")
+    except (OSError, ValueError):
+        return False

@@ -21,13 +21,14 @@ from collections.abc import Sequence
 
 from ctxflow.host.linux import adopt_orphans, die_with_parent, kill_children, kill_session, package_root
 from ctxflow.host.local_files import Scratch, sweep
-from ctxflow.host.vine_protocol import key_of
+from ctxflow.host.vine_protocol import host_died, key_of, noted_host
 from ctxflow.host.worker_program import build_program
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _END_SECONDS = 0.8  # How long a vine_worker may take to end by itself.
 _CONNECT_SECONDS = 20  # A job that begins after its run has ended must not stay for TaskVine's quarter of an hour.
 _KILL_SECONDS = 5.0  # A process that hangs in the kernel cannot be waited for for ever.
+_HOST_SECONDS, _DEAD_LOOKS = 0.5, 4  # How often, and how often in a row, the host must be gone for the worker to end.
 _LOOK_SECONDS = 0.005  # How often it is looked whether the vine_worker has read the password.
 _NOT_FOUND = 127
 HOST = 'exec "$CTXFLOW_HOST_PYTHON" "$CTXFLOW_HOST"'
@@ -45,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
         )
         return _NOT_FOUND
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if options.parent:
+        die_with_parent(options.parent)
     adopt_orphans()
     try:
         scratch = _make_scratch(options.workdir)
@@ -79,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ssl", action="store_true", help="encrypt the connection to the manager")
     parser.add_argument("--vine-worker", metavar="PROGRAM", default="vine_worker", help="TaskVine's worker")
     parser.add_argument("--idle-timeout", metavar="S", help="leave after so many seconds without work")
+    parser.add_argument("--parent", metavar="PID", type=int, help="end with this process, which started it")
     parser.add_argument("--debug-file", metavar="FILE", help="where TaskVine writes what it does")
     return parser
 
@@ -107,9 +111,12 @@ class Wrapper:
                 status = _bury(worker)
                 if status is not None:
                     return status
-            elif number == signal.SIGUSR1:  # From the host: the manager has released the worker.
+            elif number == signal.SIGUSR1:  # From the host: it was released, or it follows on one that was killed.
+                died = host_died(self._directory)
                 _end(worker)
-                return 0
+                if died:
+                    sys.stderr.write("the worker's context host was killed\n")
+                return 1 if died else 0
             elif number in (signal.SIGTERM, signal.SIGINT) and not noticed and self._notify_host():
                 noticed = True
                 if number == signal.SIGINT:
@@ -146,7 +153,12 @@ class Wrapper:
                     self._password = None
             if found is not None:
                 return found.si_signo
-        return signal.sigwait(_SIGNALS)
+        dead = 0
+        while (found := signal.sigtimedwait(_SIGNALS, _HOST_SECONDS)) is None:
+            dead = dead + 1 if host_died(self._directory) else 0
+            if dead == _DEAD_LOOKS:  # A vine_worker that lost its manager may linger for seconds.
+                return signal.SIGHUP
+        return found.si_signo
 
     def _variables(self) -> dict[str, str]:
         """Return what the context host finds in its environment."""
@@ -171,8 +183,7 @@ class Wrapper:
     def _notify_host(self) -> bool:
         """Pass the batch system's notice on to the host, which tells the manager; False if there is none."""
         try:
-            with open(os.path.join(self._directory, "host.pid")) as file:
-                os.kill(int(file.read()), signal.SIGTERM)
+            os.kill(noted_host(self._directory), signal.SIGTERM)
         except (OSError, ValueError):
             return False
         return True

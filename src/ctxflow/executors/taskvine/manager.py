@@ -124,7 +124,8 @@ class Manager:
         address = f"127.0.0.1:{self._port}"
         words = [sys.executable, settings.program, "worker", address, "--password", settings.password_file]
         words += ["--name-prefix", self._bell_name, "--cores", "1", "--memory", "100", "--disk", "100", "--gpus", "0"]
-        words += ["--ssl"] if settings.ssl else []
+        # By itself it would notice only after seconds that this process was killed.
+        words += ["--parent", str(os.getpid()), *(["--ssl"] if settings.ssl else [])]
         folder = os.path.dirname(settings.doorbell)  # It goes with the run, and this worker's own with it.
         return subprocess.Popen([*words, "--workdir", folder], stdin=subprocess.DEVNULL, cwd=folder)
 
