@@ -1,41 +1,33 @@
-"""A real vLLM on each of two workers, which are taken away in all ways while rows are in flight.
+"""A real vLLM on each of several workers, which are taken away in all ways while rows are in flight.
 
-CTXFLOW_ENGINE_EVICTIONS says how often, by default once in each way: evicted with and without notice, and kill -9 of a
-library process and of a host.
+CTXFLOW_ENGINE_ROWS, CTXFLOW_ENGINE_EVICTIONS and CTXFLOW_ENGINE_WORKERS say how many rows, how often and on how many
+workers; by default two, once in each way: evicted with and without notice, and kill -9 of vLLM's own process, of a
+library process and of a host. What was measured is printed.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 from pathlib import Path
 
 import pytest
-from engine_belongings import kill
+from engine_belongings import eventually, kill
 from vllm_driver import WINDOW, asking, tokens_of
 
 from ctxflow import ContextExecutor
+from in_flight_log import needlessly_broken, read_log
 
-KINDS = ("evicted", "noticed", "library", "host")
-TIMES = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", len(KINDS)))
+KINDS = ("evicted", "noticed", "library", "engine", "host")
+TIMES = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", str(len(KINDS))))
+ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(WINDOW * 4 * (TIMES + 2))))
+WORKERS = int(os.environ.get("CTXFLOW_ENGINE_WORKERS", "2"))
 GRACE = 30.0
-
-
-def attempts_of(log):
-    """How often each item was given to a worker, by a run's event log."""
-    given = collections.Counter()
-    for line in log.read_text().splitlines()[1:]:
-        for command in json.loads(line)["commands"]:
-            if command["is"] == "Run":
-                given.update(number for first, end in command["items"] for number in range(first, end))
-    return given
 
 
 @pytest.mark.timeout(300 + 120 * TIMES)
 def test_each_row_is_answered_once_whatever_is_taken_away(engine_environment, llama, belongings, tmp_path):
-    part = WINDOW * 4
-    rows = part * (TIMES + 2)
+    part = ROWS // (TIMES + 2)
     ask = asking(llama)
     answers = []
 
@@ -43,22 +35,28 @@ def test_each_row_is_answered_once_whatever_is_taken_away(engine_environment, ll
         if kind in ("evicted", "noticed"):
             assert executor.engine.evict(notice=GRACE if kind == "noticed" else None)
             return
-        libraries, hosts = belongings.of("ctxflow.host.library"), executor.engine.worker_pids().values()
-        victims = belongings.tree(min(libraries if kind == "library" else hosts))
+        kinds = {"library": "ctxflow.host.library", "engine": "EngineCore"}
+        hosts = executor.engine.worker_pids().values()
+        if kind == "engine":
+            eventually(lambda: belongings.of("EngineCore"))
+        victims = belongings.tree(min(hosts if kind == "host" else belongings.of(kinds[kind])))
         kill(victims[0])
         belongings.gone(victims)
 
-    executor = ContextExecutor(workers=2)
+    executor = ContextExecutor(workers=WORKERS)
     executor.run_dir = str(tmp_path / "run")
     with executor:
-        found = ask.map(range(rows), [tokens_of(number) for number in range(rows)], order="completed")
+        found = ask.map(range(ROWS), [tokens_of(number) for number in range(ROWS)], order="completed")
         for number, answer in found:
             answers.append((number, answer[0], answer[2]))
             times, rest = divmod(len(answers), part)
             if not rest and 1 <= times <= TIMES:
                 take_away(KINDS[times % len(KINDS)])
         [log] = Path(executor.run_dir).rglob("events.jsonl")
-    assert sorted(answers) == [(number, number, tokens_of(number)) for number in range(rows)]
-    again = sum(attempts_of(log).values()) - rows
-    assert again <= TIMES * WINDOW, "no more than was in flight runs again"
+    assert sorted(answers) == [(number, number, tokens_of(number)) for number in range(ROWS)]
+    found = read_log(log)
+    print(json.dumps({"times": TIMES, **found.told()}))
+    assert found.again <= found.broken, "no more than was in flight runs again"
+    assert all(len(loss.broken) <= WINDOW for loss in found.losses)
+    assert needlessly_broken(found, {}, GRACE) == []
     belongings.none_left()

@@ -1,0 +1,180 @@
+"""Real engines on real TaskVine workers: llama.cpp's server, with its workers, or what they consist of, taken away.
+
+CTXFLOW_ENGINE_ROWS and CTXFLOW_ENGINE_EVICTIONS say how many rows, and how many evictions in all ways; by default few.
+What was measured is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from driver import HOSTS, INSIDE, TESTBED, Driver, left
+
+from in_flight_log import InFlight, needlessly_broken, read_log
+from llama_driver import PAUSE, WINDOW, turns_of
+
+if TYPE_CHECKING:
+    from conftest import Testbed
+
+pytest.importorskip("gguf")
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+PROGRAM = INSIDE.parent / "llama_driver.py"
+SITE = "/checkout/site-configs/testbed.toml"
+WAYS = ("vacate", "server", "vine_worker", "vacate", "library", "stop", "fast", "host", "tree", "cut", "warden", "kill")
+"""In this order, again and again: notice, at once without notice, suddenly in all ways; a host's network and power."""
+EVICTIONS = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", "5"))
+ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(80 * (EVICTIONS + 2))))
+GRACE = 10.0  # MachineMaxVacateTime of the testbed's pool.
+LEFT_SECONDS = 5.0
+
+
+class EngineRun:
+    """A run of llama_driver.py in the testbed, in a folder that all hosts see."""
+
+    def __init__(self, testbed: Testbed, model: Path) -> None:
+        self._testbed = testbed
+        self.gone: set[str] = set()  # Workers that were taken, and may not have noticed yet.
+        self.folder = testbed.run("mktemp", "--directory", "/shared/engines.XXXXXX")
+        self.outside = testbed.shared / Path(self.folder).name
+        (self.outside / "model.gguf").write_bytes(model.read_bytes())
+
+    def start(self, rows: int, *more: str) -> Driver:
+        words = ["--directory", self.folder, "python", str(PROGRAM), f"{self.folder}/model.gguf", str(rows)]
+        self.driver = Driver(TESTBED / "run", [*words, f"{self.folder}/answers.jsonl", "--site", SITE, *more])
+        line = self.driver.line()
+        assert line is not None, self.driver.said()
+        self.directory, self.pid = self.outside / Path(line["directory"]).relative_to(self.folder), line["pid"]
+        return self.driver
+
+    def log(self) -> InFlight:
+        return read_log(self.directory / "events.jsonl")
+
+    def origin(self) -> float:
+        """When the run's clock began, in seconds since 1970."""
+        lines = (self.directory / "taskvine" / "staging.jsonl").read_text().splitlines()
+        return next(float(line["unix"]) for line in map(json.loads, lines) if line["is"] == "origin")
+
+    def look(self, host: str, *words: str) -> Any:
+        """What victims_inside.py says on a host."""
+        command = ["python", str(INSIDE / "victims_inside.py"), ",".join(self.gone | self.log().idle), *words]
+        return json.loads(self._testbed.run(*command, user="root", host=host))
+
+    def victim(self, *words: str) -> tuple[str, Any] | None:
+        """Take the first host's victim that has one; the host, and what was told."""
+        return next(((host, told) for host in HOSTS if (told := self.look(host, *words))), None)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of random weights, as llama.cpp reads it."""
+    from ctxflow.testing.small_models import make_causal_lm, make_gguf
+
+    folder = tmp_path_factory.mktemp("gguf")
+    return make_gguf(make_causal_lm(folder / "model"), folder / "random.gguf")
+
+
+@pytest.fixture
+def run(testbed: Testbed, model: Path) -> Iterator[EngineRun]:
+    started = EngineRun(testbed, model)
+    yield started
+    started.driver.close()
+    testbed.run("rm", "-r", started.folder)
+
+
+def whole(result: dict[str, Any], rows: int) -> None:
+    """See that each row was answered once, and as a whole."""
+    assert (result["done"], result["missing"], result["repeated"], result["wrong"]) == (rows, [], [], []), result
+
+
+def seldom_again(found: InFlight, rows: int) -> None:
+    """See that no more ran again than was in flight at the losses, and of what had notice nothing that could end."""
+    assert found.again <= found.broken, found.told()
+    assert all(len(loss.broken) <= WINDOW for loss in found.losses), found.told()
+    # Half as much again, for what the requests take beside the pauses.
+    seconds = {row: 1.5 * PAUSE * turns for row in range(rows) if (turns := turns_of(row, rows)) > 5}
+    assert needlessly_broken(found, seconds, GRACE) == []
+
+
+def take_away(testbed: Testbed, run: EngineRun, how: str) -> bool:
+    """Take a worker, or a part of one, away; False if there is none with an engine."""
+    found = run.victim("list")
+    if found is None:
+        return False
+    host, workers = found
+    name, job = workers[0]
+    if how in ("cut", "kill"):
+        testbed.command("host", how, host)
+        time.sleep(8 if how == "cut" else 1)  # A shorter cut costs no worker.
+        testbed.command("host", "restore", host)
+        run.gone.update(name for name, _ in workers)
+    elif how in ("vacate", "fast"):
+        testbed.run("condor_vacate_job", *(["-fast"] if how == "fast" else []), job)
+        run.gone.add(name)
+    else:
+        taken = run.victim(*(("tree", "0", "SIGSTOP") if how == "stop" else (how, "0")))
+        if taken is not None and how not in ("server", "warden", "library"):
+            run.gone.add(taken[1]["worker"])
+        return taken is not None
+    return True
+
+
+@pytest.mark.first
+def test_each_row_is_answered_once_whatever_is_taken_away(testbed: Testbed, run: EngineRun) -> None:
+    driver = run.start(ROWS)
+    part, taken = ROWS // (EVICTIONS + 2), []
+    while (line := driver.line()) is not None:
+        if len(taken) < EVICTIONS and line.get("there") and line["done"] >= part * (len(taken) + 1):
+            how = WAYS[len(taken) % len(WAYS)]
+            if take_away(testbed, run, how):
+                taken.append(how)
+    assert driver.status() == 0, driver.said()
+    found = run.log()
+    print(json.dumps({"taken": taken, **found.told()}))
+    whole(driver.last, ROWS)
+    assert set(found.given) == set(range(ROWS))
+    assert len(taken) == EVICTIONS and len(found.losses) >= EVICTIONS
+    seldom_again(found, ROWS)
+    testbed.eventually(lambda: not left(testbed), 60)
+
+
+def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, run: EngineRun) -> None:
+    rows = 1200
+    driver = run.start(rows)
+    told: dict[str, Any] = {}
+
+    def all_there(least: int) -> bool:
+        line = driver.newest()
+        return line.get("there") == 4 and least <= line["done"] < rows
+
+    for kind in ("server", "warden", "library", "host", "vine_worker", "wrapper"):
+        testbed.eventually(lambda: all_there(40 * (len(told) + 1)), 120)
+        before = len(run.log().losses)
+        found = run.victim(kind, str(LEFT_SECONDS))
+        assert found is not None
+        told[kind] = found[1]
+        assert found[1]["gone"] is not None, found
+        testbed.eventually(lambda before=before: len(run.log().losses) > before, 30)
+        loss = run.log().losses[before]
+        told[kind]["noticed"] = round(run.origin() + loss.time - found[1]["time"], 2)
+        told[kind]["broken"] = len(loss.broken)
+    testbed.eventually(lambda: all_there(0), 120)
+    killed = time.time()
+    testbed.run("kill", "-KILL", str(run.pid), user="root")
+    with ThreadPoolExecutor() as several:
+        looks = list(several.map(lambda host: run.look(host, "left", str(LEFT_SECONDS)), ["submit", *HOSTS]))
+    assert not any(look["left"] for look in looks), looks
+    told["driver"] = {"gone": max(look["time"] for look in looks) - killed}
+    seldom_again(run.log(), rows)
+    print(json.dumps(told))
+    driver.close()
+    whole(run.start(rows).result(), rows)
+    testbed.eventually(lambda: not left(testbed), 60)
+    assert all(each["noticed"] < LEFT_SECONDS for kind, each in told.items() if kind != "driver")

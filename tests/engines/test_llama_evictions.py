@@ -1,0 +1,93 @@
+"""llama.cpp's server on each of four workers, which are taken away in all ways while rows are in flight.
+
+CTXFLOW_ENGINE_ROWS and CTXFLOW_ENGINE_EVICTIONS say how many rows, and how often; by default once in each way. What was
+measured is printed. tests/cluster/test_engines.py does the same on a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from engine_belongings import kill
+
+from ctxflow import ContextExecutor
+from ctxflow.testing.small_models import make_gguf
+from in_flight_log import needlessly_broken, read_log
+from llama_driver import PAUSE, WINDOW, asking, right, turns_of
+from llama_program import WHY_NOT, find_llama_server
+
+KINDS = ("evicted", "noticed", "server", "library", "terminated", "host", "warden")
+TIMES = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", str(len(KINDS))))
+ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(40 * (TIMES + 2))))
+GRACE = 5.0
+
+
+@pytest.fixture
+def program(tmp_path):
+    found = find_llama_server(tmp_path)
+    if found is None:
+        pytest.skip(WHY_NOT)
+    return found
+
+
+def part_of(belongings, host, kind):
+    """The process of a worker that is meant; None if it has no server now."""
+    tree = belongings.tree(host)
+    marks = {"server": "bin/llama-server", "warden": "warden.py", "library": "ctxflow.host.library"}
+    found = {name: [pid for pid in belongings.of(mark) if pid in tree] for name, mark in marks.items()}
+    found["server"] = [pid for pid in found["server"] if pid not in found["warden"]]
+    return {"host": host, **{name: pids[0] for name, pids in found.items()}}[kind] if found["server"] else None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120 + 60 * TIMES)
+def test_each_row_is_answered_once_whatever_is_taken_away(program, llama, belongings, tmp_path):
+    ask = asking(program, make_gguf(llama, tmp_path / "random.gguf"))
+    part, taken, answers = ROWS // (TIMES + 2), [], []
+
+    leaving = set()
+
+    def take_away(kind):
+        hosts = [pid for pid in executor.engine.worker_pids().values() if pid not in leaving]
+        with_engine = [host for host in sorted(hosts) if part_of(belongings, host, "server")]
+        if not with_engine:
+            return
+        host = with_engine[0]
+        if kind in ("evicted", "noticed", "terminated"):
+            leaving.add(host)
+        if kind == "terminated":  # As an administrator does: it may take as long as it needs.
+            os.kill(host, signal.SIGTERM)
+        elif kind in ("evicted", "noticed"):
+            name = next(name for name, pid in executor.engine.worker_pids().items() if pid == host)
+            assert executor.engine.evict(name, notice=GRACE if kind == "noticed" else None) == name
+        else:
+            victim = part_of(belongings, host, kind)
+            tree = belongings.tree(victim)
+            kill(victim)
+            belongings.gone(tree)
+        taken.append(kind)
+
+    executor = ContextExecutor(workers=4)
+    executor.run_dir = str(tmp_path / "run")
+    with executor:
+        turns = [turns_of(number, ROWS) for number in range(ROWS)]
+        for number, answer in ask.map(range(ROWS), turns, order="completed"):
+            assert right(number, answer, ROWS)
+            answers.append(number)
+            if len(taken) < TIMES and len(answers) >= part * (len(taken) + 1):
+                take_away(KINDS[len(taken) % len(KINDS)])
+        [log] = Path(executor.run_dir).rglob("events.jsonl")
+    found = read_log(log)
+    print(json.dumps({"taken": taken, **found.told()}))
+    assert sorted(answers) == list(range(ROWS))
+    assert len(found.losses) >= TIMES == len(taken)
+    assert found.again <= found.broken, "no more than was in flight runs again"
+    assert all(len(loss.broken) <= WINDOW for loss in found.losses)
+    # Half as much again, for what the requests take beside the pauses.
+    seconds = {row: 1.5 * PAUSE * turns for row in range(ROWS) if (turns := turns_of(row, ROWS)) > 5}
+    assert needlessly_broken(found, seconds, GRACE) == []
+    belongings.none_left()
