@@ -88,6 +88,7 @@ class Belongings:
             *(f"process {pid}: {line}" for pid, line in self.processes().items()),
             *(f"segment {name}" for name in sorted(self.segments) if (_SHM / name).exists()),
             *(f"socket {path}" for path in self.sockets()),
+            *(f"file {path}" for path in self.folder.rglob("vllm_dist_*")),
         ]
 
     def none_left(self) -> None:

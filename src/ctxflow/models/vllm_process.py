@@ -15,13 +15,14 @@ import importlib
 import os
 import signal
 import time
+import types
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from typing import Any
 
 from ctxflow.errors import ContextLost, UsageError
 from ctxflow.host.linux import descendants, die_with_parent, process_state
-from ctxflow.host.local_files import Scratch, scratch_for_sockets
+from ctxflow.host.local_files import OF_LIBRARY, Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.vllm_schemas import bind_by_patterns
 
@@ -375,4 +376,13 @@ def _tied(parent: int, kind: str, *args: Any, **kwargs: Any) -> None:
     run = _replaced.pop(kind, None) or getattr(getattr(importlib.import_module(module), name), function)
     if kind == "core":
         _tie("worker")
+        _meet_in_library_scratch()
     run(*args, **kwargs)
+
+
+def _meet_in_library_scratch() -> None:
+    """Have the file by which vLLM's workers find each other, which killed ones leave, go with the library process."""
+    folder = os.environ.get(OF_LIBRARY)
+    utilities = importlib.import_module("vllm.utils.network_utils")
+    if folder and hasattr(utilities, "tempfile"):
+        utilities.tempfile = types.SimpleNamespace(gettempdir=lambda: folder)
