@@ -385,4 +385,4 @@ def _meet_in_library_scratch() -> None:
     folder = os.environ.get(OF_LIBRARY)
     utilities = importlib.import_module("vllm.utils.network_utils")
     if folder and hasattr(utilities, "tempfile"):
-        utilities.tempfile = types.SimpleNamespace(gettempdir=lambda: folder)
+        vars(utilities)["tempfile"] = types.SimpleNamespace(gettempdir=lambda: folder)
