@@ -105,7 +105,7 @@ class Driver:
             self.last = json.loads(text)
         return self.last if text else None
 
-    def until(self, condition: Callable[[dict[str, Any]], object], limit: float = 60) -> dict[str, Any]:
+    def until(self, condition: Callable[[dict[str, Any]], object], limit: float = 180) -> dict[str, Any]:
         """The first line of which something holds."""
         deadline = time.monotonic() + limit
         while (line := self.line()) is not None:
