@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet
 import pytest
 
-from ctxflow.batch.engine_answers import nested_columns
+from ctxflow.batch.engine_answers import nested_columns, schema_missed
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import row_digest
 from ctxflow.batch.publish import publish
@@ -44,6 +44,38 @@ def row(endpoint, body, kept=None):
 
 def job(**choices):
     return Job(input="in", output="out", model="m", **choices)
+
+
+PRICE = {"type": "object", "properties": {"price": {"maximum": 3}}, "required": ["price"]}
+FORMS = {
+    "a chat's": {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PRICE}}},
+    "vLLM's": {"structured_outputs": {"json": PRICE}},
+    "as text": {"structured_outputs": {"json": json.dumps(PRICE)}},
+    "llama-server's": {"json_schema": PRICE},
+}
+
+
+@pytest.mark.parametrize("request_", FORMS.values(), ids=FORMS)
+def test_an_answer_that_is_not_by_the_schema_is_none(request_):
+    pytest.importorskip("jsonschema")
+
+    def missed(content, **more):
+        return schema_missed(request_, said({"content": '{"price": 2}'}, {"content": content}, **more))
+
+    assert missed('{"price": 3}') is None
+    assert missed('{"price": 12.5}').endswith("12.5 is greater than the maximum of 3 (at price)")
+    assert missed("{}").endswith("'price' is a required property")
+    assert missed('{"price": 1').startswith("the answer is no JSON, to which the request binds it: ")
+    assert missed('{"price": 1', finish_reason="length") is None, "it says so itself"
+    assert missed(None) is None and schema_missed({}, said({"content": "No."})) is None
+    assert schema_missed(request_, {"choices": [{"text": "[]", "finish_reason": "eos_token"}]}) is not None
+
+
+def test_any_object_is_one_and_a_list_is_none():
+    pytest.importorskip("jsonschema")
+    for asked in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        assert schema_missed(asked, said({"content": "{}"})) is None
+        assert "is not of type 'object'" in schema_missed(asked, said({"content": "[]"}))
 
 
 CHATS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -144,3 +146,64 @@ def vectors_of(answer: Mapping[str, Any]) -> list[Any]:
 def is_response(answer: Any) -> bool:
     """Return whether an answer is a response of OpenAI's form, as engines give it."""
     return isinstance(answer, Mapping) and ("choices" in answer or "data" in answer)
+
+
+def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
+    """Return why an answer is none: it is not what the request binds it to, JSON or a JSON schema; None if it is.
+
+    Not all engines keep to all of a schema. What was cut off says so itself, by its `finish_reason`; without the
+    package jsonschema nobody can tell.
+
+    :param request: as it was sent to the engine.
+
+    >>> request = {"structured_outputs": {"json": {"properties": {"price": {"maximum": 3}}}}}
+    >>> schema_missed(request, {"choices": [{"text": '{"price": 12.5}', "finish_reason": "stop"}]})
+    "the answer is not as the request's JSON schema has it: 12.5 is greater than the maximum of 3 (at price)"
+    """
+    schema = _schema_of(request)
+    if schema is None or "choices" not in answer:
+        return None
+    for choice in choices_of(answer):
+        text = choice.get("message", choice).get("content" if "message" in choice else "text")
+        if choice["finish_reason"] != "stop" or text is None or choice.get("message", {}).get("tool_calls"):
+            continue
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            return f"the answer is no JSON, to which the request binds it: {error}"
+        wrong = next(_validator(json.dumps(schema)).iter_errors(value), None) if _has_jsonschema() else None
+        if wrong is not None:
+            where = "/".join(map(str, wrong.absolute_path))
+            at = f" (at {where})" if where else ""
+            return f"the answer is not as the request's JSON schema has it: {wrong.message[:200]}{at}"
+    return None
+
+
+def _schema_of(request: Mapping[str, Any]) -> Any:
+    """Return the schema that a request has, in whichever engine's words; None without."""
+    form = request.get("response_format") or {}
+    if form.get("type") == "json_schema":
+        return form["json_schema"]["schema"]
+    bound = request.get("structured_outputs") or {}
+    if form.get("type") == "json_object" or bound.get("json_object"):
+        return {"type": "object"}
+    schema = bound.get("json", request.get("json_schema"))
+    return json.loads(schema) if isinstance(schema, str) else schema
+
+
+@functools.cache
+def _has_jsonschema() -> bool:
+    try:
+        import jsonschema
+    except ImportError:
+        return False
+    return bool(jsonschema)
+
+
+@functools.lru_cache(maxsize=512)
+def _validator(schema: str) -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+
+    read = json.loads(schema)
+    return validator_for(read, default=Draft202012Validator)(read)

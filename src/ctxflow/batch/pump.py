@@ -216,7 +216,7 @@ _FATAL = (ContextError, RunEnded, EngineFailed)  # What is no row's fault.
 
 
 class ResultError(CtxflowError, ValueError):
-    """A function's result cannot be written; the message says what is wrong with it."""
+    """A result cannot be written, or is not what was asked for; the message says what is wrong with it."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -361,6 +361,8 @@ class Pump:
                         self.tokens += self.counted(result)
                     if self.cut is not None:
                         self.truncated += self.cut(result)
+                except ResultError as reason:
+                    error = reason
                 except (ValueError, TypeError, RecursionError) as reason:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:

@@ -10,15 +10,16 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
+from ctxflow.batch.engine_answers import is_response, schema_missed
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_files import Files
 from ctxflow.batch.job_status import StatusFile, one_line
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.publish import PUBLISHED
-from ctxflow.batch.pump import Intake, Pump, Tolerance
+from ctxflow.batch.pump import Intake, Pump, ResultError, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
-from ctxflow.batch.row_items import Make, family_of, for_model, maker
+from ctxflow.batch.row_items import Make, Prepared, asked_of, family_of, for_model, maker
 from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.figures import figures_of
 from ctxflow.executors.live_run import LiveRun
@@ -137,6 +138,8 @@ class Work:
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
+        if app is None:
+            self._record = _as_bound(self._record)
 
     def maker(self, job: Job) -> Make:
         """Return what makes items of rows, by that job's settings."""
@@ -249,3 +252,15 @@ def _telling(size: int, display: Display) -> Callable[[int], None]:
             display.note(f"making the summary: {read / size:.0%} of the event log is read")
 
     return advance
+
+
+def _as_bound(record: Record) -> Record:
+    """Return what makes lines of answers, and refuses those that are not what their requests bind them to."""
+
+    def make(row: Prepared, answer: Any) -> dict[str, Any]:
+        missed = schema_missed(asked_of(row.item), answer) if is_response(answer) else None
+        if missed is not None:
+            raise ResultError(missed)
+        return record(row, answer)
+
+    return make

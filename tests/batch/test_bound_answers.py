@@ -1,0 +1,69 @@
+"""Answers that a server gives, and that are not what their requests bind them to: dead letters, and no results."""
+
+import sys
+
+import pytest
+from batch_helpers import read_lines, write_lines
+
+from ctxflow.batch import load_job
+from ctxflow.batch.driver import run_job
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("jsonschema")
+
+PARROT = """
+import json, socket, socketserver, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Parrot(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.give({})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        said = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        self.give({"choices": [{"message": said, "finish_reason": "stop"}]})
+
+    def give(self, data):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+class AtSocket(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self):
+        socketserver.TCPServer.server_bind(self)
+
+    def get_request(self):
+        connection, _ = self.socket.accept()
+        return connection, ("", 0)
+
+AtSocket(sys.argv[1], Parrot).serve_forever()
+"""
+SCHEMA = {"type": "object", "properties": {"price": {"type": "number", "maximum": 3}}, "required": ["price"]}
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv"])
+def test_what_a_server_lets_pass_is_a_dead_letter(tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parrot.py").write_text(PARROT)
+    form = {"type": "json_schema", "json_schema": {"name": "price", "schema": SCHEMA}}
+    answers = {"right": '{"price": 2.5}', "dear": '{"price": 12.5}', "no JSON": "price: 2"}
+    write_lines(
+        tmp_path / "in.jsonl",
+        [
+            {
+                "custom_id": name, "method": "POST", "url": "/v1/chat/completions",
+                "body": {"messages": [{"role": "user", "content": text}], "response_format": form},
+            }
+            for name, text in answers.items()
+        ],
+    )  # fmt: skip
+    command = f"{sys.executable} {tmp_path}/parrot.py {{socket}} {{model}}"
+    job = load_job(None, input="in.jsonl", output=output, model="parrot", backend="server", server_command=command)
+    outcome = run_job(job)
+    assert (outcome.done, outcome.dead, outcome.exit_status) == (1, 2, 3)
+    letters = {each["custom_id"]: each["error"]["message"] for each in read_lines(tmp_path / f"{output}.errors.jsonl")}
+    assert letters["dear"].endswith("12.5 is greater than the maximum of 3 (at price)")
+    assert letters["no JSON"].startswith("the answer is no JSON, to which the request binds it")
