@@ -43,8 +43,9 @@ def test_engines_of_one_and_two_processes_answer_alike_and_tell_who_waits_that_t
     assert "has not answered for" in silent
 
 
-def test_an_engine_ends_with_the_process_that_started_it(vllm_python, llama, belongings):
+def test_an_engine_ends_with_the_process_that_started_it(vllm_python, llama, belongings, tmp_path):
     variables = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    variables["CTXFLOW_LIBRARY_SCRATCH"] = str(tmp_path)  # Which goes with a library process.
     command = [str(vllm_python), vllm_programs.__file__, "until_killed", json.dumps([str(llama)])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, env=variables, text=True) as program:
         assert program.stdout is not None

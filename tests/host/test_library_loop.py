@@ -401,7 +401,7 @@ def test_an_async_context_is_built_and_closed_on_the_loop_of_its_items(driven, t
 
 
 def test_what_does_not_close_in_time_is_killed_and_others_go_on_meanwhile(driven, tmp_path, monkeypatch):
-    monkeypatch.setattr(closing_libraries, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(closing_libraries, "CLOSE_SECONDS", 5.0)
     driven.load(build_async(tmp_path / "log", ends=False))
     driven.next("ready")
     driven.load(dict, context="other")

@@ -196,7 +196,7 @@ def test_logs_that_say_too_little():
     assert "earlier version of ctxflow, which did not note the run's policies" in old.doubts[0]
     assert play(recorded_scenario(old)).done == 500
     own = head.replace(
-        '{"policy":"opportunistic","most":100000,"window":64,"most_window":1024}', '{"object":"mine:Policy"}'
+        '{"policy":"opportunistic","most":100000,"window":null,"most_window":1024}', '{"object":"mine:Policy"}'
     )
     assert own != head
     assert "batching policy was an object of the program's" in fit([own, *events]).doubts[0]

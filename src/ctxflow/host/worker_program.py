@@ -121,12 +121,12 @@ def _packed(members: dict[str, bytes]) -> bytes:
     import zipfile
 
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in members.items():
             entry = zipfile.ZipInfo(path, _DATE)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data)
+            archive.writestr(entry, data, compresslevel=9)
     return packed.getvalue()
 
 

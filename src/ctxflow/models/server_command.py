@@ -73,7 +73,8 @@ KINDS = (
         port="--host 127.0.0.1 --port {port}",
         key="VLLM_API_KEY",
         more="--disable-uvicorn-access-log --enable-prompt-tokens-details",
-        env={"VLLM_RPC_BASE_PATH": "{folder}"},  # Sockets between its processes, which trust whoever connects.
+        # Sockets between its processes, which trust whoever connects; and files by which these find each other.
+        env={"VLLM_RPC_BASE_PATH": "{folder}", "TMPDIR": "{folder}"},
         ours=("--host", "--port", "--uds", "--api-key", "--root-path"),
     ),
     ServerKind(

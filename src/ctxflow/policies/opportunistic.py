@@ -151,6 +151,7 @@ class _Known:
     speed: float  # Items a second of all workers that hold the context.
     hazards: dict[str, Hazard]  # Tier -> how likely its workers are evicted.
     kinds: dict[str | None, _Kind]  # GPU model -> what its workers have shown.
+    flying: int  # Calls of its context in flight.
     uses: int = 0  # It is made anew after as many as there are workers, so that each costs little.
 
 
@@ -254,7 +255,8 @@ class Opportunistic:
         each = (_item_seconds(worker, app, shown.get(worker.gpu_model)) for worker in holders)
         speed = sum(1 / seconds for seconds in each if seconds)
         hazards = {name: self._hazard(view.tiers.get(name), name, lived) for name, lived in ages.items()}
-        return _Known(view.now, speed, hazards, shown)
+        flying = sum(worker.in_flight(app.context) for worker in view.workers.values())
+        return _Known(view.now, speed, hazards, shown, flying)
 
     def _hazard(self, tier: TierView | None, name: str, ages: list[float]) -> Hazard:
         """Return how likely a tier's workers are evicted, of which those that are there have lived so long."""
@@ -276,7 +278,7 @@ class Opportunistic:
         learner = self._learner(view, app, worker)
         window = learner.window
         if window < self._short_job and learner.throughput is None and not learner.changes:
-            left = app.backlog + sum(each.in_flight(app.context) for each in view.workers.values())
+            left = app.backlog + self._look(view, app).flying
             if left <= self._short_job * len(view.workers):
                 window = self._short_job
         if app.backlog >= window * len(view.workers):
