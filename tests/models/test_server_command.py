@@ -69,7 +69,8 @@ def test_a_wrong_command_is_told_in_a_sentence(command, settings, sentence):
 
 def test_keys_reach_the_server_past_its_command_line():
     vllm = read_command("vllm serve a/b", socket="")
-    assert vllm.environment(_PLACES, "secret") == {"VLLM_RPC_BASE_PATH": "/s", "VLLM_API_KEY": "secret"}
+    own = {"VLLM_RPC_BASE_PATH": "/s", "TMPDIR": "/s"}
+    assert vllm.environment(_PLACES, "secret") == {**own, "VLLM_API_KEY": "secret"}
     sglang = read_command("python -m sglang.launch_server --model-path a/b")
     assert sglang.environment(_PLACES, "secret") == {} and sglang.key_text == "api-key: {key}\n"
     assert read_command("mine {socket}", env={"A": "{folder}/a"}).environment(_PLACES, "s") == {"A": "/s/a"}
