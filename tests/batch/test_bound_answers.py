@@ -22,6 +22,7 @@ class Parrot(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         said = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        said = None if said["content"] == "nonsense" else said
         self.give({"choices": [{"message": said, "finish_reason": "stop"}]})
 
     def give(self, data):
@@ -49,7 +50,7 @@ def test_what_a_server_lets_pass_is_a_dead_letter(tmp_path, monkeypatch, output)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parrot.py").write_text(PARROT)
     form = {"type": "json_schema", "json_schema": {"name": "price", "schema": SCHEMA}}
-    answers = {"right": '{"price": 2.5}', "dear": '{"price": 12.5}', "no JSON": "price: 2"}
+    answers = {"right": '{"price": 2.5}', "dear": '{"price": 12.5}', "no JSON": "price: 2", "none": "nonsense"}
     write_lines(
         tmp_path / "in.jsonl",
         [
@@ -63,7 +64,8 @@ def test_what_a_server_lets_pass_is_a_dead_letter(tmp_path, monkeypatch, output)
     command = f"{sys.executable} {tmp_path}/parrot.py {{socket}} {{model}}"
     job = load_job(None, input="in.jsonl", output=output, model="parrot", backend="server", server_command=command)
     outcome = run_job(job)
-    assert (outcome.done, outcome.dead, outcome.exit_status) == (1, 2, 3)
+    assert (outcome.done, outcome.dead, outcome.exit_status) == (1, 3, 3)
     letters = {each["custom_id"]: each["error"]["message"] for each in read_lines(tmp_path / f"{output}.errors.jsonl")}
     assert letters["dear"].endswith("12.5 is greater than the maximum of 3 (at price)")
+    assert letters["none"].startswith("the result cannot be written: ")
     assert letters["no JSON"].startswith("the answer is no JSON, to which the request binds it")

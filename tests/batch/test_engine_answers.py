@@ -1,6 +1,7 @@
 """What engines answer, as it is written: in OpenAI's form, parsed by its own package's types, and as columns."""
 
 import json
+import socket
 
 import pyarrow.parquet
 import pytest
@@ -69,6 +70,45 @@ def test_an_answer_that_is_not_by_the_schema_is_none(request_):
     assert missed('{"price": 1', finish_reason="length") is None, "it says so itself"
     assert missed(None) is None and schema_missed({}, said({"content": "No."})) is None
     assert schema_missed(request_, {"choices": [{"text": "[]", "finish_reason": "eos_token"}]}) is not None
+
+
+def text_of(text):
+    return {"choices": [{"text": text, "finish_reason": "stop"}]}
+
+
+def bound(**schema):
+    return {"structured_outputs": {"json": {"type": "object", **schema}}}
+
+
+def test_a_check_fetches_nothing():
+    pytest.importorskip("jsonschema")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        at = f"http://127.0.0.1:{listener.getsockname()[1]}/schema"
+        parts = {"bar": {"anyOf": [{"$id": at, "anyOf": [{"$ref": "#/a"}]}]}}
+        asked = bound(properties={"p": {"$ref": "#/x/bar"}}, x=parts)
+        assert schema_missed(asked, text_of('{"p": 1}')) is None
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "missed"),
+    [
+        ({"properties": {"a": {"multipleOf": 0.01}}}, f'{{"a": {"9" * 401}}}', "a number beyond all bounds"),
+        ({"properties": {"a": {"multipleOf": 0.01}}}, '{"a": 1e999}', "a number beyond all bounds"),
+        ({"properties": {"a": {"pattern": r"^\p{L}+$"}}}, '{"a": "Ohm"}', None),
+        ({"properties": {"a": {"$ref": "#none"}}}, '{"a": 1}', None),
+    ],
+)
+def test_what_the_validator_cannot_judge_ends_no_job(schema, text, missed):
+    pytest.importorskip("jsonschema")
+    said_of_it = schema_missed(bound(**schema), text_of(text))
+    assert said_of_it is None if missed is None else missed in said_of_it
+
+
+def test_an_answer_that_echoes_its_prompt_is_not_taken_for_no_json():
+    assert schema_missed({**bound(), "echo": True}, text_of("Write JSON: {}")) is None
 
 
 def test_any_object_is_one_and_a_list_is_none():

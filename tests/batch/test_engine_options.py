@@ -47,13 +47,33 @@ def test_a_dry_run_shows_the_engine_and_which_requests_are_not_for_it(command, r
         (("--adapter", "french=x"), "adapters are for --backend vllm"),
         (("--backend", "vllm", "--adapter", "french=here"), "holds no adapter_config.json"),
         (("--backend", "vllm", "--adapter", "french=adapters"), "the adapter french, adapters, is not there"),
+        (("--backend", "vllm", "--adapter", "model=lora"), "the adapter 'model' is called as the job's model is"),
+        (("--backend", "vllm", "--adapter", "own=lora", "--engine-option", "served_model_name=own"),
+         "the adapter 'own' is called as the job's model is"),
         (("--backend", "ollama"), "ollama"),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_about_an_engine_is_refused(folder, command, requests, words, sentence):
     (folder / "here").mkdir()
+    (folder / "lora").mkdir()
+    (folder / "lora" / "adapter_config.json").write_text("{}")
     status, said = command(*requests, *words)
     assert status == 2 and sentence in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("-m", "here"), "the folder here holds no model: name one with a config.json"),
+        (("--named-model", "small="), "a model is called ''"),
+        ((*MODEL, "--stop", ""), "holds something that is no string, or an empty one: give strings"),
+    ],
+)
+def test_what_is_no_model_and_no_stop_is_told_before_a_worker_is_asked(folder, command, words, sentence):
+    (folder / "here").mkdir()
+    write_lines(folder / "in.jsonl", [{"prompt": "One"}])
+    status, said = command("batch", "in.jsonl", "-o", "out.jsonl", "--dry-run", *words)
+    assert status == 2 and sentence in " ".join(said.split()) and "Traceback" not in said
 
 
 def test_values_of_options_are_json_and_those_of_adapters_are_text(folder, command, requests):

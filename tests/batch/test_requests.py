@@ -46,8 +46,20 @@ def test_requests_are_for_the_jobs_backend_and_adapters():
     assert openai(choice, choices=llama) == ((CHAT, {"messages": HELLO, "grammar": 'root ::= "a" | "b"'}),)
     with pytest.raises(RowError, match="llama-server binds no answer by regex: run it with --backend vllm or"):
         openai({"messages": HELLO, "guided_regex": "a"}, choices=llama)
-    vllm = {"backend": "server", "server_command": "vllm serve {model}"}
+    with pytest.raises(RowError, match="llama-server passes over dimensions = 5"):
+        openai({"input": "a", "dimensions": 5}, EMBEDDINGS, "embed", llama)
+    tgi = {"backend": "server", "server_command": "env A=1 text-generation-launcher"}
+    with pytest.raises(RowError, match="tgi binds no answer by choice"):
+        openai(choice, choices=tgi)
+    vllm = {"backend": "server", "server_command": "vllm serve {model} --chat-template /opt/llama-server"}
     assert openai(choice, choices=vllm) == ((CHAT, {"messages": HELLO, "structured_outputs": {"choice": ["a", "b"]}}),)
+
+
+def test_a_server_is_told_which_model_a_request_is_for():
+    server = {"backend": "server", "server_command": "vllm serve {model} --enable-lora", "model": "some/base"}
+    assert openai({"messages": HELLO, "model": "french"}, choices=server)[0][1]["model"] == "french"
+    for name in ("base", "some/base", None):
+        assert openai({"messages": HELLO, "model": name}, choices=server) == ((CHAT, {"messages": HELLO}),)
 
 
 @pytest.mark.parametrize(

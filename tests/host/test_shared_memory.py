@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -83,6 +84,32 @@ def test_nothing_is_left_in_shared_memory(driven, killed):
     gone({own, theirs}, library)
     with contextlib.suppress(ProcessLookupError):  # Only a host of its own adopts what has left its session.
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_pipe_in_the_place_of_the_record_stops_no_host(tmp_path):
+    os.mkfifo(tmp_path / f"ctxflow-segments-{os.getuid()}", 0o666)
+    leftovers = ShmLeftovers(str(tmp_path))
+    own = shared_memory.SharedMemory(create=True, size=BYTES)
+    try:
+        leftovers.look([os.getpid()])
+        assert leftovers.sweep() == []
+    finally:
+        own.close()
+        own.unlink()
+
+
+def test_a_model_in_shared_memory_is_seen(driven, tmp_path):
+    with tempfile.NamedTemporaryFile(dir=SHM) as model:
+
+        async def build(path):
+            return os.path.exists(path)
+
+        async def seen(found):
+            return found
+
+        driven.load(build, model.name)
+        driven.next("ready")
+        assert driven.value(driven.item(seen)) is True
 
 
 AS_NOBODY = """

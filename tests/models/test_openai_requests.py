@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import BACKENDS, CONTENTS, FIELDS, IGNORED, as_before, as_sent, refusal
+from ctxflow.models.openai_requests import BACKENDS, CONTENTS, FIELDS, IGNORED, as_before, as_sent, hazard, refusal
 
 pytest.importorskip("jsonschema")
 
@@ -23,6 +23,14 @@ SCHEMA = {
     "required": ["kind"],
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+
+
+def data(kind, content):
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def sound(form, content):
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(content).decode(), "format": form}}
 
 
 def chat(*parts, **fields):
@@ -72,7 +80,9 @@ def test_what_every_backend_can_do_passes(backend, fields):
         chat(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False),
         chat({"type": "text", "text": "What is it?"}, image(PNG, detail="low")),
         chat({"type": "image_url", "image_url": PNG}),
-        chat({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}),
+        chat(sound("wav", b"RIFF\0\0\0\0WAVE"), sound("mp3", b"ID3\4"), sound("mp3", b"\xff\xfb\x90")),
+        chat({"type": "video_url", "video_url": {"url": data("video/mp4", b"\0\0\0\x18ftypisom")}}),
+        chat(guided_json={"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "string"}}}, min_p=0.1),
         chat(presence_penalty=1, frequency_penalty=-1.5, logit_bias={"5": -100}, repetition_penalty=1.1, min_p=0.1),
         chat(guided_grammar='root ::= "a"'),
         chat(reasoning_effort="low", include_reasoning=True, ignore_eos=True, min_tokens=3),
@@ -82,6 +92,24 @@ def test_what_engines_can_do_names_them_where_transformers_is_the_backend(backen
     assert why(body, backend) is None
     sentence = why(body, "transformers")
     assert sentence.endswith("run it with --backend vllm or --backend server")
+
+
+@pytest.mark.parametrize("pattern", [r"^\p{L}+$", "(?<name>a)"])
+def test_patterns_are_of_their_own_dialect_and_not_of_pythons(pattern):
+    schema = {"properties": {"a": {"type": "string", "pattern": pattern}}, "patternProperties": {pattern: {}}}
+    for backend in BACKENDS:
+        assert why(chat(guided_json=schema), backend) is None
+
+
+def test_a_server_gets_fields_of_its_own_and_nothing_that_it_would_follow():
+    picture = image("http://169.254.169.254/latest")
+    assert hazard(CHAT, chat(image(PNG), mirostat=2, response_format={"type": "own"}, n=2)) is None
+    assert hazard(CHAT, {}) is None and hazard(COMPLETIONS, {"prompt": "file:///etc/passwd"}) is None
+    assert "an image at an address" in hazard(CHAT, chat(picture))
+    assert "have an engine load" in hazard(CHAT, chat(mm_processor_kwargs={}))
+    assert "have an engine fetch" in hazard(CHAT, chat(kv_transfer_params={"remote_host": "a"}))
+    assert "names no adapter" in hazard(COMPLETIONS, {"prompt": "a", "lora": [{"id": 0}]})
+    assert "chat_template" in hazard(CHAT, chat(chat_template_kwargs={"chat_template": "a"}))
 
 
 def test_completions_and_embeddings():
@@ -105,6 +133,8 @@ def test_completions_and_embeddings():
         ({"response_format": {"type": "structural_tag"}}, "give an object of the type text"),
         ({"response_format": "json"}, "give an object of the type text"),
         ({"guided_json": {"$ref": "#/$defs/none"}}, "nothing is there"),
+        ({"guided_json": {"$ref": "#none", "$defs": {"a": {"$anchor": "some"}}}}, "nothing is there"),
+        ({"guided_json": {"a": {"$id": "http://127.0.0.1/x", "$ref": "#/b"}}}, "an address of its own, 'http://127"),
         ({"guided_json": "{"}, "its schema is no JSON"),
         ({"structured_outputs": {"choice": []}}, "a list of texts to choose among"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "give one of"),
@@ -161,6 +191,10 @@ def test_what_is_wrong_with_a_field_is_told(fields, sentence):
         ({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "exe"}}, "of the format 'exe'"),
         ({"type": "input_audio", "input_audio": "https://example.org/a.wav"}, "give an object of its data"),
         ({"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}, "a film at an address"),
+        ({"type": "video_url", "video_url": {"url": data("video/mp4", b"v=0\r\no=- 1")}}, "does not begin as those do"),
+        ({"type": "audio_url", "audio_url": {"url": data("audio/mpeg", b"#EXTM3U\n/x")}}, "does not begin as those do"),
+        (sound("mp3", b"ffconcat version 1.0\nfile a.wav"), "does not begin as those do"),
+        (sound("wav", b"RIFF\0\0\0\0AVI "), "does not begin as those do"),
         ("text", "neither text nor an object"),
         ({"type": "text", "text": 5}, "is 5, not text"),
         ({"type": ["text"]}, "content of type"),

@@ -76,6 +76,26 @@ def test_a_server_answers_at_a_socket_and_at_a_port(command):
     asyncio.run(main())
 
 
+def test_a_server_gets_no_request_that_it_would_follow_and_the_only_model_answers_for_all_where_that_was_asked():
+    async def main():
+        async with served() as server:
+            with pytest.raises(ItemRefused, match="an image at an address"):
+                part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}
+                await server.answer(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+
+            async def answered_by(name):
+                return (await server.answer(CHAT, {"number": 1, "model": name}))["echo"]["model"]
+
+            server.answers_any_name = True
+            assert await answered_by("other") == "other", "it has two, and knows itself"
+            server.models = ("base",)
+            assert await answered_by("other") == "base"
+            server.answers_any_name = False
+            assert await answered_by("other") == "other"
+
+    asyncio.run(main())
+
+
 def test_errors_of_a_request_are_sentences():
     async def main():
         async with served() as server:

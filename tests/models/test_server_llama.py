@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxflow import ContextExecutor, item_app
 from ctxflow.batch.engine_answers import whole_body
+from ctxflow.batch.engine_checks import engine_problems
+from ctxflow.batch.job import Job
 from ctxflow.errors import ContextLost, ItemRefused, UsageError
 from ctxflow.models import openai_server, server
 from ctxflow.models.answering import respond
@@ -204,6 +206,10 @@ def test_options_that_its_program_does_not_have_are_refused_before_it_starts(pro
         with pytest.raises(UsageError, match=sentence):
             check_options(read_command(program, model="x", options=options))
     check_options(read_command("/no/such/llama-server --whatever"))  # It is not here: the worker will tell.
+    choices = {"input": "in", "output": "out", "model": "x", "backend": "server", "server_command": f"{program} -c 1"}
+    assert list(engine_problems(Job(**choices))) == []
+    [sentence] = engine_problems(Job(**choices, engine_options={"ctx_sise": 1}))
+    assert sentence == "llama-server has no option --ctx-sise: did you mean --ctx-size?"
 
 
 def test_a_port_that_was_taken_meanwhile_is_told(program, model, monkeypatch):

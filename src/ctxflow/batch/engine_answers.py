@@ -151,8 +151,8 @@ def is_response(answer: Any) -> bool:
 def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
     """Return why an answer is none: it is not what the request binds it to, JSON or a JSON schema; None if it is.
 
-    Not all engines keep to all of a schema. What was cut off says so itself, by its `finish_reason`; without the
-    package jsonschema nobody can tell.
+    Not all engines keep to all of a schema. What was cut off says so itself, by its `finish_reason`, and a text that
+    echoes its prompt is not looked at. Without the package jsonschema nobody can tell.
 
     :param request: as it was sent to the engine.
 
@@ -161,7 +161,7 @@ def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str 
     "the answer is not as the request's JSON schema has it: 12.5 is greater than the maximum of 3 (at price)"
     """
     schema = _schema_of(request)
-    if schema is None or "choices" not in answer:
+    if schema is None or "choices" not in answer or request.get("echo"):
         return None
     for choice in choices_of(answer):
         text = choice.get("message", choice).get("content" if "message" in choice else "text")
@@ -171,12 +171,26 @@ def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str 
             value = json.loads(text)
         except ValueError as error:
             return f"the answer is no JSON, to which the request binds it: {error}"
-        wrong = next(_validator(json.dumps(schema)).iter_errors(value), None) if _has_jsonschema() else None
-        if wrong is not None:
-            where = "/".join(map(str, wrong.absolute_path))
-            at = f" (at {where})" if where else ""
-            return f"the answer is not as the request's JSON schema has it: {wrong.message[:200]}{at}"
+        if _has_jsonschema() and (wrong := _first_error(json.dumps(schema), value)) is not None:
+            return f"the answer is not as the request's JSON schema has it: {wrong}"
     return None
+
+
+def _first_error(schema: str, value: Any) -> str | None:
+    """Return what is wrong with a value, and where; None also where the validator itself fails at it.
+
+    Patterns are of another dialect than Python's, for example: the engine has bound the answer to them.
+    """
+    try:
+        wrong = next(_validator(schema).iter_errors(value), None)
+    except ArithmeticError:
+        return "it has a number beyond all bounds"
+    except Exception:
+        return None
+    if wrong is None:
+        return None
+    where = "/".join(map(str, wrong.absolute_path))
+    return f"{wrong.message[:200]}{f' (at {where})' if where else ''}"
 
 
 def _schema_of(request: Mapping[str, Any]) -> Any:
@@ -204,6 +218,7 @@ def _has_jsonschema() -> bool:
 def _validator(schema: str) -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import validator_for
+    from referencing import Registry
 
     read = json.loads(schema)
-    return validator_for(read, default=Draft202012Validator)(read)
+    return validator_for(read, default=Draft202012Validator)(read, registry=Registry())  # Which fetches nothing.

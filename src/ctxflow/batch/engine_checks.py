@@ -10,17 +10,21 @@ from typing import Any
 from ctxflow.batch.job import Job
 from ctxflow.errors import UsageError, closest
 from ctxflow.models.server_command import read_command
+from ctxflow.models.server_options import check_options
 from ctxflow.models.vllm_options import check_vllm_options
 
 _OURS = {"dtype", "device", "max_input_tokens", "too_long", "model", "task", "name"}  # Which a job says otherwise.
 
 
-def engine_problems(job: Job) -> Iterator[str]:
-    """Yield what is wrong with a job's engine options, server's command and adapters, a sentence each."""
+def engine_problems(job: Job, told: Callable[[str], None] = lambda text: None) -> Iterator[str]:
+    """Yield what is wrong with a job's engine options, server's command and adapters, a sentence each.
+
+    :param told: takes what is said of a check that takes long.
+    """
     yield from _adapters(job)
     try:
         if job.backend == "server":
-            read_command(str(job.server_command), model=job.model, options=job.engine_options)
+            check_options(read_command(str(job.server_command), model=job.model, options=job.engine_options), told)
         elif job.backend == "vllm" and job.engine_options:
             check_vllm_options(job.engine_options)
         elif job.engine_options:
@@ -54,9 +58,10 @@ def _names(function: Callable[..., Any]) -> set[str]:
 
 
 def _adapters(job: Job) -> Iterator[str]:
+    served = job.engine_options.get("served_model_name", job.engine_options.get("served-model-name"))
     for name, path in job.adapter.items():
         folder = Path(path).expanduser().absolute()
-        if name == job.model or not name:
+        if name in (job.model, Path(str(job.model)).name, served) or not name:
             yield f"the adapter {name!r} is called as the job's model is: give it another name"
         if folder.parent.exists() and not folder.exists():
             yield f"the adapter {name}, {path}, is not there: name a folder"

@@ -231,7 +231,9 @@ class Job(pydantic.BaseModel):
     def _fits(self) -> Job:
         if [self.model is None, not self.models, self.function is None].count(False) != 1:
             raise ValueError("a job needs a model or a function, and not both: give --model, or --function")
-        for model in filter(None, (self.model, *self.models.values())):
+        for model in (each for each in (self.model, *self.models.values()) if each is not None):
+            if not model:
+                raise ValueError("a model is called '': give a folder, a model of the hub, or package:NAME")
             if _URL.match(model):
                 hub = re.fullmatch(r"https://(?:www\.)?huggingface\.co/([^/]+/[^/?#]+)/?", model)
                 what = f"name it as the hub does: {hub[1]}" if hub else "fetch it into a folder, and name that"
@@ -282,7 +284,10 @@ class Job(pydantic.BaseModel):
         if parameters := self.parameters:
             from ctxflow.models.results import Sampling
 
-            Sampling(**parameters)
+            try:
+                Sampling(**parameters)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
         return self
 
     @property

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ctxflow.apps import BatchApp
@@ -33,6 +34,7 @@ class Subject:
     head: Head
     app: BatchApp | None = None  # The job's own function, as far as it can be had.
     models: Mapping[str, Ability] = dataclasses.field(default_factory=dict)  # Those here, and what they can do.
+    told: Callable[[str], None] = lambda text: None  # Takes what is said of a check that takes long.
 
 
 Check = Callable[[Subject], Iterable[str]]  # Says what is wrong in its part, a sentence each.
@@ -154,6 +156,10 @@ def _choices(subject: Subject) -> Iterator[str]:
 def _model(subject: Subject) -> Iterator[str]:
     """Check what the job's models cannot do."""
     job = subject.job
+    for each in job.by_model().values():
+        known = each.model is None or each.model in subject.models or each.backend == "server"
+        if not known and Path(str(each.model)).expanduser().is_dir():
+            yield f"the folder {each.model} holds no model: name one with a config.json, or a model of the hub"
     for name, model in subject.models.items():
         if (reason := refusal(name, model, str(job.task))) is not None:
             yield reason
@@ -168,7 +174,7 @@ def _model(subject: Subject) -> Iterator[str]:
 
 def _engine(subject: Subject) -> Iterator[str]:
     """Check what the job says of its engine."""
-    return (each for job in subject.job.by_model().values() for each in engine_problems(job))
+    return (each for job in subject.job.by_model().values() for each in engine_problems(job, subject.told))
 
 
 CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates)
@@ -197,7 +203,8 @@ def prepare(job: Job, display: Display) -> Work:
         app = function_app(job) if job.function is not None else None
     named = [each.model for each in job.by_model().values() if each.model is not None]
     here = {name: folder for name in named if (folder := folder_here(name)) is not None}
-    check(Subject(job, head, app, {name: ability_of(folder) for name, folder in here.items()}), wrong)
+    abilities = {name: ability_of(folder) for name, folder in here.items()}
+    check(Subject(job, head, app, abilities, display.note), wrong)
     assert site is not None
     with refused():
         return Work(job, source, files, site, app, display)

@@ -363,7 +363,7 @@ class Pump:
                         self.truncated += self.cut(result)
                 except ResultError as reason:
                     error = reason
-                except (ValueError, TypeError, RecursionError) as reason:
+                except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as reason:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:
                 place = self.place(row.number)

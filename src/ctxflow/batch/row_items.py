@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) ->
 def openai_maker(job: Job) -> Make:
     """Return what makes items of requests in OpenAI's batch format."""
     family, backend, adapters = family_of(job), job.backend, tuple(job.adapter)
-    names = {str(job.model), Path(str(job.model)).name, *adapters} if adapters else None
+    names = {*_own_names(job), *adapters} if adapters else None
     models = tuple(job.models)
     batches, kind = answered_by_batches(job), server_kind(job.server_command or "")
 
@@ -92,7 +92,7 @@ def openai_maker(job: Job) -> Make:
             _check_named(body.get("model"), "the body's model", models)
         if (wrong := refusal(str(url), body, backend, names)) is not None:
             raise RowError(wrong)
-        sent = as_sent(str(url), body, backend, models or adapters)
+        sent = as_sent(str(url), body, backend, _told_models(job, body))
         if kind:
             if (wrong := dialect_refusal(kind, sent)) is not None:
                 raise RowError(wrong)
@@ -100,6 +100,24 @@ def openai_maker(job: Job) -> Make:
         return (sent,) if batches else ((url, sent),)
 
     return make
+
+
+def _own_names(job: Job) -> tuple[str, str]:
+    """Return what requests may call the job's model."""
+    return str(job.model), Path(str(job.model)).name
+
+
+def _told_models(job: Job, body: Mapping[str, Any]) -> Collection[str]:
+    """Return the names that an engine is told where they are a request's model: of what it has beside the job's own.
+
+    Which models a server has it knows itself.
+    """
+    if job.models:
+        return tuple(job.models)
+    if job.backend == "server":
+        named = body.get("model")
+        return (named,) if isinstance(named, str) and named not in _own_names(job) else ()
+    return tuple(job.adapter)
 
 
 def plain_maker(job: Job) -> Make:

@@ -28,7 +28,9 @@ def hide_shared_memory(load: BuildContext, scratch: str) -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError):  # There is no current directory.
         paths = [scratch, os.getcwd(), load.directory, load.line, sys.executable, *sys.path, *load.files.values()]
-        if private_shm.wanted(os.environ, paths) and private_shm.enter():
+        paths += os.environ.values()  # As HF_HOME.
+        named = private_shm.FOLDER.encode() in load.body  # As a model, in what the context is built from.
+        if not named and private_shm.wanted(os.environ, paths) and private_shm.enter():
             die_with_parent(parent)  # The kernel forgets that where rights change.
 
 

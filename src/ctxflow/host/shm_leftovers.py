@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable
 
 from ctxflow.host.linux import descendants
@@ -18,6 +19,7 @@ from ctxflow.host.private_shm import FOLDER
 _MADE_UP = re.compile(r"psm_[0-9a-f]+|torch_\d+_.*|nccl-.*|sem\.mp-.*")
 _RECORD = "ctxflow-segments-{user}"
 _LOOK_SECONDS = 1.0
+_CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # Somebody else may have put a pipe there.
 _AFTER_SECONDS = 5.0  # How long after an end processes may take to let go of what they have mapped.
 
 Segment = tuple[int, int]
@@ -128,10 +130,17 @@ def _own_processes() -> Iterable[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
+def _is_ours(descriptor: int) -> bool:
+    seen = os.fstat(descriptor)
+    return stat.S_ISREG(seen.st_mode) and seen.st_uid == os.getuid()
+
+
 def _append(record: str, segments: dict[str, Segment]) -> None:
     # Others may write there, whose lines are of no use: what they name must be this user's, and mapped by nobody.
-    descriptor = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY, 0o600)
     try:
+        if not _is_ours(descriptor):
+            return
         text = "".join(f"{device} {inode} {name}\n" for name, (device, inode) in segments.items())
         os.write(descriptor, text.encode())
     finally:
@@ -141,9 +150,9 @@ def _append(record: str, segments: dict[str, Segment]) -> None:
 def _read(record: str) -> dict[str, Segment]:
     found: dict[str, Segment] = {}
     with contextlib.suppress(OSError):
-        descriptor = os.open(record, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(record, os.O_RDONLY | _CAREFULLY)
         with open(descriptor, errors="replace") as file:
-            if os.fstat(descriptor).st_uid != os.getuid():
+            if not _is_ours(descriptor):
                 return {}
             for line in file:
                 device, inode, name = [*line.split(maxsplit=2), "", "", ""][:3]

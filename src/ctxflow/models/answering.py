@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.context import context
 from ctxflow.errors import ItemRefused
 from ctxflow.models.model_folder import check_ability, locate_model
-from ctxflow.models.openai_contents import call_missing
+from ctxflow.models.openai_contents import answers_missing, call_missing
 from ctxflow.models.results import InputTooLong, MissingPackageError
 
 if TYPE_CHECKING:
     from ctxflow.models.openai_engine import OpenAIEngine
     from ctxflow.models.reading import Tokens
+    from ctxflow.models.vllm_serving import VLLMEngine
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -31,12 +32,13 @@ async def respond(
 
     :param request: an endpoint and a body.
     :param parameters: fields of a body that has none of its own.
-    :raises ItemRefused: as `OpenAIEngine.answer`, and for an answer without the call of a tool that the body demands.
+    :raises ItemRefused: as `OpenAIEngine.answer`, and for an answer without the call of a tool that the body demands,
+        or fewer answers than that.
     :raises ContextLost: as `OpenAIEngine.answer`.
     """
     endpoint, body = request
     answer = await engine.answer(endpoint, {**_missing(body, parameters), **body})
-    if (lacking := call_missing(body, answer)) is not None:
+    if (lacking := call_missing(body, answer) or answers_missing(body, answer)) is not None:
         raise ItemRefused(lacking)
     return answer
 
@@ -74,7 +76,9 @@ async def request_engine(
     if backend == "server":
         from ctxflow.models.openai_server import start_server
 
-        return await start_server(command, model=model, options=options)
+        server = await start_server(command, model=model, options=options)
+        server.answers_any_name = True  # Files of requests were often written for other models.
+        return server
     check_ability(model, locate_model(model), task)
     if backend == "transformers":
         try:
@@ -92,9 +96,7 @@ async def request_engine(
     return _shortening(built, model, options, limits)
 
 
-def _shortening(
-    engine: OpenAIEngine, model: str, options: Mapping[str, Any], limits: Mapping[str, Any]
-) -> OpenAIEngine:
+def _shortening(engine: VLLMEngine, model: str, options: Mapping[str, Any], limits: Mapping[str, Any]) -> OpenAIEngine:
     """Return an engine that cuts inputs, in front of one that does not."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -103,7 +105,7 @@ def _shortening(
 
     folder = locate_model(model)
     trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
-    length = options.get("max_model_len") or context_length(AutoConfig.from_pretrained(folder, **trusted))
+    length = engine.max_model_len or context_length(AutoConfig.from_pretrained(folder, **trusted))
     tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
     return ShorteningEngine(engine, tokenizer, length, **limits)
 

@@ -135,12 +135,15 @@ def _media_problem(given: Any, kind: str, what: str) -> str | None:
 
 
 _DATA = re.compile(r"data:([a-z]+)/([A-Za-z0-9.+-]+)((?:;[A-Za-z0-9_=.+-]+)*?);base64,", re.ASCII)
+# How data of each type begins. None goes without: decoders of sound and films guess what they are given, and some forms
+# have them open other files, or the network.
+_MP3 = rb"ID3|\xff[\xe0-\xff]"
 _KINDS = {
-    "image": {"png": (b"\x89PNG\r\n\x1a\n",), "jpeg": (b"\xff\xd8\xff",), "jpg": (b"\xff\xd8\xff",),
-              "gif": (b"GIF87a", b"GIF89a"), "webp": (b"RIFF",), "bmp": (b"BM",)},
-    "audio": {"wav": (b"RIFF",), "x-wav": (b"RIFF",), "wave": (b"RIFF",), "mpeg": (), "mp3": (), "ogg": (b"OggS",),
-              "flac": (b"fLaC",)},
-    "video": {"mp4": (), "webm": (b"\x1aE\xdf\xa3",), "jpeg": ()},
+    "image": {"png": rb"\x89PNG\r\n\x1a\n", "jpeg": rb"\xff\xd8\xff", "jpg": rb"\xff\xd8\xff", "gif": rb"GIF8[79]a",
+              "webp": rb"RIFF....WEBP", "bmp": rb"BM"},
+    "audio": {"wav": rb"RIFF....WAVE", "x-wav": rb"RIFF....WAVE", "wave": rb"RIFF....WAVE", "mpeg": _MP3, "mp3": _MP3,
+              "ogg": rb"OggS", "flac": rb"fLaC"},
+    "video": {"mp4": rb"....ftyp", "webm": rb"\x1aE\xdf\xa3", "jpeg": rb"\xff\xd8\xff"},
 }  # fmt: skip
 _ARTICLE = {"image": "an image", "audio": "sound", "video": "a film"}
 _EXAMPLE = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
@@ -175,14 +178,14 @@ def data_problem(url: Any, kind: str, what: str) -> str | None:
     return _base64_problem(url[found.end() :], known[found[2].lower()], f"{found[1]}/{found[2]}", f"{what} has {noun}")
 
 
-def _base64_problem(text: str, marks: tuple[bytes, ...], named: str, said: str) -> str | None:
+def _base64_problem(text: str, mark: bytes, named: str, said: str) -> str | None:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         return f"{said} that is not base64 ({str(error).lower()}): it is broken, make the request anew"
     if not data:
         return f"{said} without any data: it is broken, make the request anew"
-    if marks and not data.startswith(marks):
+    if not re.match(mark, data, re.DOTALL):
         return f"{said} that says {named}, and does not begin as those do: it is broken, or of another type"
     return None
 
@@ -249,6 +252,23 @@ def call_missing(body: Mapping[str, Any], answer: Mapping[str, Any]) -> str | No
                 return f"{what}: it ended at max_tokens, so raise that"
             return f"{what}: give a model whose chat template has tools, or --backend vllm with its tool_call_parser"
     return None
+
+
+def answers_missing(body: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
+    """Return why an answer is none: it has fewer choices than the body's `n`; None if it has enough.
+
+    >>> answers_missing({"n": 3}, {"choices": [{"text": "One"}]})
+    "1 answer came where the body's n = 3: what was asked passes over n; leave it out, or run it with --backend vllm"
+    """
+    texts = len(body["prompt"]) if isinstance(body.get("prompt"), list) and isinstance(body["prompt"][0], str) else 1
+    wanted, there = body.get("n") or 1, len(answer.get("choices", ()))
+    if "choices" not in answer or there >= wanted * texts:
+        return None
+    came = "1 answer" if there == 1 else f"{there} answers"
+    return (
+        f"{came} came where the body's n = {wanted}: what was asked passes over n; leave it out, or run it with "
+        "--backend vllm"
+    )
 
 
 # --- what answers are bound to
@@ -334,8 +354,10 @@ def _reference_problem(part: Any, whole: Any, level: int) -> str | None:
         if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
             if not value.startswith("#"):
                 return f"one with a {key} to {shown(value)}, which lies outside of it: put that into the schema"
-            if value.startswith("#/") and not _points(whole, value):
+            if value != "#" and not (_points(whole, value) if value.startswith("#/") else _anchored(whole, value[1:])):
                 return f"one with a {key} to {shown(value)}, and nothing is there"
+        elif key == "$id" and level and isinstance(value, str) and not value.startswith("#"):
+            return f"one with a part of an address of its own, {shown(value)}: leave that $id out"
         elif (wrong := _reference_problem(value, whole, level + 1)) is not None:
             return wrong
     return None
@@ -353,14 +375,25 @@ def _points(schema: Any, pointer: str) -> bool:
     return True
 
 
+def _anchored(part: Any, name: str) -> bool:
+    """Return whether a schema has an anchor of that name somewhere."""
+    if isinstance(part, list):
+        return any(_anchored(each, name) for each in part)
+    if not isinstance(part, dict):
+        return False
+    named = (part.get("$anchor"), part.get("$dynamicAnchor"), str(part.get("$id")).removeprefix("#"))
+    return name in named or any(_anchored(each, name) for each in part.values())
+
+
 def _metaschema_problem(schema: Any) -> str | None:
     try:
-        from jsonschema import Draft202012Validator, SchemaError
+        from jsonschema import Draft202012Validator, FormatChecker, SchemaError
         from jsonschema.validators import validator_for
     except ImportError:  # An engine says then what is wrong with it.
         return None
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+        # Without formats: patterns are not of Python's dialect, by which it would judge them.
+        validator_for(schema, default=Draft202012Validator).check_schema(schema, format_checker=FormatChecker(()))
     except SchemaError as error:
         where = "/".join(map(str, error.absolute_path))
         return f"no JSON schema: {error.message[:200]}" + (f" (at {where})" if where else "")

@@ -189,7 +189,7 @@ _CONSTRAINED = {"json": _ALL, "regex": _ALL, "choice": _ALL, "json_object": _ALL
 
 _LOADS = "would have an engine load what the job does not name: leave it out"
 _FETCHES = "would have an engine fetch or read what is not in the request: leave it out"
-_REFUSED = {
+_HAZARDS = {
     **dict.fromkeys(("chat_template", "tool_prompt"), "is a template, and the job's model has its own: leave it out"),
     **dict.fromkeys(("lora", "lora_path", "lora_request", "adapter", "adapter_id", "adapters"),
                     "names no adapter of this job: give --adapter NAME=PATH, and the request's model its NAME"),
@@ -197,6 +197,9 @@ _REFUSED = {
                      "mm_processor_kwargs", "media_io_kwargs", "multi_modal_data", "structural_tag"), _LOADS),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "web_search_options", "bootstrap_host", "image_data",
                      "audio_data", "video_data", "images", "files", "file_ids"), _FETCHES),
+}  # fmt: skip
+_REFUSED = {
+    **_HAZARDS,
     "stream_options": "is for answers that are streamed, and a batch's come whole: leave it out",
     "functions": "is OpenAI's earlier way to write tools: write tools",
     "function_call": "is OpenAI's earlier way to write tool_choice: write tool_choice",
@@ -228,6 +231,27 @@ def refusal(endpoint: str, body: Mapping[str, Any], backend: str, names: Collect
         if name != contents and name not in IGNORED and value is not None:
             wrong = _field_problem(endpoint, name, value, backend, names)
     return wrong or _together(body)
+
+
+def hazard(endpoint: str, body: Mapping[str, Any]) -> str | None:
+    """Return why no server is to get a request, whatever else it knows; None if it may.
+
+    What is asked for would have it read a file, fetch an address, or load an adapter, template or tensor.
+
+    >>> hazard("/v1/completions", {"prompt": "One", "my_servers_own": 1})
+    >>> hazard("/v1/completions", {"prompt": "One", "lora_path": "/tmp/a"}).partition(":")[0]
+    "the body's lora_path = '/tmp/a' names no adapter of this job"
+    """
+    contents = CONTENTS[endpoint]
+    wrong = None
+    if body.get(contents) is not None:
+        wrong = _CHECKS[endpoint](body[contents], contents, "server")
+    for name, value in body.items():
+        if wrong is None and value is not None and name in _HAZARDS:
+            wrong = f"the body's {name} = {shown(value)} {_HAZARDS[name]}"
+        elif wrong is None and value is not None and name == "chat_template_kwargs":
+            wrong = _variables(value)
+    return wrong
 
 
 def _field_problem(endpoint: str, name: str, value: Any, backend: str, names: Collection[str] | None) -> str | None:

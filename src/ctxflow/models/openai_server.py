@@ -17,6 +17,7 @@ from ctxflow.errors import ContextLost, ItemRefused, counted, short
 from ctxflow.host.local_files import OF_LIBRARY, Scratch
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import ENDPOINTS
+from ctxflow.models.openai_requests import hazard
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.server_command import ServerCommand, read_command
 from ctxflow.models.server_process import ServerFailed, ServerProcess, free_port
@@ -105,7 +106,10 @@ class OpenAIServer:
 
     :ivar name: what kind of server it is.
     :ivar models: what may be given as a request's "model": the base model first, then its adapters.
+    :ivar answers_any_name: whether a request for another model is for the only one that there is.
     """
+
+    answers_any_name = False
 
     def __init__(
         self, command: ServerCommand, process: ServerProcess, client: Client, scratch: Scratch, port: int
@@ -199,17 +203,7 @@ class OpenAIServer:
 
         :raises ServerFailed: if it fails at this request again and again, and lives.
         """
-        if endpoint not in ENDPOINTS:
-            raise ItemRefused(f"{self.name} is not asked at {short(endpoint)}: give one of {', '.join(ENDPOINTS)}")
-        if body.get("stream"):
-            raise ItemRefused("answers are given whole: leave stream out of the request, or make it false")
-        asked = body.get("model")
-        if self._command.ignores_model and asked and self.models and asked not in self.models:
-            raise ItemRefused(f"{self.name} serves {', '.join(self.models)}, and not the model {short(asked)}")
-        try:
-            data = self._dump(body if "model" in body or not self.models else {"model": self.models[0], **body})
-        except (TypeError, ValueError) as error:
-            raise ItemRefused(f"the request is no JSON data ({error}): give texts, numbers, lists and dicts") from None
+        data = self._to_send(endpoint, body)
         lost = tries = 0
         self._in_flight += 1
         try:
@@ -237,6 +231,24 @@ class OpenAIServer:
                 tries += 1
         finally:
             self._in_flight -= 1
+
+    def _to_send(self, endpoint: str, body: Mapping[str, Any]) -> bytes:
+        """Return a request as it is sent, or raise why it is not."""
+        if endpoint not in ENDPOINTS:
+            raise ItemRefused(f"{self.name} is not asked at {short(endpoint)}: give one of {', '.join(ENDPOINTS)}")
+        if body.get("stream"):
+            raise ItemRefused("answers are given whole: leave stream out of the request, or make it false")
+        if (wrong := hazard(endpoint, body)) is not None:
+            raise ItemRefused(wrong)
+        asked = body.get("model")
+        if asked and self.answers_any_name and len(self.models) == 1:
+            asked, body = None, {**body, "model": self.models[0]}
+        if self._command.ignores_model and asked and self.models and asked not in self.models:
+            raise ItemRefused(f"{self.name} serves {', '.join(self.models)}, and not the model {short(asked)}")
+        try:
+            return self._dump(body if "model" in body or not self.models else {"model": self.models[0], **body})
+        except (TypeError, ValueError) as error:
+            raise ItemRefused(f"the request is no JSON data ({error}): give texts, numbers, lists and dicts") from None
 
     def _taken(self, answer: Answer) -> dict[str, Any]:
         found = answer.json()

@@ -157,10 +157,10 @@ def read_command(
     known = _kind(words, kind)
     changes: dict[str, Any] = {"socket": socket, "port": port, "key": key, "health": health}
     known = dataclasses.replace(known, **{name: text for name, text in changes.items() if text is not None})
-    _refuse_ours(words, known)
     _check_places(words)
-    words = _insert_model(words, known, model)
     words += option_words(options or {})
+    _refuse_ours(words, known)
+    words = _insert_model(words, known, model)
     written = {name for word in words for name in _PLACE.findall(word)}
     if "socket" not in written and "port" not in written:
         where = known.socket or known.port
@@ -227,7 +227,7 @@ def _words(what: str, command: str | Sequence[str]) -> list[str]:
     return words
 
 
-def _programs(words: Sequence[str]) -> Iterator[str]:
+def programs_of(words: Sequence[str]) -> Iterator[str]:
     """Yield what a command's program may be called, behind `env` and its variables too, or `python -m`."""
     rest = list(words)
     while rest and (os.path.basename(rest[0]) == "env" or "=" in rest[0]):
@@ -246,14 +246,15 @@ def _kind(words: Sequence[str], name: str | None) -> ServerKind:
             hint = f"did you mean {meant!r}?" if meant else f"give one of {', '.join(names)}, or 'other'"
             raise UsageError(f"kind={name!r} is no kind of server that is known: {hint}")
         return names[name]
-    programs = list(_programs(words))
+    programs = list(programs_of(words))
     found = next((each for each in KINDS if name is None and set(each.programs) & set(programs)), None)
     return found or ServerKind(programs[0] if programs else words[0])
 
 
 def _refuse_ours(words: Sequence[str], kind: ServerKind) -> None:
     for word in words:
-        if (option := word.partition("=")[0]) in kind.ours:
+        option = word.partition("=")[0]
+        if option.replace("_", "-") in kind.ours:  # Most take names with either stroke.
             others = "which all users of the machine could read" if "key" in option else "which ctxflow chooses"
             raise UsageError(f"leave {option} out of {kind.name}'s command, {others}")
 

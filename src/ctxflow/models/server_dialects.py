@@ -1,12 +1,12 @@
 """How servers write what OpenAI's API has no field for, and which fields they pass over in silence. Pure.
 
-A request that a server would answer as if a field were not there is refused; llama-server's were found by asking one.
+A request that a server would answer as if a field were not there is refused; llama-server's were found by asking one,
+the others' in their documentation.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from ctxflow.models.openai_contents import shown
 from ctxflow.models.openai_engine import CHAT
+from ctxflow.models.server_command import programs_of
 
 
 class Dialect(NamedTuple):
     """What is particular to a kind of server.
 
-    :ivar programs: the words of a command by which it is known.
+    :ivar programs: the programs, or modules behind `python -m`, by which it is known.
     :ivar passed_over: fields that it does not know.
     :ivar bound: kinds of what an answer may be bound to that it can do, of "json", "regex", "choice", "grammar".
     """
@@ -35,7 +36,7 @@ _DIALECTS = {
         frozenset({
             "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs", "return_token_ids",
             "return_tokens_as_token_ids", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens",
-            "thinking_token_budget", "include_reasoning", "echo", "suffix", "best_of",
+            "thinking_token_budget", "include_reasoning", "echo", "suffix", "best_of", "dimensions",
         }),
         frozenset({"json", "json_object", "choice", "grammar"}),
     ),
@@ -44,20 +45,30 @@ _DIALECTS = {
         frozenset({"allowed_token_ids", "bad_words", "prompt_logprobs", "thinking_token_budget", "include_reasoning"}),
         frozenset({"json", "json_object", "regex", "choice", "grammar"}),
     ),
+    "tgi": Dialect(
+        ("text-generation-launcher",),
+        frozenset({
+            "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs", "return_token_ids",
+            "return_tokens_as_token_ids", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens",
+            "thinking_token_budget", "include_reasoning", "reasoning_effort", "ignore_eos", "echo", "suffix", "best_of",
+            "dimensions", "logit_bias", "top_k", "min_p", "repetition_penalty", "chat_template_kwargs",
+        }),
+        frozenset({"json", "json_object"}),
+    ),
 }  # fmt: skip
 
 
 def server_kind(command: str) -> str:
     """Return the kind of server that a command starts, "" for one that takes requests as vLLM does, or is unknown.
 
-    >>> server_kind("/opt/llama.cpp/llama-server -m {model}"), server_kind("vllm serve {model}")
+    >>> server_kind("/opt/llama.cpp/llama-server -m {model}"), server_kind("vllm serve /models/sglang")
     ('llama-server', '')
     """
     try:
-        words = [os.path.basename(word) for word in shlex.split(command)]
+        programs = set(programs_of(shlex.split(command)))
     except ValueError:
         return ""
-    return next((kind for kind, each in _DIALECTS.items() if set(each.programs) & set(words)), "")
+    return next((kind for kind, each in _DIALECTS.items() if set(each.programs) & programs), "")
 
 
 def dialect_refusal(kind: str, sent: Mapping[str, Any]) -> str | None:
@@ -94,6 +105,8 @@ def in_dialect(kind: str, endpoint: str, sent: Mapping[str, Any]) -> dict[str, A
             "type": "json_schema",
             "json_schema": {"name": "answer", "schema": json.loads(schema) if isinstance(schema, str) else schema},
         }
+    if kind == "tgi":
+        return body
     if kind == "sglang":
         if "choice" in bound:
             bound = {"regex": "|".join(f"({re.escape(each)})" for each in bound["choice"])}

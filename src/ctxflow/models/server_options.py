@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+from collections.abc import Callable
 
 from ctxflow.errors import UsageError, closest
 from ctxflow.models.server_command import ServerCommand
 from ctxflow.models.server_process import find_program
 
 _HELP = {"llama-server": ("--help",), "vllm": ("--help=all",), "text-generation-launcher": ("--help",)}
+_SLOW = ("vllm",)
 _HELP_SECONDS = 120.0
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
 
 
-def check_options(command: ServerCommand) -> None:
+def check_options(command: ServerCommand, told: Callable[[str], None] = lambda text: None) -> None:
     """Refuse options that the server's program does not have, if it is installed here and tells which it has.
 
     This starts the program for its help: a moment for llama-server, ten seconds and more for vLLM.
 
+    :param told: takes a sentence before what takes long.
     :raises UsageError: for an option that it does not have, with the one that may have been meant.
     """
-    known = known_options(command)
+    known = known_options(command, told)
     if not known:
         return
     for word in command.arguments[1:]:
@@ -33,7 +37,7 @@ def check_options(command: ServerCommand) -> None:
             raise UsageError(f"{command.name} has no option {option}{hint}")
 
 
-def known_options(command: ServerCommand) -> set[str]:
+def known_options(command: ServerCommand, told: Callable[[str], None] = lambda text: None) -> set[str]:
     """Return the options that a server's program tells in its help; none if it is not here, or tells nothing."""
     asked = _HELP.get(command.name)
     if asked is None:
@@ -41,6 +45,10 @@ def known_options(command: ServerCommand) -> set[str]:
     first = next((at for at, word in enumerate(command.arguments) if word.startswith("-") and word != "-m"), None)
     words = [word for word in command.arguments[:first] if "{" not in word]
     program = find_program(words[0], os.environ)
+    if shutil.which(program) is None:
+        return set()
+    if command.name in _SLOW:
+        told(f"asking {command.name} which options it has, before a worker is asked for")
     try:
         done = subprocess.run(
             [program, *words[1:], *asked],

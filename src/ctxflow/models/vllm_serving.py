@@ -13,7 +13,7 @@ from typing import Any
 from ctxflow.errors import ContextLost, ItemRefused, closest, short
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import refusal
+from ctxflow.models.openai_requests import as_sent, refusal
 from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
 from ctxflow.models.vllm_options import check_vllm_options, parse_options
@@ -22,7 +22,6 @@ from ctxflow.models.vllm_process import VLLMProcesses
 _NOWHERE = "no-address-was-allowed.invalid"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _ADAPTERS_AT_ONCE = 4
-_NOT_OURS = ("stream", "stream_options", "request_id")
 _FEW = 8
 
 
@@ -34,15 +33,26 @@ class VLLMEngine:
     something against is refused: no request has it read files, fetch addresses or load anything.
 
     `await VLLMEngine.start(...)` makes one.
+
+    :ivar max_model_len: tokens to read and write together at most, as its options say; None where these leave it to the
+        model.
     """
 
-    def __init__(self, processes: VLLMProcesses, state: Any, names: tuple[str, ...], adapters: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        processes: VLLMProcesses,
+        state: Any,
+        names: tuple[str, ...],
+        adapters: tuple[str, ...],
+        max_model_len: int | None = None,
+    ) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
         from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
         from vllm.entrypoints.serve import create_error_response
 
         self._processes, self._names, self._adapters = processes, names, adapters
+        self.max_model_len = max_model_len if (max_model_len or 0) > 0 else None
         self._handlers: dict[str, tuple[Any, Any]] = {}
         chat, completion = (getattr(state, f"openai_serving_{kind}", None) for kind in ("chat", "completion"))
         if chat is not None:
@@ -91,8 +101,8 @@ class VLLMEngine:
         processes = VLLMProcesses(arguments, silent_seconds=silent_seconds, stopped_seconds=stopped_seconds)
         try:
             await processes.connected()
-            state = await _serving(processes.client, arguments)
-            return cls(processes, state, names, tuple(loras))
+            state = await processes.run(_serving(processes.client, arguments))
+            return cls(processes, state, names, tuple(loras), arguments.max_model_len)
         except BaseException:
             processes.close()
             raise
@@ -107,7 +117,7 @@ class VLLMEngine:
         if (why := refusal(endpoint, body, "vllm")) is not None:
             raise ItemRefused(why)
         kind, handler = self._handlers[endpoint]
-        request = self._request(kind, body)
+        request = self._request(kind, as_sent(endpoint, body, "vllm"), body.get("model"))
         try:
             response = await self._processes.run(handler(request))
         except ContextLost:
@@ -120,11 +130,14 @@ class VLLMEngine:
         """End vLLM with its processes, and free its memory."""
         self._processes.close()
 
-    def _request(self, kind: Any, body: Mapping[str, Any]) -> Any:
+    def _request(self, kind: Any, sent: Mapping[str, Any], named: Any) -> Any:
+        """Return a request as vLLM has it.
+
+        :param named: the model that it is for.
+        """
         import pydantic
 
-        fields = {name: value for name, value in body.items() if name not in _NOT_OURS}
-        named = fields.get("model")
+        fields = {**sent, "model": named}
         if named is None or named in self._names:
             fields["model"] = self._names[0]
         elif named not in self._adapters:
