@@ -200,7 +200,8 @@ SCHEMA = {
 ASKED = {
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     "choice": {"guided_choice": ["yes", "no"]},
-    "several": {"n": 3, "seed": 1},
+    # Few tokens: kernels of some processors round otherwise in another batch, and random weights hardly prefer any.
+    "several": {"n": 3, "seed": 1, "max_tokens": 4},
     "log probabilities": {"logprobs": True, "top_logprobs": 2, "max_tokens": 4},
     "no schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "x"}}}},
     "for others": {"min_p": 0.1},
