@@ -89,10 +89,11 @@ class RowsForward:
     def _check(self, store: Store) -> None:
         """Compare with the model alone: two prompts, then a step of both with a third."""
         rows = [[(7 * row + 3 * place) % self._vocabulary for place in range(3 + 2 * row)] for row in range(3)]
+        budget = sum(map(len, rows))
         for row in rows[:2]:
-            store.enter(len(row))
+            store.enter(len(row), budget)
         found = list(self(store, [], [row[:-1] for row in rows[:2]]))
-        store.enter(len(rows[2]))
+        store.enter(len(rows[2]), budget)
         found += self(store, [(row[-1], len(row)) for row in rows[:2]], rows[2:])
         for number in (2, 1, 0):
             store.leave(number)
