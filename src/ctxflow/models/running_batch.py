@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import torch
 
 from ctxflow.errors import ItemRefused
+from ctxflow.models.batch_limits import AHEAD, too_little_memory
 from ctxflow.models.drawing import column, drawn, draws_of, parameters
 from ctxflow.models.own_settings import OwnSettings
 from ctxflow.models.results import Sampling
 from ctxflow.models.row_cache import make_store
 from ctxflow.models.row_forward import RowsForward
-from ctxflow.models.transformers import AHEAD, LoadedModel, too_little_memory
+from ctxflow.models.transformers import LoadedModel
 
 CPU_PROMPT_TOKENS = 512  # Prompts that enter in one step, on a CPU: more gain nothing (measured).
 GPU_PROMPT_TOKENS = 8192
