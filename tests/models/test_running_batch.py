@@ -302,11 +302,11 @@ def test_settings_are_those_of_transformers_own_processors_while_rows_come_and_g
             continue
         scores = 5 * torch.randn(len(rows), 40)
         wanted = []
-        for row, score in zip(rows, scores.split(1), strict=True):
-            ids = torch.tensor([[*row.prompt, *row.written]])
+        for number, row in enumerate(rows):
+            ids, found = torch.tensor([[*row.prompt, *row.written]]), scores[number : number + 1]
             for each in plain[1:] if row.off else plain:
-                score = each(ids, score)
-            wanted.append(score)
+                found = each(ids, found)
+            wanted.append(found)
         assert torch.equal(own(scores.clone(), rows), torch.cat(wanted))
         for row in rows:
             row.written.append(chance.randrange(40))
