@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import BACKENDS, CONTENTS, FIELDS, IGNORED, as_before, as_sent, hazard, refusal
+from ctxflow.models.openai_requests import (
+    BACKENDS,
+    CONTENTS,
+    FIELDS,
+    IGNORED,
+    TURNING_OFF,
+    as_before,
+    as_sent,
+    hazard,
+    refusal,
+)
 
 pytest.importorskip("jsonschema")
 
@@ -299,3 +309,13 @@ def test_a_request_is_known_as_version_01_knew_it():
     assert list(as_before(body).items()) == [
         ("messages", []), ("max_new_tokens", 5), ("temperature", 0), ("stop", ["x"]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields", [{"repetition_penalty": 1}, {"min_tokens": 0}, {"bad_words": []}, {"logit_bias": {}}]
+)
+def test_what_turns_a_models_own_setting_off_is_sent(fields):
+    body = chat(**fields)
+    assert refusal(CHAT, body, "transformers") is None
+    assert as_sent(CHAT, body, "transformers").items() >= fields.items()
+    assert fields.keys() <= TURNING_OFF

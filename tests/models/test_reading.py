@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 import types
@@ -19,6 +20,7 @@ from ctxflow.models.reading import (
     check_texts,
     context_length,
     cut,
+    messages_of,
     render_chat,
     tokenize,
     without_turns,
@@ -370,3 +372,26 @@ def test_a_chat_template_without_jinja2_says_what_to_install():
     tokenizer = types.SimpleNamespace(chat_template="{{ messages }}", apply_chat_template=lacking)
     with pytest.raises(ImportError, match=r"jinja2 must be installed .*pip install .*\[batch\]'?"):
         render_chat(tokenizer, [[{"role": "user", "content": "hello"}]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rendered"),
+    [
+        ('{"city": "Köln", "days": 2}', '{"city": "Köln", "days": 2}'),
+        ({"city": "Köln"}, '{"city": "Köln"}'),
+        ("", "{}"),
+        ("{no JSON", '"{no JSON"'),
+        ("3", '"3"'),
+    ],
+)
+def test_calls_of_tools_are_rendered_with_their_arguments_as_objects(causal_lm, arguments, rendered):
+    tokenizer = copy.deepcopy(causal_lm.tokenizer)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+        "{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert render_chat(tokenizer, [talk]) == ["weather " + rendered]
+    assert call["function"]["arguments"] == arguments
+    assert messages_of(talk)[1]["tool_calls"] == [call], "what goes on to an engine is as OpenAI has it"

@@ -6,11 +6,14 @@ import random
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from ctxflow.errors import ItemRefused
 from ctxflow.models import TextGenerator
+from ctxflow.models.own_settings import OwnSettings
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.results import OutOfMemoryError, Sampling
 from ctxflow.models.row_cache import Segments, Slots, TokenStep, Unsupported, make_store
@@ -160,8 +163,6 @@ SMALL = {
 
 
 def made(loaded, kind, **settings):
-    import transformers
-
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**{**SMALL, **settings}, eos_token_id=None, bos_token_id=None)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
@@ -212,7 +213,7 @@ def test_bfloat16_is_near_what_the_model_gives_alone(causal_lm):
     half = dataclasses.replace(causal_lm, model=copy.deepcopy(causal_lm.model).to(torch.bfloat16))
     found = batch(half)._forward
     store = make_store(half.device, half.dtype)
-    store.enter(60)
+    store.enter(60, 60)
     scores = found(store, [], [PROMPTS[2]])[0].float()
     with torch.inference_mode():
         plain = half.model(torch.tensor([PROMPTS[2]])).logits[0, -1].float()
@@ -233,7 +234,7 @@ def test_stores_give_each_row_its_own_keys_whoever_enters_and_leaves(data, dtype
         for length in fresh:
             room.append(length + data.draw(st.integers(1, 12)))
             for store in stores:
-                store.enter(room[-1])
+                store.enter(room[-1], 100)
         lengths = [len(row) + 1 for row in held]
         if not lengths and not fresh:
             continue
@@ -261,3 +262,82 @@ def test_stores_give_each_row_its_own_keys_whoever_enters_and_leaves(data, dtype
                 last = each.pop()
                 if row < len(each):
                     each[row] = last
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), budget=st.integers(64, 3000))
+def test_slots_never_take_more_than_the_budget_but_for_a_row_alone(data, budget):
+    store, rows = Slots(torch.device("cpu")), []
+    for _ in range(data.draw(st.integers(1, 30))):
+        capacity = data.draw(st.integers(1, 2000))
+        if not rows or store.fits(capacity, budget):
+            store.enter(capacity, budget)
+            rows.append(capacity)
+            assert store._slots * store._length <= max(budget, store._rounded(capacity))
+            assert store._slots >= len(rows) and store._length >= max(rows)
+        elif data.draw(st.booleans()):
+            number = data.draw(st.integers(0, len(rows) - 1))
+            store.leave(number)
+            last = rows.pop()
+            rows[number : number + 1] = [last] if number < len(rows) else []
+
+
+def test_settings_are_those_of_transformers_own_processors_while_rows_come_and_go(causal_lm, monkeypatch):
+    settings = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "suppress_tokens": [3, 7]}
+    for name, value in settings.items():
+        monkeypatch.setattr(causal_lm.model.generation_config, name, value)
+    own, chance, rows = OwnSettings(causal_lm), random.Random(1), []
+    plain = [
+        transformers.RepetitionPenaltyLogitsProcessor(1.3),
+        transformers.NoRepeatNGramLogitsProcessor(2),
+        transformers.SuppressTokensLogitsProcessor([3, 7]),
+    ]
+    torch.manual_seed(0)
+    for _ in range(60):
+        for _ in range(chance.randrange(3)):
+            prompt = [chance.randrange(40) for _ in range(chance.randrange(1, 60))]
+            rows.append(RunningRow(prompt, Sampling(), off=["repetition_penalty"] * (chance.random() < 0.3)))
+            own.enter(rows[-1])
+        if not rows:
+            continue
+        scores = 5 * torch.randn(len(rows), 40)
+        wanted = []
+        for number, row in enumerate(rows):
+            ids, found = torch.tensor([[*row.prompt, *row.written]]), scores[number : number + 1]
+            for each in plain[1:] if row.off else plain:
+                found = each(ids, found)
+            wanted.append(found)
+        assert torch.equal(own(scores.clone(), rows), torch.cat(wanted))
+        for row in rows:
+            row.written.append(chance.randrange(40))
+        if chance.random() < 0.5:
+            number = chance.randrange(len(rows))
+            own.leave(number)
+            last = rows.pop()
+            rows[number : number + 1] = [last] if number < len(rows) else []
+
+
+def test_a_lone_long_row_takes_one_slot():
+    store = Slots(torch.device("cpu"))
+    store.enter(8000, 9000)
+    assert store._slots == 1
+
+
+@pytest.mark.parametrize("slots", [False, True], ids=["segments", "slots"])
+def test_a_row_that_overflowed_ends_alone_and_leaves_nothing_to_the_next(causal_lm, expected, slots):
+    running = batch(causal_lm, slots=slots)
+    stays, overflows = rows_of([PROMPTS[3], PROMPTS[2]], [20, 30])
+    for row in (stays, overflows):
+        running.add(row)
+    running.step()
+    for kept in (*running._store._keys.values(), *running._store._values.values()):
+        place = kept[1] if slots else kept[:, stays.capacity : stays.capacity + overflows.capacity]
+        with torch.inference_mode():
+            place.fill_(float("inf"))
+    assert running.step() == [overflows]
+    assert isinstance(overflows.error, ItemRefused) and "are not finite numbers in float64" in str(overflows.error)
+    [shorter] = rows_of(PROMPTS[:1], LIMITS[:1])
+    running.add(shorter)
+    while not running.idle:
+        running.step()
+    assert (shorter.written, stays.written) == (expected[0], expected[3])

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import LlamaConfig
 
+from ctxflow.errors import ItemRefused
 from ctxflow.installing import how_to_install
-from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models import LabelClassifier, TextGenerator
 from ctxflow.models.transformers import (
+    CPU_RUNNING_TOKENS,
     GPU_BATCH_TOKENS,
-    BatchLimits,
     InternalBatches,
     LoadedModel,
     _bytes_per_token,
@@ -102,111 +104,6 @@ def test_the_small_model_is_the_same_each_time(causal_lm_folder, tmp_path):
         make_causal_lm(tmp_path, hidden_size=20)
 
 
-lengths_strategy = st.lists(st.integers(0, 50), max_size=40)
-
-
-@given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
-def test_every_row_goes_once_within_the_limits_and_comes_back_in_order(lengths, max_tokens, max_rows):
-    seen: list[list[int]] = []
-
-    def run(rows: list[int]) -> list[int]:
-        seen.append(rows)
-        return [row * 2 for row in rows]
-
-    assert BatchLimits(max_tokens, max_rows).run_batches(lengths, run) == [row * 2 for row in range(len(lengths))]
-    assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
-    for rows in seen:
-        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
-        assert max_rows is None or len(rows) <= max_rows
-    flat = [lengths[row] for rows in seen for row in rows]
-    assert flat == sorted(flat, reverse=True)
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), fits=st.integers(50, 300))
-def test_what_does_not_fit_is_halved_until_it_does(lengths, fits):
-    tried: list[int] = []
-    limits: list[int] = []
-
-    def run(rows: list[int]) -> list[int]:
-        tokens = len(rows) * max(lengths[row] for row in rows)
-        if tokens > fits:
-            tried.append(tokens)
-            raise MemoryError("too much")
-        return rows
-
-    assert BatchLimits(10_000, recover=limits.append).run_batches(lengths, run) == list(range(len(lengths)))
-    assert limits == [tokens // 2 for tokens in tried]
-    assert limits == sorted(limits, reverse=True)
-
-
-def test_a_row_that_does_not_fit_alone_says_what_to_do():
-    def run(rows: list[int]) -> list[int]:
-        raise MemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
-
-    with pytest.raises(OutOfMemoryError, match=r"one prompt alone does not fit .* larger GPU \(CUDA out.*GiB\.\)"):
-        BatchLimits(100).run_batches([3, 4], run)
-
-
-def test_another_exception_is_not_retried():
-    calls = []
-
-    def run(rows: list[int]) -> list[int]:
-        calls.append(rows)
-        raise ValueError("a bug")
-
-    with pytest.raises(ValueError, match="a bug"):
-        BatchLimits(100).run_batches([1, 1], run)
-    assert len(calls) == 1
-
-
-def test_a_wrong_number_of_results_is_an_error():
-    with pytest.raises(ValueError, match="zip"):
-        BatchLimits(100).run_batches([1, 1], lambda rows: [0])
-
-
-@given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
-def test_each_row_comes_in_order_from_batches_that_are_as_full_as_may_be(lengths, max_tokens, max_rows):
-    seen: list[list[int]] = []
-
-    def run(rows: list[int]) -> list[int]:
-        seen.append(rows)
-        return [row * 2 for row in rows]
-
-    found = list(BatchLimits(max_tokens, max_rows).run_each(lengths, run))
-    assert found == [row * 2 for row in range(len(lengths))]
-    assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
-    for rows in seen:
-        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
-        assert max_rows is None or len(rows) <= max_rows
-
-
-def test_the_first_rows_come_before_the_last_have_run():
-    ran: list[int] = []
-    results = BatchLimits(200).run_each([10, 30, 20, 40] * 100, lambda rows: ran.extend(rows) or rows)
-    assert next(results) == 0
-    assert len(ran) <= 20
-    batches: list[int] = []
-    random = [((n * 7919) % 97) + 3 for n in range(1000)]
-    assert list(BatchLimits(2000).run_each(random, lambda rows: batches.append(len(rows)) or rows)) == [*range(1000)]
-    whole: list[int] = []
-    BatchLimits(2000).run_batches(random, lambda rows: whole.append(len(rows)) or rows)
-    assert len(batches) <= 1.2 * len(whole), "hardly more batches than if all were sorted"
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), fits=st.integers(50, 300))
-def test_what_does_not_fit_is_halved_there_too(lengths, fits):
-    limits: list[int] = []
-
-    def run(rows: list[int]) -> list[int]:
-        if len(rows) * max(lengths[row] for row in rows) > fits:
-            raise MemoryError("too much")
-        return rows
-
-    found = list(BatchLimits(10_000, recover=limits.append).run_each(lengths, run))
-    assert found == list(range(len(lengths)))
-    assert limits == sorted(limits, reverse=True)
-
-
 GIB = 2**30
 
 
@@ -272,3 +169,38 @@ def test_chosen_limits_go_before_free_memory(gpu):
     assert sizes(rows=5, tokens=512) == [5]
     assert sizes(rows=5, tokens=512, max_batch_tokens=1024) == [2, 2, 1]
     assert sizes(rows=5, tokens=512, max_batch_size=4) == [4, 1]
+
+
+def test_a_running_batch_on_a_cpu_counts_half_types_as_they_are_kept():
+    def tokens(dtype):
+        model = types.SimpleNamespace(config=Model.config, dtype=dtype)
+        loaded = LoadedModel("model", None, model, None, torch.device("cpu"))
+        return InternalBatches(loaded, None, None, keeps_cache=True, cpu_tokens=CPU_RUNNING_TOKENS).most_tokens()
+
+    assert tokens(torch.bfloat16) == tokens(torch.float32) < CPU_RUNNING_TOKENS
+
+
+def with_tokens_beyond_its_embeddings(loaded):
+    """As of a finetune whose tokenizer got a token for padding, and whose model was not resized."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.add_tokens(["[BEYOND]"])
+    assert tokenizer.pad_token_id >= loaded.known_tokens
+    return dataclasses.replace(loaded, tokenizer=tokenizer)
+
+
+def test_rows_are_padded_with_a_token_that_the_model_knows(causal_lm):
+    loaded = with_tokens_beyond_its_embeddings(causal_lm)
+    assert loaded.pad_id == causal_lm.tokenizer.eos_token_id
+    loaded.tokenizer.eos_token = "[BEYOND]"
+    assert loaded.pad_id == 0
+
+
+def test_tokens_that_the_model_does_not_know_are_told(causal_lm):
+    loaded = with_tokens_beyond_its_embeddings(causal_lm)
+    with pytest.raises(
+        ItemRefused, match=r"prompts\[1\] has the token \d+ \('\[BEYOND\]'\), but the model knows only 512"
+    ):
+        TextGenerator(loaded).generate(["a", "b [BEYOND] c"], max_new_tokens=2)
+    with pytest.raises(ItemRefused, match=r"prompts\[0\] has the token"):
+        LabelClassifier(loaded, labels=["x", "y"]).classify(["b [BEYOND] c"])

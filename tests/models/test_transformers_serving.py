@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import random
 import re
 import threading
+import types
 
 import pytest
 import torch
@@ -13,8 +15,20 @@ import torch
 from ctxflow import ContextExecutor, item_app
 from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.models import TextGenerator, transformers_engine
+from ctxflow.models.constraints import Grammars
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIEngine
-from ctxflow.models.transformers_serving import TransformersEngine, build_transformers_engine
+from ctxflow.models.openai_requests import TURNING_OFF
+from ctxflow.models.own_settings import TURNED_OFF
+from ctxflow.models.reading import Tokens
+from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models.row_forward import RowsForward
+from ctxflow.models.transformers_serving import (
+    TransformersEngine,
+    _Encoding,
+    _Text,
+    build_transformers_engine,
+    token_bytes,
+)
 
 pytest.importorskip("llguidance", reason="pip install llguidance")
 
@@ -236,3 +250,87 @@ def test_an_app_of_items_asks_it_on_a_worker(causal_lm, causal_lm_folder):
     with ContextExecutor(workers=1):
         written = list(ask.map(texts))
     assert written == [each.text for each in TextGenerator(causal_lm).generate(texts, max_new_tokens=6)]
+
+
+def test_a_prompt_with_tokens_that_the_model_does_not_know_is_refused_alone(loaded):
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.add_tokens(["[BEYOND]"])
+    refused, fine = asked(dataclasses.replace(loaded, tokenizer=tokenizer), prompt("a [BEYOND] b"), prompt("fine"))
+    assert isinstance(refused, ItemRefused) and "but the model knows only 512" in str(refused), refused
+    assert fine == {**asked(loaded, prompt("fine"))[0], "id": fine["id"], "created": fine["created"]}
+
+
+def test_a_neutral_value_turns_the_models_own_setting_off(loaded, monkeypatch):
+    assert set(TURNED_OFF) == TURNING_OFF
+    [plain] = asked(loaded, prompt("The river"))
+    monkeypatch.setattr(loaded.model.generation_config, "repetition_penalty", 2.5)
+    own, off = asked(loaded, prompt("The river"), prompt("The river", repetition_penalty=1.0))
+    texts = [each["choices"][0]["text"] for each in (plain, own, off)]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_bytes_of_tokens_that_share_a_character_can_be_joined(loaded):
+    body = {"messages": [{"role": "user", "content": "?"}], "temperature": 0, "max_tokens": 60, "logprobs": True}
+    [answer] = asked(loaded, (CHAT, {**body, "structured_outputs": {"choice": ["Köln 日本語 🙂"]}}))
+    [choice] = answer["choices"]
+    tokens = choice["logprobs"]["content"]
+    assert any("\ufffd" in each["token"] for each in tokens)
+    joined = b"".join(bytes(each["bytes"]) for each in tokens)
+    assert joined.decode().startswith("Köln 日本語 🙂")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [("<0xE6>", "\ufffd", b"\xe6"), ("日", "日", "日".encode()), ("▁\ufffd", "\ufffd", "\ufffd".encode())],
+)
+def test_bytes_of_tokens_of_other_tokenizers(name, text, found):
+    tokenizer = types.SimpleNamespace(convert_ids_to_tokens=lambda token: name)
+    assert token_bytes(tokenizer, 5, text) == found
+
+
+def test_what_binds_an_answer_is_compiled_beside_the_event_loop(loaded, monkeypatch):
+    threads, compile_ = [], Grammars.constraint
+
+    def watched(self, kind, value):
+        threads.append(threading.current_thread())
+        return compile_(self, kind, value)
+
+    monkeypatch.setattr(Grammars, "constraint", watched)
+    answers = asked(loaded, *(prompt("a", guided_choice=["one", "two"], n=2) for _ in range(3)))
+    assert all(choice["text"] in ("one", "two") for each in answers for choice in each["choices"])
+    assert len(threads) == 6 and threading.main_thread() not in threads
+
+
+def test_a_row_whose_scores_are_not_finite_is_refused_alone(loaded, monkeypatch):
+    inner = RowsForward.__call__
+
+    def overflowing(self, store, going, prompts):
+        scores = inner(self, store, going, prompts)
+        for number, row in enumerate(prompts, len(going)):
+            if len(row) > 20:
+                scores[number] = float("nan")
+        return scores
+
+    monkeypatch.setattr(RowsForward, "__call__", overflowing)
+    refused, fine = asked(loaded, prompt("a " * 40, guided_regex="a+"), prompt("fine"))
+    assert isinstance(refused, ItemRefused) and str(refused).startswith("the model's scores behind this text are not")
+    assert len(fine["choices"]) == 1
+
+
+def test_a_text_that_does_not_fit_alone_does_not_take_others_with_it():
+    class Encoder:
+        def next_batch(self, lengths):
+            return list(range(len(lengths)))
+
+        def encode_tokens(self, tokens):
+            if max(len(each.ids) for each in tokens) > 5:
+                raise OutOfMemoryError("one prompt alone does not fit")
+            return torch.ones(len(tokens), 2)
+
+    batch = _Encoding(Encoder())
+    rows = [_Text(Tokens([1] * length)) for length in (2, 9, 3)]
+    for row in rows:
+        batch.add(row)
+    assert batch.step() == rows and batch.idle
+    assert [row.error is None for row in rows] == [True, False, True]
+    assert [row.vector for row in rows] == [[1, 1], None, [1, 1]]

@@ -79,7 +79,8 @@ async def request_engine(
         server = await start_server(command, model=model, options=options)
         server.answers_any_name = True  # Files of requests were often written for other models.
         return server
-    check_ability(model, locate_model(model), task)
+    revision = options.get("revision") or settings.get("revision")
+    check_ability(model, locate_model(model, revision=revision), task)
     if backend == "transformers":
         try:
             from ctxflow.models.transformers_serving import build_transformers_engine
@@ -103,7 +104,7 @@ def _shortening(engine: VLLMEngine, model: str, options: Mapping[str, Any], limi
     from ctxflow.models.reading import context_length
     from ctxflow.models.shortening import ShorteningEngine
 
-    folder = locate_model(model)
+    folder = locate_model(model, revision=options.get("revision"))
     trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
     length = engine.max_model_len or context_length(AutoConfig.from_pretrained(folder, **trusted))
     tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)

@@ -80,6 +80,7 @@ class TextGenerator:
         :raises InputTooLong: for a prompt that is too long, before anything is written.
         :raises TypeError, ValueError: for prompts or parameters that make no sense, saying which.
         :raises OutOfMemoryError: if one prompt alone does not fit in the device's memory.
+        :raises ItemRefused: for a prompt with tokens that the model does not know, though its tokenizer does.
         """
         read = self._reader.prompts(prompts, parameters)
         return list(self._answers(*read, on_error, "prompts", at_once=True))
@@ -131,6 +132,10 @@ class TextGenerator:
     def _answers(
         self, read: list[Read], sampling: list[Sampling], on_error: str, what: str, *, at_once: bool
     ) -> Iterator[Generation]:
+        for number, each in enumerate(read):
+            if isinstance(each, Tokens):
+                self.loaded.check_tokens(each.ids, f"{what}[{number}]")
+
         def written(numbers: list[int]) -> Iterator[Generation]:
             prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]
             chosen = [sampling[number] for number in numbers]

@@ -177,6 +177,9 @@ FIELDS: dict[str, dict[str, RequestField]] = {
 CONTENTS = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}
 """The field that holds what a request is about, by endpoint."""
 
+TURNING_OFF = frozenset({"repetition_penalty", "min_tokens", "bad_words", "logit_bias"})
+"""Fields whose neutral values turn off what a model's own generation settings ask, with the backend transformers."""
+
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "prediction",
@@ -371,13 +374,15 @@ def as_sent(endpoint: str, body: Mapping[str, Any], backend: str, adapters: Coll
             sent["structured_outputs"] = {_GUIDED[name]: value}
         elif name == "structured_outputs":
             sent[name] = {kind: each for kind, each in value.items() if each is not None}
-        elif not _says_nothing(FIELDS[endpoint].get(name), value, backend):
+        elif not _says_nothing(name, FIELDS[endpoint].get(name), value, backend):
             sent[name] = max(value, 0) if name == "top_k" and backend == "transformers" else value
     return sent
 
 
-def _says_nothing(field: RequestField | None, value: Any, backend: str) -> bool:
+def _says_nothing(name: str, field: RequestField | None, value: Any, backend: str) -> bool:
     """Return whether a field can be left out: it changes nothing, and is empty or not for the backend."""
+    if backend == "transformers" and name in TURNING_OFF:
+        return False
     return field is not None and _is_neutral(value, field) and (value in ([], {}) or backend not in field.backends)
 
 

@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from ctxflow.models.drawing import column, drawn, parameters
+from ctxflow.models.own_settings import TURNED_OFF
+from ctxflow.models.reading import rotary_limit
 from ctxflow.models.results import OutOfMemoryError
 from ctxflow.models.running_batch import RunningRow, decoded, end_tokens
 from ctxflow.models.transformers import InternalBatches, LoadedModel, left_padded
@@ -19,13 +21,18 @@ class PaddedBatches:
     """Rows that are written in internal batches, one after the other; it is asked as `RunningBatch` is.
 
     Rows are padded on the left, masked, and each draws its own random numbers. (Rounding differs a little with the size
-    of an internal batch.)
+    of an internal batch.) A model is tried first: if it does not heed the mask, only rows of equal lengths go together;
+    if those spoil each other too, as RWKV's do in transformers 5, none. Nor do rows that would have each other's
+    positions turned otherwise (`rotary_limit`).
     """
 
     def __init__(self, loaded: LoadedModel, workload: InternalBatches) -> None:
         self._loaded = loaded
         self._workload = workload
         self._waiting: collections.deque[RunningRow] = collections.deque()
+        self._limit = rotary_limit(loaded.model.config)
+        self._companions = _companions(loaded)
+        self._last: list[RunningRow] = []  # What went through the model last.
 
     @property
     def idle(self) -> bool:
@@ -48,7 +55,10 @@ class PaddedBatches:
         """
 
         def write(numbers: list[int]) -> list[RunningRow]:
-            return self._write([rows[number] for number in numbers])
+            chosen = [rows[number] for number in numbers]
+            for part in self._parts(chosen):
+                self._write(part)
+            return chosen
 
         run: Any = self._workload.run if at_once else self._workload.run_each
         yield from run([row.capacity for row in rows], write)
@@ -62,14 +72,38 @@ class PaddedBatches:
         for row in chosen:
             self._waiting.remove(row)
         try:
-            return list(self.run(chosen, at_once=True))
-        except OutOfMemoryError as error:
-            for row in chosen:
-                row.error = error
-            return chosen
+            list(self.run(chosen, at_once=True))
+        except OutOfMemoryError as error:  # Of one row, which was tried alone.
+            self._last[0].error = error
+            self._waiting.extendleft(row for row in reversed(chosen) if not row.ended)
+            self._loaded.release()
+        return [row for row in chosen if row.ended]
 
-    def _write(self, rows: list[RunningRow]) -> list[RunningRow]:
-        loaded = self._loaded
+    def _parts(self, rows: Sequence[RunningRow]) -> list[list[RunningRow]]:
+        """Return the rows in parts, each of which may go through the model together."""
+        parts: list[list[RunningRow]] = []
+        for row in rows:
+            part = next((each for each in parts if self._together([*each, row])), None)
+            if part is None:
+                parts.append(part := [])
+            part.append(row)
+        return parts
+
+    def _together(self, rows: Sequence[RunningRow]) -> bool:
+        lengths = [len(row.prompt) for row in rows]
+        if len(rows) > 1 and (
+            self._companions == "none"
+            or (self._companions == "equal" and len(set(lengths)) > 1)
+            or len({row.off for row in rows}) > 1
+        ):
+            return False
+        # Rows that have ended go on, padded, until the last of them has.
+        most = max(lengths) + max(row.sampling.max_new_tokens for row in rows)
+        return self._limit is None or most <= self._limit or min(lengths) > self._limit
+
+    def _write(self, rows: list[RunningRow]) -> None:
+        loaded, self._last = self._loaded, rows
+        off = [TURNED_OFF[name] for name in rows[0].off]
         ids, mask = left_padded([row.prompt for row in rows], loaded.pad_id, loaded.device)
         width = ids.shape[1]
         ends = end_tokens(loaded)
@@ -85,10 +119,43 @@ class PaddedBatches:
             pad_token_id=loaded.pad_id,
             logits_processor=transformers.LogitsProcessorList([] if greedy else [_Sampler(rows, width, loaded.device)]),
             stopping_criteria=transformers.StoppingCriteriaList([finish] if finish.needed else []),
+            **{name: value for each in off for name, value in each.items()},
         )
         for row, tokens, stopped_at in zip(rows, written[:, width:].tolist(), finish.stopped_at, strict=True):
             _end(row, tokens, ends, stopped_at)
-        return rows
+
+
+def _companions(loaded: LoadedModel) -> str:
+    """Return beside which rows a short one has the scores that it has alone: "any", those of "equal" length, "none"."""
+    size = loaded.known_tokens or len(loaded.tokenizer)
+    tolerance = 0.1 if torch.finfo(loaded.dtype).eps > 1e-4 else 1e-3
+    short, equal, long = ([(7 * length + 3 * place) % size for place in range(length)] for length in (3, 3, 12))
+    equal = equal[::-1]
+
+    def scores(*rows: list[int]) -> Sequence[torch.Tensor]:
+        """Return the first row's, behind the prompt and behind a token more."""
+        ids, mask = left_padded(rows, loaded.pad_id, loaded.device)
+        made = loaded.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=2,
+            min_new_tokens=2,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=loaded.pad_id,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return [each[0] for each in made.logits]
+
+    def same(found: Sequence[torch.Tensor]) -> bool:
+        return all((each - own).norm() <= tolerance * own.norm() for each, own in zip(found, alone, strict=True))
+
+    with torch.inference_mode():
+        alone = scores(short)
+        if same(scores(short, long)):
+            return "any"
+        return "equal" if same(scores(short, equal)) else "none"
 
 
 def _end(row: RunningRow, written: list[int], ends: Sequence[int], stopped_at: int | None) -> None:

@@ -6,6 +6,7 @@ A model reads all of an input, or what a cut left of it; or the input is refused
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,6 +51,23 @@ def context_length(config: Any) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
+def rotary_limit(config: Any) -> int | None:
+    """Return how many tokens a model may see at a time before it turns the positions of all of them otherwise.
+
+    Models of LongRoPE (Phi-3.5, Phi-4-mini) or dynamic scaling do so by the longest row of a pass. None for others.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    whole = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for each in (whole, *whole.values()):  # Some have parameters for each type of layer.
+        kind = str(each.get("rope_type") or each.get("type")) if isinstance(each, Mapping) else ""
+        if kind in ("longrope", "su"):
+            own = each.get("original_max_position_embeddings")
+            return own or getattr(text, "original_max_position_embeddings", None)
+        if "dynamic" in kind:
+            return context_length(config)
+    return None
+
+
 def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
     """Return the token ids of each text; one without any gets the start token, as a model must read something."""
     if not texts:
@@ -86,7 +104,7 @@ def render_chat(
     """
     texts = []
     for place, conversation in enumerate(check_conversations(conversations)):
-        messages = messages_of(conversation, f"conversations[{place}]")
+        messages = [_with_arguments(each) for each in messages_of(conversation, f"conversations[{place}]")]
         if not getattr(tokenizer, "chat_template", None):
             turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
             texts.append("\n\n".join([*turns, "Assistant:"]))
@@ -116,6 +134,24 @@ def messages_of(conversation: Any, place: str = "the conversation") -> list[dict
             raise TypeError(f"{place}[{number}] is no message: give a mapping with 'role' and 'content'")
         messages.append({**message, "content": _content(message.get("content"), f"{place}[{number}]")})
     return messages
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls of tools have their arguments as objects: templates write those as JSON."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_call(each) for each in calls]} if isinstance(calls, list) else message
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    text = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text, str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def _content(content: Any, place: str) -> str:

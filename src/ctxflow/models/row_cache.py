@@ -45,8 +45,8 @@ class Store(Protocol):
     def fits(self, capacity: int, budget: int) -> bool:
         """Whether another row of so many tokens keeps the store within so many."""
 
-    def enter(self, capacity: int) -> None:
-        """Make room for another row, which gets the next number."""
+    def enter(self, capacity: int, budget: int) -> None:
+        """Make room for another row, which gets the next number; within so many tokens, unless rows need more."""
 
     def leave(self, number: int) -> None:
         """Free a row's room."""
@@ -109,7 +109,7 @@ class Segments:
         """As `Store.fits`."""
         return sum(size for _, size in self._rows) + capacity <= budget
 
-    def enter(self, capacity: int) -> None:
+    def enter(self, capacity: int, budget: int) -> None:
         """As `Store.enter`."""
         first = self._hole(capacity)
         if first is None:
@@ -230,12 +230,13 @@ class Slots:
         """As `Store.fits`."""
         return (len(self._rows) + 1) * self._rounded(max([capacity, *self._rows])) <= budget
 
-    def enter(self, capacity: int) -> None:
+    def enter(self, capacity: int, budget: int) -> None:
         """As `Store.enter`."""
         self._rows.append(capacity)
-        if len(self._rows) > self._slots or max(self._rows) > self._length:
-            slots = len(self._rows) if len(self._rows) <= self._slots else max(len(self._rows), 2 * self._slots)
-            self._resize(max(slots, 8), self._rounded(max(self._rows)))
+        rows, length = len(self._rows), self._rounded(max(self._rows))
+        if rows > self._slots or length > self._length:
+            wanted = self._slots if rows <= self._slots else max(2 * self._slots, 8)
+            self._resize(min(wanted, max(rows, budget // length)), length)
 
     def leave(self, number: int) -> None:
         """As `Store.leave`."""
@@ -265,9 +266,12 @@ class Slots:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: Any) -> Any:
         """As `Store.attend`."""
         keys, values = self._kept(self._keys, layer, key), self._kept(self._values, layer, value)
+        old = len(self._step.lengths)
+        if self._step.prompts:  # Whoever had their slots may have left infinities.
+            new = slice(old, old + len(self._step.prompts))
+            keys[new] = values[new] = 0
         keys[self._row, :, self._place] = key
         values[self._row, :, self._place] = value
-        old = len(self._step.lengths)
         found = []
         if old:
             width = self._mask.shape[-1]

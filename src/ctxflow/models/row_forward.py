@@ -1,7 +1,7 @@
 """Take rows a token further in one pass through a model, where its cache can be held by rows: `RowsForward` finds out.
 
-Sliding windows, recurrent layers, several caches, encoders, and attention with sinks or a cap of its own are
-not held so.
+Sliding windows, recurrent layers, several caches, encoders, attention with sinks or a cap of its own, and positions
+that are turned by the longest row are not held so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ctxflow.models.reading import context_length, rotary_limit
 from ctxflow.models.row_cache import RowsCache, Store, TokenStep, Unsupported, attending, make_store
 from ctxflow.models.transformers import LoadedModel
 
@@ -40,6 +41,9 @@ class RowsForward:
             raise Unsupported("it has an encoder")
         if kinds:
             raise Unsupported(f"it has layers of {', '.join(sorted(kinds))}")
+        limit, length = rotary_limit(config), context_length(config)
+        if limit is not None and (length is None or length > limit):
+            raise Unsupported(f"it turns positions otherwise beyond {limit} tokens")
         settings = loaded.model.generation_config
         asked = [name for name in OTHER_SETTINGS if getattr(settings, name, None) not in (None, False, 0, 1)]
         if asked:
@@ -89,10 +93,11 @@ class RowsForward:
     def _check(self, store: Store) -> None:
         """Compare with the model alone: two prompts, then a step of both with a third."""
         rows = [[(7 * row + 3 * place) % self._vocabulary for place in range(3 + 2 * row)] for row in range(3)]
+        budget = sum(map(len, rows))
         for row in rows[:2]:
-            store.enter(len(row))
+            store.enter(len(row), budget)
         found = list(self(store, [], [row[:-1] for row in rows[:2]]))
-        store.enter(len(rows[2]))
+        store.enter(len(rows[2]), budget)
         found += self(store, [(row[-1], len(row)) for row in rows[:2]], rows[2:])
         for number in (2, 1, 0):
             store.leave(number)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-import transformers
 
+from ctxflow.errors import ItemRefused
+from ctxflow.models.batch_limits import AHEAD, too_little_memory
 from ctxflow.models.drawing import column, drawn, draws_of, parameters
+from ctxflow.models.own_settings import OwnSettings
 from ctxflow.models.results import Sampling
 from ctxflow.models.row_cache import make_store
 from ctxflow.models.row_forward import RowsForward
-from ctxflow.models.transformers import AHEAD, LoadedModel, too_little_memory
+from ctxflow.models.transformers import LoadedModel
 
 CPU_PROMPT_TOKENS = 512  # Prompts that enter in one step, on a CPU: more gain nothing (measured).
 GPU_PROMPT_TOKENS = 8192
+NO_TOKEN = -1
 
 
 class Constraint(Protocol):
@@ -39,6 +42,7 @@ class RunningRow:
 
     :param top: tokens whose log-probabilities are kept at each place, beside that of the one that was taken; None for
         none at all.
+    :param off: what of the model's own settings does not hold for it, of `ctxflow.models.own_settings.TURNED_OFF`.
     :ivar written: the tokens so far.
     :ivar logprobs: for each of them its log-probability, and those of the likeliest tokens.
     :ivar finish_reason: "stop" or "length", once it has ended.
@@ -48,12 +52,18 @@ class RunningRow:
     """
 
     def __init__(
-        self, prompt: Sequence[int], sampling: Sampling, constraint: Constraint | None = None, top: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        constraint: Constraint | None = None,
+        top: int | None = None,
+        off: Collection[str] = (),
     ) -> None:
         self.prompt = list(prompt)
         self.sampling = sampling
         self.constraint = constraint
         self.top = top
+        self.off = frozenset(off)
         self.written: list[int] = []
         self.logprobs: list[tuple[float, list[tuple[int, float]]]] = []
         self.finish_reason: str | None = None
@@ -122,7 +132,7 @@ class RunningBatch:
         self._most_tokens = most_tokens
         self._max_rows = max_rows
         self._ends = frozenset(end_tokens(loaded))
-        self._processors = _processors(loaded)
+        self._settings = OwnSettings(loaded)
         self._forward = RowsForward(loaded)
         self._prompt_tokens = CPU_PROMPT_TOKENS if loaded.device.type == "cpu" else GPU_PROMPT_TOKENS
         self._store = make_store(loaded.device, loaded.dtype)
@@ -209,7 +219,8 @@ class RunningBatch:
                 self._rows and not self._store.fits(row.capacity, self._budget)
             ):
                 break
-            self._store.enter(row.capacity)
+            self._store.enter(row.capacity, self._budget)
+            self._settings.enter(row)
             self._rows.append(self._waiting.popleft())
             entered += 1
             tokens += new
@@ -240,7 +251,10 @@ class RunningBatch:
     def _take(self, tokens: Sequence[int]) -> list[RunningRow]:
         ended = []
         for row, token in zip(self._rows, tokens, strict=True):
-            row.take(token, self._ends, self._loaded.tokenizer)
+            if token == NO_TOKEN:
+                row.error = self._not_finite()
+            else:
+                row.take(token, self._ends, self._loaded.tokenizer)
             if row.ended:
                 ended.append(row)
         for row in ended:
@@ -250,6 +264,7 @@ class RunningBatch:
     def _leave(self, row: RunningRow) -> None:
         number = self._rows.index(row)
         self._store.leave(number)
+        self._settings.leave(number)
         last = self._rows.pop()
         if number < len(self._rows):
             self._rows[number] = last
@@ -262,12 +277,21 @@ class RunningBatch:
         )
         return scores
 
+    def _not_finite(self) -> ItemRefused:
+        dtype = str(self._loaded.dtype).removeprefix("torch.")
+        return ItemRefused(
+            f"the model's scores behind this text are not finite numbers in {dtype}: give a dtype in which they are, "
+            "such as float32"
+        )
+
     def _choose(self, raw: torch.Tensor) -> list[int]:
-        """Return the next token of each row."""
-        scores = raw
-        if self._processors or any(row.constraint is not None for row in self._rows):
+        """Return the next token of each row; `NO_TOKEN` where the scores are not finite."""
+        scores, tokens = raw, raw.argmax(dim=-1)
+        # Of scores that are not numbers, one is the largest; some models rule out tokens by minus infinity.
+        finite = raw.gather(1, tokens[:, None])[:, 0].isfinite()
+        if self._settings or any(row.constraint is not None for row in self._rows):
             scores = self._processed(raw.float().clone())
-        tokens = scores.argmax(dim=-1)
+            tokens = scores.argmax(dim=-1)
         drawing = [number for number, row in enumerate(self._rows) if not row.sampling.greedy]
         if drawing:
             device = scores.device
@@ -277,14 +301,12 @@ class RunningBatch:
             found = drawn(scores[where], draws, *parameters([row.sampling for row in chosen], device))
             tokens[where] = found[:, 0]
         self._keep_logprobs(raw, tokens)
-        return [int(token) for token in tokens.tolist()]
+        return [int(token) for token in tokens.where(finite, NO_TOKEN).tolist()]
 
     def _processed(self, scores: torch.Tensor) -> torch.Tensor:
         """Return scores as the model's generation settings change them, and with what rows may not write left out."""
-        if self._processors:
-            ids = [torch.tensor([[*row.prompt, *row.written]], device=scores.device) for row in self._rows]
-            each = zip(ids, scores.split(1), strict=True)
-            scores = torch.cat([self._processors(tokens, own) for tokens, own in each])
+        if self._settings:
+            scores = self._settings(scores, self._rows)
         bound = [number for number, row in enumerate(self._rows) if row.constraint is not None]
         if bound:
             allowed = [self._rows[number].allowed(scores.shape[1]) for number in bound]
@@ -312,16 +334,3 @@ def end_tokens(loaded: LoadedModel) -> list[int]:
     ends = loaded.model.generation_config.eos_token_id
     ends = loaded.tokenizer.eos_token_id if ends is None else ends
     return [int(end) for end in (ends if isinstance(ends, (list, tuple)) else [ends]) if end is not None]
-
-
-def _processors(loaded: LoadedModel) -> Any:
-    """Return what the model's generation settings do to scores, as transformers' own loop does it; mostly nothing."""
-    settings = loaded.model.generation_config
-    found = transformers.LogitsProcessorList()
-    if (penalty := getattr(settings, "repetition_penalty", None)) not in (None, 1.0):
-        found.append(transformers.RepetitionPenaltyLogitsProcessor(penalty))
-    if size := getattr(settings, "no_repeat_ngram_size", None):
-        found.append(transformers.NoRepeatNGramLogitsProcessor(size))
-    if suppressed := getattr(settings, "suppress_tokens", None):
-        found.append(transformers.SuppressTokensLogitsProcessor(suppressed, device=loaded.device))
-    return found

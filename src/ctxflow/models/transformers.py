@@ -1,7 +1,7 @@
 """Load a model with the transformers library, and run its work in internal batches that fit in memory, by tokens.
 
 An internal batch is what goes through the model at once; the batch that ctxflow sent may be many of them. How much fits
-is estimated from free memory, and corrected by what did not fit; `BatchLimits` is pure planning.
+is estimated from free memory, and corrected by what did not fit (`ctxflow.models.batch_limits`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
 
+from ctxflow.errors import ItemRefused
+from ctxflow.models.batch_limits import BatchLimits, Result, alike
 from ctxflow.models.model_folder import check_ability, locate_model
-from ctxflow.models.results import OutOfMemoryError
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
@@ -40,9 +41,32 @@ class LoadedModel:
 
     @property
     def pad_id(self) -> int:
-        """The token that short rows are padded with; attention masks hide it, so any will do."""
+        """The token that short rows are padded with; attention masks hide it, so any will do that the model knows."""
+        known = self.known_tokens
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        return next((i for i in candidates if isinstance(i, int)), 0)
+        return next((i for i in candidates if isinstance(i, int) and (known is None or i < known)), 0)
+
+    @property
+    def known_tokens(self) -> int | None:
+        """How many tokens the model has embeddings for; None if it does not say."""
+        try:
+            size = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        except (AttributeError, NotImplementedError):
+            return None
+        return size if isinstance(size, int) else None
+
+    def check_tokens(self, ids: Sequence[int], what: str) -> None:
+        """Raise `ItemRefused` for tokens that the model does not know: it would fail at them, for all rows.
+
+        A tokenizer has such ones where tokens were added to it, and the model's embeddings not resized.
+        """
+        known, largest = self.known_tokens, max(ids, default=0)
+        if known is not None and largest >= known:
+            text = self.tokenizer.convert_ids_to_tokens(largest)
+            raise ItemRefused(
+                f"{what} has the token {largest} ({text!r}), but the model knows only {known}: leave that text out, "
+                "or resize the model's embeddings"
+            )
 
     def close(self) -> None:
         """Free the memory of the model now; it cannot be used afterwards. Closing twice does nothing."""
@@ -165,8 +189,6 @@ def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.devic
     return ids.to(device), mask.to(device)
 
 
-Result = TypeVar("Result")
-
 # Tokens of an internal batch on a CPU where a model only reads: its caches hold no more (measured).
 CPU_READING_TOKENS = 1024
 CPU_WRITING_TOKENS = 4096  # The same where it writes, since each step's pass over the weights serves all rows.
@@ -230,7 +252,7 @@ class InternalBatches:
         """Return which of the rows that wait go next: the first, and those that are most like it in length."""
         order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
         limits = self._limits()
-        return _like(order.index(0), order, [lengths[row] for row in order], limits.max_tokens, limits.max_rows)
+        return alike(order.index(0), order, [lengths[row] for row in order], limits.max_tokens, limits.max_rows)
 
     def _limits(self) -> BatchLimits:
         most = self.most_tokens()
@@ -240,6 +262,8 @@ class InternalBatches:
         """Return how many tokens of an internal batch should fit in the memory that is free on the device now."""
         device = self._loaded.device
         config, itemsize = getattr(self._loaded.model, "config", None), getattr(self._loaded.dtype, "itemsize", 4)
+        if device.type == "cpu" and self._keeps_cache:
+            itemsize = max(itemsize, 4)  # Half types are kept as float32 there.
         per_token = _bytes_per_token(config, itemsize, self._keeps_cache)
         if device.type != "cuda":
             least = min(self._cpu_tokens, CPU_WRITING_TOKENS)
@@ -274,137 +298,3 @@ def _bytes_per_token(config: Any, itemsize: int, keeps_cache: bool) -> int:
     layers = getattr(config, "num_hidden_layers", 32) + 1  # one more: a layer's cache is copied when it grows
     kept = 2 * layers * kept_heads * head_size if keeps_cache else 0
     return itemsize * (passing + kept)
-
-
-AHEAD = 4
-"""How many internal batches' rows `run_each` looks at, to find rows of similar lengths among them."""
-
-
-def group_size(longest: int, waiting: int, max_tokens: int, max_rows: int | None = None) -> int:
-    """Return how many of the waiting rows go through the model together with the longest of them.
-
-    A group takes its number of rows times its longest row; a row longer than `max_tokens` goes alone.
-
-    >>> group_size(10, 4, max_tokens=20), group_size(30, 4, max_tokens=20)
-    (2, 1)
-    """
-    fit = max(1, max_tokens // max(1, longest))
-    return min(fit, waiting, max_rows or waiting)
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchLimits:
-    """How large internal batches may be.
-
-    :ivar max_tokens: of a batch; half of what was tried, where that did not fit.
-    :ivar out_of_memory: the exception that means "did not fit"; `recover` is called then with the new `max_tokens`.
-    """
-
-    max_tokens: int
-    max_rows: int | None = None
-    out_of_memory: type[BaseException] = MemoryError
-    recover: Callable[[int], None] = lambda tokens: None
-
-    def run_batches(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
-        """Run every row in internal batches of similar lengths, longest first: what does not fit is found at once.
-
-        :param lengths: tokens of each row.
-        :param run: takes rows' numbers, returns a result for each.
-        :returns: the results in the order of the rows.
-        :raises OutOfMemoryError: if a row alone does not fit.
-
-        >>> BatchLimits(12).run_batches([3, 10, 4], lambda rows: [f"{row} of {rows}" for row in rows])
-        ['0 of [2, 0]', '1 of [1]', '2 of [2, 0]']
-        """
-        order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-        results: dict[int, Result] = {}
-        max_tokens = self.max_tokens
-        while order:
-            rows = order[: group_size(lengths[order[0]], len(order), max_tokens, self.max_rows)]
-            found = _tried(rows, run, self.out_of_memory)
-            if found is not None:
-                results.update(found)
-                order = order[len(rows) :]
-            else:
-                max_tokens = len(rows) * lengths[rows[0]] // 2
-                self.recover(max_tokens)
-        return [results[row] for row in range(len(lengths))]
-
-    def run_each(
-        self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]], ahead: int | None = None
-    ) -> Iterator[Result]:
-        """Run rows as `run_batches` does, but yield each result as soon as it and all before it are there.
-
-        Rows are looked at in their order, as many as fill a few internal batches; the next batch is made of those that
-        are most like the oldest in length. So little is padded, and only the last few batches are smaller than they may
-        be.
-
-        >>> ran = []
-        >>> results = BatchLimits(12).run_each([3, 10, 4, 3] * 9, lambda rows: ran.append(rows) or rows)
-        >>> next(results), ran
-        (0, [[0, 3, 4, 7]])
-        >>> list(results) == list(range(1, 36))
-        True
-        """
-        waiting: list[int] = []
-        results: dict[int, Result] = {}
-        taken = due = tokens = 0
-        max_tokens = self.max_tokens
-        while due < len(lengths):
-            while taken < len(lengths) and tokens < (ahead or AHEAD) * max_tokens:
-                waiting.append(taken)
-                tokens += lengths[taken]
-                taken += 1
-            waiting.sort(key=lambda row: (-lengths[row], row))
-            rows = _like(waiting.index(due), waiting, [lengths[row] for row in waiting], max_tokens, self.max_rows)
-            found = _tried(rows, run, self.out_of_memory)
-            if found is None:
-                max_tokens = len(rows) * lengths[rows[0]] // 2
-                self.recover(max_tokens)
-                continue
-            results.update(found)
-            waiting = [row for row in waiting if row not in found]
-            tokens -= sum(lengths[row] for row in rows)
-            while due in results:
-                yield results.pop(due)
-                due += 1
-
-
-def _like(
-    place: int, waiting: Sequence[int], lengths: Sequence[int], max_tokens: int, max_rows: int | None
-) -> list[int]:
-    """Return the internal batch of the row at a place, among rows that are sorted longest first.
-
-    >>> _like(2, [7, 8, 9], [6, 5, 5], max_tokens=12, max_rows=None)
-    [8, 9]
-    """
-
-    def end(start: int) -> int:
-        return start + group_size(lengths[start], len(waiting) - start, max_tokens, max_rows)
-
-    start = place
-    # If there are not enough shorter ones, some that are a little longer come with them.
-    while start and end(start) == len(waiting) and end(start - 1) > place:
-        start -= 1
-    return list(waiting[start : end(start)])
-
-
-def _tried(
-    rows: list[int], run: Callable[[list[int]], Sequence[Result]], out_of_memory: type[BaseException]
-) -> dict[int, Result] | None:
-    """Return the results of an internal batch; None if it did not fit."""
-    try:
-        return dict(zip(rows, run(rows), strict=True))
-    except out_of_memory as error:  # With it go the frames that held tensors.
-        if len(rows) > 1:
-            return None
-        reason = str(error).split("\n", maxsplit=1)[0]
-    raise too_little_memory(reason)
-
-
-def too_little_memory(reason: str) -> OutOfMemoryError:
-    """Return the error of a row that does not fit alone, with what the device said."""
-    return OutOfMemoryError(
-        "one prompt alone does not fit in the device's memory: give fewer max_new_tokens or "
-        f"max_input_tokens, a smaller dtype, or a larger GPU ({reason})"
-    )

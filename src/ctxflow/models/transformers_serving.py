@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
+import re
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,7 @@ from ctxflow.models.encode import SentenceEncoder
 from ctxflow.models.generate import batch_of, generation
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import as_sent, refusal
+from ctxflow.models.openai_requests import TURNING_OFF, as_sent, refusal
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.reading import Read, Reader, Tokens, context_length, tokenize
 from ctxflow.models.results import Generation, InputTooLong, Sampling
@@ -90,6 +93,7 @@ class TransformersEngine:
         self._name = name or self._loaded.name
         self._tokenizer = self._loaded.tokenizer  # Which stays when the model is closed.
         self._grammars: Grammars | None = None
+        self._compiling = threading.Lock()
         self._thread = BatchThread(batch, self._loaded.close)
 
     async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,9 +109,11 @@ class TransformersEngine:
         sent = as_sent(endpoint, body, "transformers")
         if self._encoder is not None:
             return await self._embed(self._encoder, sent)
-        rows, prompt = self._rows(endpoint, sent)
+        rows, prompt = await self._rows(endpoint, sent)
         try:
             await self._thread.done(rows)
+        except ItemRefused:
+            raise
         except ValueError as error:  # What binds its answer grew too complex.
             raise ItemRefused(f"{error}: change what binds the answer, or {OTHERS}") from error
         answers = [(row, generation(self._tokenizer, row, prompt)) for row in rows]
@@ -120,7 +126,7 @@ class TransformersEngine:
         """End the thread and free the model; requests in flight end with `ContextLost`. Again: nothing."""
         await self._thread.stop()
 
-    def _rows(self, endpoint: str, body: Mapping[str, Any]) -> tuple[list[RunningRow], Tokens]:
+    async def _rows(self, endpoint: str, body: Mapping[str, Any]) -> tuple[list[RunningRow], Tokens]:
         """Return the rows of a request, and what is read of it."""
         try:
             sampling = _sampling(body)
@@ -129,8 +135,9 @@ class TransformersEngine:
             prompt = self._read(endpoint, body, sampling)
             if isinstance(prompt, InputTooLong):
                 raise prompt
+            self._loaded.check_tokens(prompt.ids, "the prompt")
             # Compiled before anything waits, so that a wrong one is told at once.
-            constraints = [self._constraint(body) for _ in range(body.get("n", 1))]
+            constraints = await self._constraints(body, body.get("n", 1))
         except ItemRefused:
             raise
         except (ValueError, TypeError) as error:
@@ -139,11 +146,12 @@ class TransformersEngine:
         if self._padded and (top is not None or constraints[0] is not None):
             what = "log-probabilities" if top is not None else "what binds its answer"
             raise ItemRefused(f"{what} cannot be had of {self._name} with the backend transformers: {OTHERS}")
+        off = TURNING_OFF.intersection(body)
         rows = []
         for number, constraint in enumerate(constraints):
             seed = None if sampling.seed is None else sampling.seed + number
             own = dataclasses.replace(sampling, seed=seed)
-            rows.append(RunningRow(prompt.ids, own, constraint, top))
+            rows.append(RunningRow(prompt.ids, own, constraint, top, off))
         return rows, prompt
 
     def _read(self, endpoint: str, body: Mapping[str, Any], sampling: Sampling) -> Read:
@@ -157,7 +165,7 @@ class TransformersEngine:
             [read] = self._reader.conversations([body["messages"]], rooms, options)
         return read
 
-    def _constraint(self, body: Mapping[str, Any]) -> Any:
+    async def _constraints(self, body: Mapping[str, Any], count: int) -> Sequence[Any]:
         wanted = dict(body.get("structured_outputs") or {})
         shape = body.get("response_format") or {}
         if shape.get("type") == "json_schema":
@@ -165,12 +173,16 @@ class TransformersEngine:
         elif shape.get("type") == "json_object":
             wanted["json_object"] = True
         if not wanted:
-            return None
+            return [None] * count
         [(kind, value)] = wanted.items()
-        if self._grammars is None:
-            self._grammars = Grammars(self._tokenizer, self._size, self._ends)
+        return await asyncio.to_thread(self._compiled, kind, value, count)  # Many choices take a second.
+
+    def _compiled(self, kind: str, value: Any, count: int) -> list[Any]:
         try:
-            return self._grammars.constraint(kind, value)
+            with self._compiling:
+                if self._grammars is None:
+                    self._grammars = Grammars(self._tokenizer, self._size, self._ends)
+                return [self._grammars.constraint(kind, value) for _ in range(count)]
         except ValueError as error:
             raise ValueError(f"the request's {kind} cannot be used ({error}): change it, or {OTHERS}") from error
 
@@ -181,6 +193,8 @@ class TransformersEngine:
         if wrong is not None:
             raise ItemRefused(str(wrong)) from wrong
         rows = [_Text(tokens) for tokens in read if isinstance(tokens, Tokens)]
+        for row in rows:
+            self._loaded.check_tokens(row.tokens.ids, "the text")
         await self._thread.done(rows)
         data = [{"object": "embedding", "index": number, "embedding": row.vector} for number, row in enumerate(rows)]
         tokens = sum(len(row.tokens.ids) for row in rows)
@@ -233,7 +247,7 @@ class TransformersEngine:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob, "bytes": list(token_bytes(self._tokenizer, token, text))}
 
     def _text(self, token: int) -> str:
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
@@ -249,6 +263,28 @@ async def build_transformers_engine(model: str | os.PathLike[str] | LoadedModel,
 
 def _is_encoder(model: str | os.PathLike[str], revision: str | None) -> bool:
     return (locate_model(model, revision=revision) / "modules.json").is_file()
+
+
+def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
+    """Return a token's bytes, of which a client makes the characters that several tokens share.
+
+    :param text: of the token alone, where a part of a character is U+FFFD.
+    """
+    name = tokenizer.convert_ids_to_tokens(token)
+    if "\ufffd" not in text or not isinstance(name, str):
+        return text.encode()
+    if whole := re.fullmatch("<0x([0-9A-F]{2})>", name):  # A single byte, as SentencePiece writes it.
+        return bytes.fromhex(whole[1])
+    known = _byte_of_character()
+    # Tokenizers of bytes write each as a character of its own.
+    return bytes(known[each] for each in name) if all(each in known for each in name) else text.encode()
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _sampling(body: Mapping[str, Any]) -> Sampling:
@@ -307,10 +343,16 @@ class _Encoding:
         self._waiting = [row for number, row in enumerate(self._waiting) if number not in gone]
         try:
             vectors = self._encoder.encode_tokens([row.tokens for row in rows]).tolist()
-        except MemoryError as error:
+        except MemoryError:  # One of them did not fit alone.
             for row in rows:
-                row.error = error
+                self._encode_alone(row)
             return rows
         for row, vector in zip(rows, vectors, strict=True):
             row.vector = vector
         return rows
+
+    def _encode_alone(self, row: _Text) -> None:
+        try:
+            [row.vector] = self._encoder.encode_tokens([row.tokens]).tolist()
+        except MemoryError as error:
+            row.error = error
