@@ -411,6 +411,7 @@ class BatchFailed(Event):
     """An attempt failed: all that it did not answer before.
 
     :ivar lost_context: the library process went with it.
+    :ivar beside: other attempts that it went for, which failed as this one did; all others only lost their context.
     :ivar at: where it answers its items one by one, the first that it did not answer, counted from 0.
     """
 
@@ -420,6 +421,7 @@ class BatchFailed(Event):
     lost_context: bool = False
     exception: Any = dataclasses.field(default=None, repr=False, compare=False)
     at: int | None = None
+    beside: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
