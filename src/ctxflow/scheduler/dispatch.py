@@ -271,9 +271,7 @@ def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> 
         _items_failed(state, attempt, worker, event, out)
 
 
-def _items_failed(
-    state: RunState, attempt: Attempt, worker: Worker, event: ev.BatchFailed, out: list[Command]
-) -> None:
+def _items_failed(state: RunState, attempt: Attempt, worker: Worker, event: ev.BatchFailed, out: list[Command]) -> None:
     """Count a failure for the items of an attempt that has ended with it."""
     left = items.unanswered(state, attempt)
     faults.charge(state, attempt, worker, left if event.at is None else left[:1], event.failure)
