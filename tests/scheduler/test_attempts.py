@@ -231,6 +231,35 @@ def test_one_worker_at_a_time_runs_suspects_and_the_others_stay_full():
     assert not run.state.apps["ask"].isolated.items and not run.buried
 
 
+def test_what_runs_apart_says_nothing_of_a_window():
+    run = Run(window=64)
+    run.submit(range(64))
+    for _ in range(2):
+        run.fail(0, CRASH, lost_context=True)
+    for _ in range(64):
+        run.finish(run.on("w0")[0])
+    assert not run.batching.heard and "ask" not in run.state.workers["w0"].paces
+    assert len(run.delivered) == 64
+
+
+def test_who_kills_its_worker_is_found_likewise():
+    run = Run(window=64)
+    run.submit(range(80))
+    killer, losses = 20, 0
+    while run.state.open:
+        there = run.on(f"w{losses}")
+        assert losses < 3 or len(there) <= 16
+        if killer not in there:
+            run.finish(there[0])
+            continue
+        run.running.clear()
+        run.tell(ev.WorkerLost, f"w{losses}")
+        losses += 1
+        run.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{losses}", host=f"h{losses}", memory=100))
+    assert run.buried == [killer] and len(run.delivered) == 79
+    assert losses == 6, "three times with the others, once with eight, twice alone"
+
+
 def test_all_that_a_context_was_ended_for_are_counted_at_once_and_nobody_else():
     run = Run(window=9)
     run.submit(range(10))
@@ -326,14 +355,14 @@ def test_every_item_is_answered_once_whatever_is_lost(window, workers, items, da
             break
         number = data.draw(st.sampled_from(sorted(run.running)))
         worker, item = run.running[number].worker, run.running[number].items[0]
-        what = data.draw(st.sampled_from(["finish"] * 6 + ["lose", "crash"]))
+        what = data.draw(st.sampled_from(["finish"] * 6 + ["lose", "vanish", "crash"]))
         if what == "finish":
             run.finish(item)
         elif what == "crash":
             run.fail(item, CRASH, lost_context=True)
         else:
             run.running = {n: each for n, each in run.running.items() if each.worker != worker}
-            run.tell(ev.WorkerLost, worker, evicted=True)
+            run.tell(ev.WorkerLost, worker, evicted=what == "lose")
             run.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{joined}", host=f"h{joined}", memory=100))
             joined += 1
         for name in run.state.workers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ctxflow.scheduler import context_moves, faults, items, prefixes, session_moves
 from ctxflow.scheduler import events as ev
@@ -172,16 +172,40 @@ def died_together(state: RunState, attempt: Attempt, worker: Worker, failure: Fa
         return False
     every = [(each, items.unanswered(state, each)) for each in (attempt, *beside)]
     faults.charge(state, attempt, worker, [item for _, left in every for item in left], failure)
+    for each in beside:
+        end(state, each.id, worker)
+    _set_apart(state, every, state.deaths, DEATHS, failure, out)
+    lose_context(state, worker, attempt.context, out)
+    return True
+
+
+def lost_together(state: RunState, worker: Worker, failure: Failure, out: list[Command]) -> None:
+    """Handle the loss of a worker, without notice, for what overlapped on it: as the death of a library process."""
+    for context in list(worker.in_flight):
+        there = [a for a in worker.running.values() if a.context == context and state.apps[a.app].overlaps]
+        if len(there) > 1:
+            every = [(each, items.unanswered(state, each)) for each in there]
+            for each in there:
+                end(state, each.id, worker)
+            _set_apart(state, every, state.losses, state.limits.losses, failure, out)
+
+
+def _set_apart(
+    state: RunState,
+    every: Sequence[tuple[Attempt, list[int]]],
+    table: dict[int, int],
+    limit: int,
+    failure: Failure,
+    out: list[Command],
+) -> None:
+    """Requeue what ended together; items to which that has happened so often, as `table` counts, run apart."""
     suspects: dict[int, list[int]] = {}
     for each, left in every:
         for item in left:
-            state.deaths[item] = state.deaths.get(item, 0) + 1
-        suspects[each.id] = [item for item in left if state.deaths[item] >= DEATHS]
+            table[item] = table.get(item, 0) + 1
+        suspects[each.id] = [item for item in left if table[item] >= limit]
     found = Counter(each.app for each, _ in every for _ in suspects[each.id])
     for each, left in reversed(every):
-        end(state, each.id, worker)
         together = math.isqrt(found[each.app]) if found[each.app] > FEW else 1
         items.isolate(state, each, suspects[each.id], together, failure, out)
         items.requeue(state, each, [item for item in left if item not in suspects[each.id]], out)
-    lose_context(state, worker, attempt.context, out)
-    return True

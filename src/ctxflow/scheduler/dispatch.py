@@ -204,7 +204,8 @@ def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command])
     app, learning = state.apps[attempt.app], state.policies.learning
     worker.done += 1
     faults.learn(state, app, worker, attempt, len(items_of), event.seconds)
-    if app.windowed and learning is not None:
+    apart = attempt.group is not None and attempt.group.alone
+    if app.windowed and learning is not None and not apart:
         learning.finished(state.view, app.shown, worker.shown, event.seconds, event.tokens)
     items.answer(state, attempt, items_of, out)
     # What another attempt answered first is closed; nothing of this attempt stays open.
