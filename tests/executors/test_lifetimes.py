@@ -13,6 +13,7 @@ import pytest
 from executor_helpers import eventually, runs, started
 
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
+from ctxflow.executors import local_hosts
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.host.library_messages import BuildFailed, ContextBuilt, LineOpened
 from ctxflow.host.linux import descendants
@@ -259,6 +260,29 @@ def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     assert not here._lines._expected
     engine.execute(cmd.Unload(worker, ev.PLAIN), cmd.Load(worker, ev.PLAIN))
     engine.wait(ev.ContextReady)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_line_that_ends_while_its_library_process_lives_is_not_waited_for_long(engine, monkeypatch, built):
+    monkeypatch.setattr(local_hosts, "_REPORT_SECONDS", 0.5)
+    (worker,) = engine.start()
+    lines = engine.engine._local.there[worker].lines
+    if built:
+        engine.load(worker, ev.PLAIN)
+    else:
+        engine.execute(cmd.Load(worker, ev.PLAIN))
+        engine.until(lambda: lines[ev.PLAIN].channel is not None)
+    lines[ev.PLAIN].channel.socket.shutdown(socket.SHUT_RDWR)
+    engine.until(lambda: ev.PLAIN in lines and lines[ev.PLAIN].channel is None)
+    if built:
+        engine.apply(worker, pow, 2, 3)
+    else:
+        engine.wait(ev.ContextReady)
+    engine.wait(ev.ContextUnloaded)
+    assert not engine.all(ev.BatchFailed)
+    engine.load(worker, ev.PLAIN)
+    engine.apply(worker, pow, 2, 3)
+    engine.wait(ev.BatchFinished)
 
 
 # --- memory of contexts

@@ -271,6 +271,25 @@ def test_timeouts(driven):
     assert (head["calls"], head["failure"]["kind"]) == ([number], "timeout")
 
 
+def test_a_timeout_of_a_batch_is_not_charged_to_the_items_beside_it(driven):
+    async def wait(*given):
+        import asyncio
+
+        await asyncio.sleep(60)
+
+    def spin(*given):
+        import time
+
+        time.sleep(60)
+
+    driven.load()
+    driven.next("ready")
+    item = driven.call(wait, 1, style="item", timeout=30.0)
+    batch = driven.call(spin, [1], timeout=1.0)
+    died, _ = driven.next("died")
+    assert (died["blamed"], died["calls"]) == ([batch], [batch, item])
+
+
 def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven):
     """In any order with the calls, again and again; the process goes on as it was."""
     driven.load()

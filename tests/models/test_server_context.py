@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from ctxflow import ContextExecutor, item_app
+from ctxflow import ContextError, ContextExecutor, item_app
+from ctxflow.host.linux import descendants
 from ctxflow.models import OpenAIServer, server
 
 PLAYED = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('played_server.py')))}"
@@ -79,3 +80,49 @@ def test_a_server_that_cannot_start_is_told_with_what_it_printed():
 
     with ContextExecutor(workers=1), pytest.raises(Exception, match=r"(?s)exit status 7.*no-such-weights"):
         never(1).result()
+
+
+@pytest.mark.parametrize("whose", ["library", "server"])
+@pytest.mark.parametrize("seconds", [0.0, 1.5], ids=["at-once", "later"])
+def test_what_dies_while_nothing_is_in_flight_is_built_again(whose, seconds):
+    with ContextExecutor(workers=1):
+        first = ask({"number": 1}).result()
+        os.kill(first["library" if whose == "library" else "pid"], signal.SIGKILL)
+        time.sleep(seconds)
+        second = ask({"number": 2}).result(60)
+        assert second["number"] == 2 and second["pid"] != first["pid"]
+
+
+@pytest.mark.parametrize("whose", ["library", "server"])
+def test_what_dies_while_it_is_built_is_told(whose):
+    slow = server(f"{PLAYED} --children 1 --slow 3 --socket {{socket}}")
+
+    @item_app(slow)
+    async def late(engine: OpenAIServer, body: dict) -> dict:
+        return (await engine.answer("/v1/chat/completions", body))["echo"]
+
+    with ContextExecutor(workers=1):
+        futures = [late({"number": number}) for number in range(3)]
+        until = time.monotonic() + 30
+        while not (there := [pid for pid in descendants(os.getpid()) if plays(pid)]) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.5)  # The library process waits for it.
+        os.kill(there[0] if whose == "server" else library_of(there[0]), signal.SIGKILL)
+        for future in futures:
+            with pytest.raises(ContextError, match="could not be built.* was killed by SIGKILL"):
+                future.result(60)
+
+
+def plays(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"played_server.py\0--children" in words and b"warden.py" not in words
+
+
+def library_of(server: int) -> int:
+    """Return the process that started the warden of a server."""
+    for _ in range(2):
+        server = int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+    return server

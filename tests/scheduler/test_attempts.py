@@ -72,14 +72,14 @@ class Run:
         attempt = self.attempt_of(item)
         self.tell(ev.BatchFinished, self.running.pop(attempt).worker, attempt, 1.0, **named)
 
-    def fail(self, item, failure, lost_context=False):
-        attempt = self.attempt_of(item)
+    def fail(self, item, failure, lost_context=False, beside=()):
+        attempt, beside = self.attempt_of(item), [self.attempt_of(each) for each in beside]
         run = self.running.pop(attempt)
         if lost_context:
             same = [n for n, each in self.running.items() if (each.worker, each.context) == (run.worker, run.context)]
             for number in same:
                 del self.running[number]
-        self.tell(ev.BatchFailed, run.worker, attempt, failure, lost_context=lost_context)
+        self.tell(ev.BatchFailed, run.worker, attempt, failure, lost_context=lost_context, beside=beside)
 
     def attempt_of(self, item):
         return next(number for number, run in self.running.items() if item in run.items)
@@ -170,6 +170,129 @@ def test_whoever_kills_the_engine_is_found_and_nobody_else_suffers():
     assert crashes == 4, "twice with others, then twice alone"
 
 
+@pytest.mark.parametrize(("window", "contexts", "most"), [(64, 5, 30), (512, 6, 60)])
+def test_a_killer_in_a_large_window_has_few_of_the_others_run_alone(window, contexts, most):
+    run = Run(window=window)
+    run.submit(range(window + 100))
+    killer, crashes, rounds, alone = window // 2, 0, 0, set()
+    while run.state.open:
+        there = run.on("w0")
+        if len(there) == 1 and there != [killer] and run.state.apps["ask"].isolated.items:
+            alone.update(there)
+        if killer in there:
+            crashes += 1
+            run.fail(there[0], CRASH, lost_context=True)
+            continue
+        rounds += 1  # Of about as much time each.
+        for item in there:
+            run.finish(item)
+            if killer in run.on("w0"):
+                break
+    assert run.buried == [killer] and len(run.delivered) == window + 99
+    assert crashes == contexts
+    assert rounds <= most and len(alone) <= 16
+
+
+def test_suspects_run_apart_from_others_and_each_has_its_place_again_after_a_loss():
+    run = Run(window=64)
+    run.submit(range(100))
+    for _ in range(2):
+        run.fail(0, CRASH, lost_context=True)
+    suspects = set(range(64))
+    assert len(run.on("w0")) == 8 and suspects.issuperset(run.on("w0"))
+    run.finish(run.on("w0")[0])
+    assert len(run.on("w0")) == 8 and suspects.issuperset(run.on("w0")), "the next takes its place"
+    run.running.clear()
+    run.tell(ev.WorkerLost, "w0", evicted=True)
+    run.tell(ev.WorkerJoined, ev.WorkerSpec("w1", host="h1", memory=100))
+    assert len(run.on("w1")) == 8 and suspects.issuperset(run.on("w1")), "as many at a time as before"
+    while suspects.intersection(run.on("w1")):
+        there = run.on("w1")
+        assert suspects.issuperset(there) and len(there) <= 8
+        run.finish(there[0])
+    assert len(run.on("w1")) == 36
+
+
+def test_one_worker_at_a_time_runs_suspects_and_the_others_stay_full():
+    run = Run(window=16, workers=4)
+    run.submit(range(1000))
+    for _ in range(2):
+        run.fail(0, CRASH, lost_context=True)
+    for name in run.state.workers:
+        run.finish(run.on(name)[0])
+    (turning,) = [each.id for each in run.state.workers.values() if each.turning]
+    for item in run.on(turning):
+        run.finish(item)
+    for _ in range(100):
+        apart = [name for name in run.state.workers if run.state.workers[name].windows["engine"] < 16]
+        assert apart in ([turning], [])
+        assert all(len(run.on(name)) == 16 for name in run.state.workers if name not in apart)
+        run.finish(run.on(turning)[0])
+    assert not run.state.apps["ask"].isolated.items and not run.buried
+
+
+def test_what_runs_apart_says_nothing_of_a_window():
+    run = Run(window=64)
+    run.submit(range(64))
+    for _ in range(2):
+        run.fail(0, CRASH, lost_context=True)
+    for _ in range(64):
+        run.finish(run.on("w0")[0])
+    assert not run.batching.heard and "ask" not in run.state.workers["w0"].paces
+    assert len(run.delivered) == 64
+
+
+def test_who_kills_its_worker_is_found_likewise():
+    run = Run(window=64)
+    run.submit(range(80))
+    killer, losses = 20, 0
+    while run.state.open:
+        there = run.on(f"w{losses}")
+        assert losses < 3 or len(there) <= 16
+        if killer not in there:
+            run.finish(there[0])
+            continue
+        run.running.clear()
+        run.tell(ev.WorkerLost, f"w{losses}")
+        losses += 1
+        run.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{losses}", host=f"h{losses}", memory=100))
+    assert run.buried == [killer] and len(run.delivered) == 79
+    assert losses == 6, "three times with the others, once with eight, twice alone"
+
+
+def test_all_that_a_context_was_ended_for_are_counted_at_once_and_nobody_else():
+    run = Run(window=9)
+    run.submit(range(10))
+    late = ev.Failure("timeout", "Timeout", "it went on")
+    run.fail(0, late, lost_context=True, beside=range(1, 8))
+    assert sorted(run.buried) == list(range(8)) and run.on("w0") == [8, 9]
+    assert run.state.contexts["engine"].loads == 2
+
+
+def test_of_those_that_a_context_was_ended_for_some_may_have_ended_before():
+    run = Run(window=3)
+    run.submit(range(3))
+    worker, first, second = "w0", run.attempt_of(0), run.attempt_of(1)
+    run.finish(0)
+    late = ev.Failure("timeout", "Timeout", "it went on")
+    del run.running[second]
+    run.tell(ev.BatchFailed, worker, first, late, lost_context=True, beside=(second,))
+    assert run.buried == [1]
+
+
+def test_suspects_of_calls_on_threads_stay_in_batches():
+    run = Run(concurrency=2)
+    run.submit(range(40), "work")
+    for _ in range(2):
+        run.fail(0, CRASH, lost_context=True)
+    sizes = []
+    while run.state.open:
+        (there,) = [each.items for each in run.running.values()] if len(run.running) == 1 else [()]
+        sizes.append(len(there))
+        run.finish(run.on("w0")[0])
+    assert sizes[:6] == [4, 4, 2, 4, 4, 2] and not run.buried
+
+
 def test_one_worker_is_drained_for_a_suspect_and_the_others_go_on():
     run = Run(window=3, workers=3)
     run.submit(range(60))
@@ -220,7 +343,9 @@ def test_a_worker_that_is_too_many_is_drained_and_given_back():
     assert run.released == [leaving]
 
 
-@given(window=st.integers(1, 9), workers=st.integers(1, 4), items=st.integers(1, 60), data=st.data())
+@given(
+    window=st.sampled_from([*range(1, 10), 20, 40]), workers=st.integers(1, 4), items=st.integers(1, 60), data=st.data()
+)
 def test_every_item_is_answered_once_whatever_is_lost(window, workers, items, data):
     run = Run(window=window, workers=workers)
     run.submit(range(items))
@@ -230,14 +355,14 @@ def test_every_item_is_answered_once_whatever_is_lost(window, workers, items, da
             break
         number = data.draw(st.sampled_from(sorted(run.running)))
         worker, item = run.running[number].worker, run.running[number].items[0]
-        what = data.draw(st.sampled_from(["finish"] * 6 + ["lose", "crash"]))
+        what = data.draw(st.sampled_from(["finish"] * 6 + ["lose", "vanish", "crash"]))
         if what == "finish":
             run.finish(item)
         elif what == "crash":
             run.fail(item, CRASH, lost_context=True)
         else:
             run.running = {n: each for n, each in run.running.items() if each.worker != worker}
-            run.tell(ev.WorkerLost, worker, evicted=True)
+            run.tell(ev.WorkerLost, worker, evicted=what == "lose")
             run.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{joined}", host=f"h{joined}", memory=100))
             joined += 1
         for name in run.state.workers:

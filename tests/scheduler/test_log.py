@@ -40,6 +40,7 @@ EVENTS = [
     ev.BatchFinished(0.9, "w", 1, 0.125, tokens=70),
     ev.BatchFailed(1.0, "w", 2, FAILURE, lost_context=True, exception=object()),
     ev.BatchFailed(1.0, "w", 2, FAILURE, at=7),
+    ev.BatchFailed(1.0, "w", 2, FAILURE, lost_context=True, beside=(3, 4, 9)),
     ev.BatchFailed(1.0, "w", 2, BAD_HOST),
     ev.ItemsFinished(1.0, "w", 3, first=2, count=5, results=object()),
     ev.BatchEnded(1.0, "w", 3, 0.5),
@@ -73,6 +74,12 @@ def test_events_come_back(event):
     [(back, commands)] = read([written + "\n"])
     assert plain(back) == plain(event)
     assert [command["is"] for command in commands] == ["Bury", "Deliver"]
+
+
+def test_a_log_from_before_several_were_blamed_at_once_is_read():
+    written = line(ev.BatchFailed(1.0, "w", 2, FAILURE), []).replace(',"beside":[]', "")
+    [(back, _)] = read([written + "\n"])
+    assert back == ev.BatchFailed(1.0, "w", 2, FAILURE)
 
 
 def test_hosts_that_are_not_to_be_asked_are_in_the_log():

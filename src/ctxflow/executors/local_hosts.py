@@ -12,11 +12,12 @@ import logging
 import math
 import selectors
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.channel_host import SharedDisk
-from ctxflow.executors.contract import Payloads, RunServices
+from ctxflow.executors.contract import CallPayload, Payloads, RunServices
 from ctxflow.executors.local_workers import LibraryLine, LocalWorker
 from ctxflow.executors.protocol import Heartbeats, Patience, call_message, events_of, plain_message
 from ctxflow.host.library_messages import (
@@ -110,7 +111,7 @@ class LibraryLines:
             if channel.closed:
                 self._selector.unregister(channel)
                 channel.close()
-                line.channel = None
+                line.channel, line.ended_at = None, time.monotonic()
         except Exception as error:
             line.worker.give_up(error)
 
@@ -121,6 +122,7 @@ class LibraryLines:
             return ()  # About an earlier load of the context.
         if isinstance(report, ContextBuilt):
             [line.ready] = events_of(now, worker.name, report)
+            line.built = True
             return self._now_ready(line) if line.channel is not None else ()
         if isinstance(report, BuildFailed):
             self.drop(worker, line.context)
@@ -190,19 +192,7 @@ class LocalHosts:
     def tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
         """Have a worker carry out a command that names it."""
         if isinstance(command, cmd.Run):
-            line, payload = worker.lines.get(command.context), payloads.calls[command.attempt]
-            if line is None or (channel := line.channel) is None:  # It died, and the scheduler will get that event.
-                self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
-                return
-            function = payload.function
-            if payload.constants is not None or (function is not None and function.name not in line.functions):
-                for part in payload.new_parts(line.functions):
-                    line.functions.add(part.name)
-                    self._lines.send(line, GivePart(part.name, part.body))
-            # Of calls that overlap, the library process sees to the timeouts, and its host to its own.
-            line.calls[command.attempt] = (not payload.overlaps and payload.timeout) or math.inf
-            if not channel.send_frame(pack(call_message(command, payload))):
-                self._lines.watch(line, channel)
+            self._run_call(worker, command, payloads.calls[command.attempt])
         elif isinstance(command, cmd.Load):
             context = payloads.contexts[command.context]
             line = self._lines.expect(worker, context.id)
@@ -223,6 +213,23 @@ class LocalHosts:
                 worker.released = True
             self._send(worker, message)
 
+    def _run_call(self, worker: LocalWorker, command: cmd.Run, payload: CallPayload) -> None:
+        line = worker.lines.get(command.context)
+        if line is None:
+            self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
+            return
+        if (channel := line.channel) is None:  # Its host will say why, and for whom, which ends this call too.
+            return
+        function = payload.function
+        if payload.constants is not None or (function is not None and function.name not in line.functions):
+            for part in payload.new_parts(line.functions):
+                line.functions.add(part.name)
+                self._lines.send(line, GivePart(part.name, part.body))
+        # Of calls that overlap, the library process sees to the timeouts, and its host to its own.
+        line.calls[command.attempt] = (not payload.overlaps and payload.timeout) or math.inf
+        if not channel.send_frame(pack(call_message(command, payload))):
+            self._lines.watch(line, channel)
+
     def ask(self, worker: LocalWorker) -> None:
         """Have a worker's host say that it is there."""
         self._send(worker, Ping())
@@ -230,6 +237,13 @@ class LocalHosts:
     def end_overdue(self, line: LibraryLine, call: int, timeout: float) -> None:
         """Have a host end a library process whose call is overdue: it may never have heard of that call."""
         self._send(line.worker, EndOverdue(line.context, line.key, call, timeout))
+
+    def give_up(self, line: LibraryLine) -> None:
+        """Take for gone what is behind a line that ended, of which its host says nothing."""
+        self._lines.drop(line.worker, line.context)
+        unloaded = ev.ContextUnloaded(self._run.clock(), line.worker.name, line.context)
+        for event in filter(None, (line.ready, unloaded)):
+            self._happened(event)
 
     def release(self, worker: LocalWorker) -> None:
         """Have a worker end by itself."""
@@ -258,6 +272,7 @@ class LocalHosts:
         self._selector.modify(worker.channel, wanted, worker)
 
 
+_REPORT_SECONDS = 10.0  # How long a host may take to say that a library process has died.
 _LONGEST_SECONDS = 120.0  # How long a host may be busy with something else than answering.
 
 
@@ -287,8 +302,10 @@ class LocalWatch:
         """See to calls that are overdue; gives the workers that are lost, each with the reason."""
         self.look_at = now + self._patience.look
         for worker in self._there.values():
-            for line in worker.lines.values():
-                if (late := line.overdue(now, self._patience.overdue)) is not None:
+            for line in list(worker.lines.values()):
+                if line.built and now > line.ended_at + _REPORT_SECONDS:  # The user's code closed it, or all of them.
+                    self._messages.give_up(line)
+                elif (late := line.overdue(now, self._patience.overdue)) is not None:
                     self._messages.end_overdue(line, *late)
                     self._beats.urge(worker.name)
         return list(self._silent(now))

@@ -259,6 +259,8 @@ class LibraryLine:
         self.context = context
         self.key = secrets.token_hex(8)  # What its library process will name.
         self.channel: Channel | None = None
+        self.ended_at = math.inf  # When it ended, by the monotonic clock.
+        self.built = False  # Whether the host has said that what is behind it is built.
         self.ready: ev.Event | None = None  # Reported by the host; waits for the line to be there.
         self.functions: set[str] = set()  # Those that the process was given.
         self.calls: dict[int, float] = {}  # Those that it has, in the order in which it runs them -> their timeouts.

@@ -109,9 +109,7 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
         failure = failure_of(report.trouble, worker, host)
         return [ev.BatchFailed(now, worker, report.call, failure, exception=report.body, at=report.at)]
     if isinstance(report, LibraryDied):
-        failure = failure_of(report.trouble, worker, host)
-        failed = [ev.BatchFailed(now, worker, call, failure, lost_context=True) for call in report.calls]
-        return failed or [ev.ContextUnloaded(now, worker, report.context)]
+        return _died(now, worker, report, failure_of(report.trouble, worker, host))
     if isinstance(report, ContextBuilt):
         return [ev.ContextReady(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
     if isinstance(report, (BuildFailed, StagingFailed)):
@@ -123,6 +121,23 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     if isinstance(report, NoticeGiven):
         return [ev.EvictionNotice(now, worker)]
     return ()
+
+
+def _died(now: float, worker: str, report: LibraryDied, failure: ev.Failure) -> list[ev.Event]:
+    """Return the events of a library process's end, of those first that it was ended for.
+
+    These are told even if the report answers only others, which must not be blamed if it comes first.
+    """
+    blamed, others = list(report.blamed), failure
+    events: list[ev.Event] = []
+    if blamed:
+        others = dataclasses.replace(failure, kind="cancelled")
+        events.append(ev.BatchFailed(now, worker, blamed[0], failure, lost_context=True, beside=blamed[1:]))
+    for call in report.calls:
+        if call not in blamed[:1]:
+            why = failure if call in blamed else others
+            events.append(ev.BatchFailed(now, worker, call, why, lost_context=True))
+    return events or [ev.ContextUnloaded(now, worker, report.context)]
 
 
 def is_late(report: Message, keys: Mapping[str, str]) -> bool:

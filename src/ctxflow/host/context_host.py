@@ -300,7 +300,7 @@ class Host:
             if library.overlaps:
                 self._limits.end_if_overdue(library, now(), message.call)
             else:
-                self._limits.end_call(library, message.timeout)
+                self._limits.end_call(library, message.timeout, [message.call])
 
     # --- events
 

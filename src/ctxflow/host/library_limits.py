@@ -66,7 +66,9 @@ class LibraryLimits:
         elif library.look_at <= time:
             self.end_if_overdue(library, time)
         elif library.deadline <= time:
-            self.end_call(library, library.timeout or 0.0)
+            # Those that do not overlap take turns: it is the first that runs.
+            late = [call for call, due in library.calls.items() if due <= time]
+            self.end_call(library, library.timeout or 0.0, late[:1])
 
     def end_if_overdue(self, library: LibraryProcess, time: float, call: int = 0) -> None:
         """End a process whose calls of items go on long after their timeouts."""
@@ -75,11 +77,11 @@ class LibraryLimits:
             library.show_where()
             self._fail(library, "timeout", "Timeout", message, blamed=blamed)
 
-    def end_call(self, library: LibraryProcess, timeout: float) -> None:
+    def end_call(self, library: LibraryProcess, timeout: float, blamed: Sequence[int]) -> None:
         """End a process whose call has timed out."""
         library.show_where()
         message = f"the call took longer than its timeout of {timeout:g} s: raise that, make batches smaller"
-        self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
+        self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs", blamed=blamed)
 
     def _check_memory(self, libraries: Collection[LibraryProcess], time: float) -> None:
         limited = [library for library in libraries if library.memory_limit is not None]

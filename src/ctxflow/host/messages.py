@@ -141,8 +141,7 @@ class LibraryDied(Message):
 
     :ivar key: of its load; None where a call came for a process that had ended.
     :ivar calls: those that the host knew it ran, the blamed ones first.
-    :ivar blamed: where calls overlapped, those that it was ended for: the others only lost their context. Empty if
-        nobody can tell, and where calls do not overlap: then there is one that ran.
+    :ivar blamed: those that it was ended for: the others only lost their context. Empty if nobody can tell.
     """
 
     context: str

@@ -167,7 +167,7 @@ class OpenCalls:
     def _settle(self, call: OpenCall | None, report: FromWorker) -> None:
         if call is not None:
             self.finish(call, report)
-        elif self._current is not None:
+        elif self._current is not None and not isinstance(report, LibraryDied):
             self._current.reports.append(pack(report))
         else:
             self._kept.append(pack(report))
@@ -194,6 +194,8 @@ class OpenCalls:
             if call is None:
                 unknown.append(number)
             else:
+                call.reports += self._kept  # What it answered before its end comes before that.
+                self._kept.clear()
                 self.finish(call, dataclasses.replace(report, calls=[number]))
         if unknown or not report.calls:
             self._settle(None, dataclasses.replace(report, calls=unknown))

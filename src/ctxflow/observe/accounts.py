@@ -174,7 +174,9 @@ class AccountsReader:
         elif kind in ("BatchFinished", "ItemsFinished", "BatchEnded", "StepFinished"):
             self._answered(worker, event, commands, now)
         elif kind == "BatchFailed":
-            why = "unneeded" if event["failure"]["kind"] == "cancelled" else "failed"
+            failure = event["failure"]  # Of another call, where only the library process went with that.
+            unneeded = failure["kind"] == "cancelled" and failure["error"] == "CallInterrupted"
+            why = "unneeded" if unneeded else "failed"
             self._ended(worker, event["attempt"], now, why)
         elif kind in ("ContextStaged", "ContextReady", "ContextFailed"):
             worker.advance(now)

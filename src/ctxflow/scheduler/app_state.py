@@ -31,6 +31,7 @@ class Group:
     moves: int = 0  # How often they went elsewhere as they were, since it looked like the place's fault.
     since: float = 0.0  # When they came to wait.
     alone: bool = True  # Else, of an app whose calls overlap, beside others in flight.
+    beside: int = 1  # If alone, of how many attempts at a time: of others that were there when an engine died.
 
 
 class Groups:

@@ -6,6 +6,8 @@ slot comes free for other work, when a routing policy gives it other work than w
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ctxflow.scheduler import context_moves, faults, items, prefixes, session_moves
@@ -17,7 +19,8 @@ from ctxflow.scheduler.events import Failure
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt, Worker
 
-DEATHS = 2  # Times that a library process may die under an item and others before the item runs alone.
+DEATHS = 2  # Times that a library process may die under an item and others before the item is a suspect.
+FEW = 8  # Suspects that run alone, each by itself; of more, the square root of their number runs at a time.
 
 
 def start(
@@ -84,23 +87,33 @@ def turn(state: RunState, worker: Worker, promised: str = "") -> None:
 def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None, bool]:
     """Return the group that a worker is to run next, if there is one, and whether it may run anything of the app now.
 
-    What has to run alone waits until nothing overlaps on one worker; as many are drained as there are such items.
+    What has to run alone waits until nothing overlaps on one worker; one at a time is drained for that.
     """
-    flying = worker.in_flight.get(app.context, 0)
-    if flying == 1 and _runs_alone(worker, app.context):
-        return None, False
+    apart = runs_apart(state, worker, app.context)
     group = group_for(state, app, worker) if app.isolated.items else None
-    if group is None or not (group.alone and flying):
+    if apart:
+        flying = worker.in_flight[app.context]
+        if group is not None and group.alone and group.beside == apart > flying:
+            return group, True
+        worker.windows[app.context] = flying
+        state.update_free(worker)
+        return None, False
+    if group is None or not (group.alone and app.context in worker.in_flight):
         return group, True
-    if sum(each.turning for each in state.workers.values()) >= app.isolated.items:
-        return None, True
+    for each in state.workers.values():
+        if (each.turning and each.promised == app.id) or runs_apart(state, each, app.context):
+            return None, True
     turn(state, worker, app.id)
     return None, False
 
 
-def _runs_alone(worker: Worker, context: str) -> bool:
-    only = next(attempt for attempt in worker.running.values() if attempt.context == context)
-    return only.group is not None and only.group.alone
+def runs_apart(state: RunState, worker: Worker, context: str) -> int:
+    """Return how many a worker may have in flight of what it runs apart from all others; 0 if it runs nothing so."""
+    if context not in worker.in_flight:
+        return 0
+    there = (each for each in worker.running.values() if each.context == context and state.apps[each.app].overlaps)
+    group = next(there).group
+    return group.beside if group is not None and group.alone else 0
 
 
 def window_for(state: RunState, worker: Worker, app: App) -> int:
@@ -149,7 +162,8 @@ def lose_context(state: RunState, worker: Worker, context: str, out: list[Comman
 def died_together(state: RunState, attempt: Attempt, worker: Worker, failure: Failure, out: list[Command]) -> bool:
     """Handle a library process that died with several calls in flight, of which `attempt` has been ended already.
 
-    None of them is accused; those that were there when it died before run alone from now on, which shows who does it.
+    None of them is accused. Those that were there when it died before run apart from all others from now on: many so
+    many at a time that there are as many such groups, few alone, which shows who does it.
 
     :returns: False if there was only this one.
     """
@@ -158,20 +172,40 @@ def died_together(state: RunState, attempt: Attempt, worker: Worker, failure: Fa
         return False
     every = [(each, items.unanswered(state, each)) for each in (attempt, *beside)]
     faults.charge(state, attempt, worker, [item for _, left in every for item in left], failure)
-    for each, left in reversed(every):
+    for each in beside:
         end(state, each.id, worker)
-        _requeue_survivors(state, each, left, failure, out)
+    _set_apart(state, every, state.deaths, DEATHS, failure, out)
     lose_context(state, worker, attempt.context, out)
     return True
 
 
-def _requeue_survivors(
-    state: RunState, attempt: Attempt, left: Sequence[int], failure: Failure, out: list[Command]
+def lost_together(state: RunState, worker: Worker, failure: Failure, out: list[Command]) -> None:
+    """Handle the loss of a worker, without notice, for what overlapped on it: as the death of a library process."""
+    for context in list(worker.in_flight):
+        there = [a for a in worker.running.values() if a.context == context and state.apps[a.app].overlaps]
+        if len(there) > 1:
+            every = [(each, items.unanswered(state, each)) for each in there]
+            for each in there:
+                end(state, each.id, worker)
+            _set_apart(state, every, state.losses, state.limits.losses, failure, out)
+
+
+def _set_apart(
+    state: RunState,
+    every: Sequence[tuple[Attempt, list[int]]],
+    table: dict[int, int],
+    limit: int,
+    failure: Failure,
+    out: list[Command],
 ) -> None:
-    suspects = []
-    for item in left:
-        state.deaths[item] = times = state.deaths.get(item, 0) + 1
-        if times >= DEATHS:
-            suspects.append(item)
-    items.isolate(state, attempt, suspects, failure, out)
-    items.requeue(state, attempt, [item for item in left if item not in suspects], out)
+    """Requeue what ended together; items to which that has happened so often, as `table` counts, run apart."""
+    suspects: dict[int, list[int]] = {}
+    for each, left in every:
+        for item in left:
+            table[item] = table.get(item, 0) + 1
+        suspects[each.id] = [item for item in left if table[item] >= limit]
+    found = Counter(each.app for each, _ in every for _ in suspects[each.id])
+    for each, left in reversed(every):
+        together = math.isqrt(found[each.app]) if found[each.app] > FEW else 1
+        items.isolate(state, each, suspects[each.id], together, failure, out)
+        items.requeue(state, each, [item for item in left if item not in suspects[each.id]], out)

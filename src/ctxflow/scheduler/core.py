@@ -244,21 +244,24 @@ def _worker_lost(state: RunState, event: ev.WorkerLost, out: list[Command]) -> N
         state.apps[name].measured_on.discard(worker.id)
     reservations.lost(state, worker, out)
     state.update_free(worker)
+    message = (
+        f"the workers that ran it were lost {counted(state.limits.losses, 'time')} running, without notice: "
+        "the call may exhaust the machine's memory or end the worker"
+    ) + (f"; the last time, {event.reason}" if event.reason else "")
+    failure = ev.Failure("lost", "WorkerLost", message, worker=worker.id, host=worker.host)
+    if charged is not None:
+        only = [item for item in charged.items if item in state.open and item not in state.copies]
+        faults.charge(state, charged, worker, only, crash)
+    if not evicted:
+        attempts.lost_together(state, worker, failure, out)
     for attempt in attempts.in_order(state, worker.running.values()):
         attempts.end(state, attempt.id, worker)
         left = items.unanswered(state, attempt)
-        if attempt is charged:
-            faults.charge(state, attempt, worker, left, crash)
         if evicted:
             for item in left:  # Whose losses in a row no longer count.
                 state.losses.pop(item, None)
             items.requeue(state, attempt, left, out)
         else:
-            message = (
-                f"the workers that ran it were lost {counted(state.limits.losses, 'time')} running, without notice: "
-                "the call may exhaust the machine's memory or end the worker"
-            ) + (f"; the last time, {event.reason}" if event.reason else "")
-            failure = ev.Failure("lost", "WorkerLost", message, worker=worker.id, host=worker.host)
             items.lost(state, attempt, left, failure, out)
 
 

@@ -14,7 +14,7 @@ from ctxflow.scheduler.commands import Abandon, Acquire, Command, MakePlan, Note
 from ctxflow.scheduler.eligibility import empty
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.view import ShownTier
-from ctxflow.scheduler.worker_state import TierState, Worker, show
+from ctxflow.scheduler.worker_state import Attempt, TierState, Worker, show
 
 HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
 
@@ -89,8 +89,8 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
 def _set_window(state: RunState, worker: Worker, app: App, group: Group | None) -> None:
     """Bound what overlaps on a worker from now on, of which one more was begun just now."""
     if app.overlaps:
-        alone = group is not None and group.alone
-        worker.windows[app.context] = 1 if alone else attempts.window_for(state, worker, app)
+        apart = group.beside if group is not None and group.alone else 0
+        worker.windows[app.context] = apart or attempts.window_for(state, worker, app)
 
 
 def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
@@ -118,6 +118,8 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
         left = tuple([item for item in attempt.items if item in state.open])
         app = state.apps[attempt.app]
         if not left or worker.contexts[app.context].state != "ready" or not attempts.has_room(worker, app):
+            continue
+        if attempts.runs_apart(state, worker, app.context):
             continue
         for item in left:
             state.copies[item] = state.copies.get(item, 1) + 1
@@ -202,7 +204,8 @@ def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command])
     app, learning = state.apps[attempt.app], state.policies.learning
     worker.done += 1
     faults.learn(state, app, worker, attempt, len(items_of), event.seconds)
-    if app.windowed and learning is not None:
+    apart = attempt.group is not None and attempt.group.alone
+    if app.windowed and learning is not None and not apart:
         learning.finished(state.view, app.shown, worker.shown, event.seconds, event.tokens)
     items.answer(state, attempt, items_of, out)
     # What another attempt answered first is closed; nothing of this attempt stays open.
@@ -247,14 +250,17 @@ def step_finished(state: RunState, event: ev.StepFinished, out: list[Command]) -
 def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> None:
     """Handle a failed attempt: count it for its worker, its context and its items."""
     orders = state.streams.steps.get(event.attempt)
-    attempt = attempts.end(state, event.attempt, state.workers.get(event.worker))
-    if attempt is None:
+    numbers, there = (event.attempt, *event.beside), state.workers.get(event.worker)
+    blamed = [each for number in numbers if (each := attempts.end(state, number, there)) is not None]
+    if not blamed:
         return
+    attempt = blamed[0]
     worker = state.workers[attempt.worker]
     if event.failure.kind == "crash":
         state.counters.crashes += 1
     if event.lost_context:
-        if event.failure.kind == "crash" and attempts.died_together(state, attempt, worker, event.failure, out):
+        nobodys = event.failure.kind == "crash" and not event.beside
+        if nobodys and attempts.died_together(state, attempt, worker, event.failure, out):
             return
         attempts.lose_context(state, worker, attempt.context, out)
     else:
@@ -262,6 +268,12 @@ def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> 
     if orders is not None:
         steps.failed(state, attempt, orders, event.failure, out)
         return
+    for attempt in blamed if len(blamed) == 1 else attempts.in_order(state, blamed):
+        _items_failed(state, attempt, worker, event, out)
+
+
+def _items_failed(state: RunState, attempt: Attempt, worker: Worker, event: ev.BatchFailed, out: list[Command]) -> None:
+    """Count a failure for the items of an attempt that has ended with it."""
     left = items.unanswered(state, attempt)
     faults.charge(state, attempt, worker, left if event.at is None else left[:1], event.failure)
     if event.failure.kind == "cancelled":  # Nobody waits for these, unless another call was ended along with that.

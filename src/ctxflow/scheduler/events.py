@@ -156,7 +156,7 @@ class Failure:
 
     :ivar kind: "exception" (the user's code raised), "contract" (the app did not give one result for each item),
         "crash" (the library process died), "timeout", "input" (could not be sent), "memory" (no room for the context),
-        "lost" (workers died with it), or "cancelled" (interrupted, which is nobody's fault).
+        "lost" (workers died with it), or "cancelled" (interrupted, or ended for another one, which is not its fault).
     :ivar output: the last lines that the call printed.
     :ivar host: where, if not on the driver's machine.
     :ivar machine: whether it looks like the machine's fault (see `ctxflow.host.linux`).
@@ -411,6 +411,7 @@ class BatchFailed(Event):
     """An attempt failed: all that it did not answer before.
 
     :ivar lost_context: the library process went with it.
+    :ivar beside: other attempts that it went for, which failed as this one did; all others only lost their context.
     :ivar at: where it answers its items one by one, the first that it did not answer, counted from 0.
     """
 
@@ -420,6 +421,7 @@ class BatchFailed(Event):
     lost_context: bool = False
     exception: Any = dataclasses.field(default=None, repr=False, compare=False)
     at: int | None = None
+    beside: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -231,12 +231,17 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
     settle(state, app, out)
 
 
-def isolate(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
-    """Have items of an attempt run alone from now on, each by itself."""
+def isolate(
+    state: RunState, attempt: Attempt, items: Sequence[int], together: int, failure: Failure, out: list[Command]
+) -> None:
+    """Have items of an attempt run apart from others from now on, so many at a time: in a batch, or each by itself."""
     if not items:
         return
     app = state.apps[attempt.app]
-    app.isolated.append(*(_group(state, attempt, (item,), failure) for item in items))
+    size, beside = (1, together) if app.windowed or app.batch_size == 1 else (together, 1)
+    parts = [items[first : first + size] for first in range(0, len(items), size)]
+    groups = [_group(state, attempt, part, failure) for part in parts]
+    app.isolated.append(*(dataclasses.replace(group, beside=beside) for group in groups))
     state.counters.retried += len(items)
     settle(state, app, out)
 

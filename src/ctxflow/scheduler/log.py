@@ -211,6 +211,8 @@ def _decode(record: dict[str, Any]) -> Any:
     for name, value in values.items():
         if name == "items":
             values[name] = [item for first, end in value for item in range(first, end)]
+        elif name == "beside":
+            values[name] = tuple(item for first, end in value for item in range(first, end))
         elif name == "devices":
             values[name] = tuple(value)
         elif name == "prefixes":

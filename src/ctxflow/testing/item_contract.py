@@ -137,6 +137,19 @@ class ItemContract(Contract):
         run.item(worker, context, _meet, 7, 1)
         self._answers(run.wait(ev.BatchFinished), [7])
 
+    def test_items_that_come_when_the_library_process_has_died_hide_nobody(self, run: ItemRun) -> None:
+        self._needs_code()
+        worker, context = run.built_list()
+        attempts = {run.item(worker, context, _until_other), run.item(worker, context, _kill_itself)}
+        deadline = time.monotonic() + 30
+        ends = (ev.BatchFailed, ev.ContextUnloaded)
+        while not any(isinstance(event, ends) for event in run.events) and time.monotonic() < deadline:
+            run.events += run.engine.poll(0.02)
+            run.item(worker, context, _until_other)
+        assert not run.all(ev.ContextUnloaded), "nobody would be asked what it did"
+        run.until(lambda: attempts <= {event.attempt for event in run.all(ev.BatchFailed)})
+        assert all(event.lost_context and event.failure.kind == "crash" for event in run.all(ev.BatchFailed))
+
     def test_a_context_that_is_lost_is_told_with_what_it_printed(self, run: ItemRun) -> None:
         self._needs_code()
         worker, context = run.built_list()
