@@ -148,7 +148,7 @@ def test_the_dearer_what_is_in_flight_the_smaller_the_best_window():
 def scene_of(workers, backlog, flying=0):
     held = {"model": SceneContext("model")}
     made = {f"w{n}": SceneWorker(f"w{n}", contexts=dict(held), flying={"model": flying}) for n in range(workers)}
-    app = SceneApp("ask", "model", backlog=backlog, overlaps=True)
+    app = SceneApp("ask", "model", backlog=backlog, overlaps=True, running=workers * flying)
     return Scene(apps={"ask": app}, workers=made), app
 
 

@@ -66,19 +66,7 @@ def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
 
 def has_room(worker: Worker, app: App) -> bool:
     """Return whether a worker that holds the app's context could take one more of its calls now."""
-    if app.overlaps and app.context in worker.in_flight:
-        return not worker.turning and worker.in_flight[app.context] < worker.windows[app.context]
-    return worker.unused_slots > 0
-
-
-def turn(state: RunState, worker: Worker, promised: str = "") -> None:
-    """Give a worker nothing more of what overlaps on it until none of it is left, so that other work gets its place.
-
-    :param promised: the app whose work that is.
-    """
-    if worker.in_flight:
-        worker.turning, worker.promised = True, promised
-        state.update_free(worker)
+    return worker.has_room(app.context) if app.overlaps else worker.unused_slots > 0
 
 
 def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None, bool]:
@@ -92,9 +80,9 @@ def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None,
     group = group_for(state, app, worker) if app.isolated.items else None
     if group is None or not (group.alone and flying):
         return group, True
-    if sum(each.turning for each in state.workers.values()) >= app.isolated.items:
+    if sum(app.context in each.turning for each in state.workers.values()) >= app.isolated.items:
         return None, True
-    turn(state, worker, app.id)
+    state.turn(worker, (app.context,), app.id)
     return None, False
 
 
@@ -110,6 +98,25 @@ def window_for(state: RunState, worker: Worker, app: App) -> int:
         return most or 1
     wanted = max(1, state.policies.windows.window(state.view, app.shown, worker.shown))
     return wanted if most is None else min(wanted, most)
+
+
+def widen(state: RunState, app: App, most: int) -> bool:
+    """Ask again how many calls of an app workers may have in flight whose windows are full; whether it is more now.
+
+    A window that was a share of a short queue would stay so until one of its calls ends, whatever is queued meanwhile.
+
+    :param most: workers that are asked.
+    """
+    wider = False
+    for worker in state.full(app.context, most):
+        alone = worker.in_flight[app.context] == 1 and _runs_alone(worker, app.context)
+        if worker.leaving or app.context in worker.turning or alone:
+            continue
+        window = window_for(state, worker, app)
+        if window > worker.windows[app.context]:
+            worker.windows[app.context], wider = window, True
+            state.update_free(worker)
+    return wider
 
 
 def fill(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:

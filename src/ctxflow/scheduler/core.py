@@ -98,6 +98,8 @@ class Scheduler:
             steps.serve(state, owner, out)
         if state.ready:
             dispatch.serve(state, out)
+            if state.ready:
+                dispatch.widen(state, event, out)
         elif state.free and state.attempts:
             dispatch.duplicate(state, event, out)
         if type(event) is ev.Tick and state.free:
@@ -164,6 +166,7 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
     app = App(spec, order=state.next_order)
     state.next_order += 1
     context = state.contexts[spec.context].spec
+    app.concurrency = context.concurrency
     if context.level == ev.PERVASIVE:  # Else each call has a context of its own.
         app.windowed = spec.overlaps
         app.overlaps = not spec.sessions and (spec.overlaps or (context.concurrency or 1) > 1)

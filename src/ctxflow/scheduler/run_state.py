@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.option_values import number, whole
@@ -222,6 +222,8 @@ class RunState:
         self.tiers_shown: Shown[str, TierView] = Shown()
         # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
         self._holders_free: dict[str, dict[str, Worker]] = {}
+        # Context -> workers whose windows of it were full; likewise, cleaned by `full`.
+        self._full: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready = Ready()
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
@@ -275,9 +277,35 @@ class RunState:
                 found.append(worker)
         return found
 
+    def full(self, context: str, most: int) -> list[Worker]:
+        """Return workers, so many at most, whose windows of a context are full; next time they are the last ones."""
+        known = self._full.get(context)
+        found: list[Worker] = []
+        while known and len(found) < most:
+            name = next(iter(known))
+            worker = known.pop(name)
+            flying = worker.in_flight.get(context, 0)
+            if flying and flying >= worker.windows[context] and self.workers.get(name) is worker:
+                found.append(worker)
+        if known is not None:
+            known.update({worker.id: worker for worker in found})
+        return found
+
+    def turn(self, worker: Worker, contexts: Iterable[str], promised: str = "") -> None:
+        """Give a worker no more calls of these that overlap there, until none is left: other work gets their place.
+
+        :param promised: the app whose work that is, if it is known.
+        """
+        flying = [context for context in contexts if context in worker.in_flight]
+        if flying:
+            worker.turning.update(flying)
+            worker.promised = promised or worker.promised
+            self.update_free(worker)
+
     def forget_holders(self, context: str) -> None:
         """Forget who holds a context."""
         self._holders_free.pop(context, None)
+        self._full.pop(context, None)
 
     def update_free(self, worker: Worker) -> None:
         """Put a worker where it belongs after its slots changed: whether it takes a call, or a context to build.
@@ -287,13 +315,17 @@ class RunState:
         free_slots = worker.slots - len(worker.running) - worker.loading
         if worker.overlapping:
             free_slots += worker.overlapping - len(worker.in_flight)
-        elif worker.turning:
-            worker.turning = False
+        if worker.turning and worker.turning.isdisjoint(worker.in_flight):
+            worker.turning.clear()
             self.drained.append(worker)
         worker.unused_slots = free_slots
-        if worker.overlapping and not worker.turning:
-            windows = worker.windows
-            free_slots += sum(count < windows[context] for context, count in worker.in_flight.items())
+        if worker.overlapping:
+            windows, turning = worker.windows, worker.turning
+            for context, count in worker.in_flight.items():
+                if count >= windows[context]:
+                    self._full.setdefault(context, {})[worker.id] = worker
+                elif context not in turning:
+                    free_slots += 1
         worker.free_slots = free_slots
         name = worker.id
         if (

@@ -100,7 +100,7 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             if worker.unused_slots > 0 and not busy:
                 _step(state, worker, app_id, out)
             elif worker.in_flight and any(s.ready for s in worker.sessions.values() if s.app == app_id):
-                attempts.turn(state, worker)
+                state.turn(worker, worker.in_flight)
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:
