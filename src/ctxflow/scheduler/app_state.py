@@ -216,6 +216,7 @@ class App:
     # by prefixes.py.
     homes: dict[int, str] = dataclasses.field(default_factory=dict)
     overtaken: int = 0
+    alike: int = 0  # The most numbers that any of its items said how it begins by.
 
     # Read in every decision, so copied out of the specification.
     id: str = dataclasses.field(init=False)

@@ -124,10 +124,9 @@ def fill(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
     context, window = app.context, window_for(state, worker, app)
     room = min(window - worker.in_flight.get(context, 0), len(app.queue) - app.cancelled)
     if room > 0:
-        alike = bool(state.prefixes)
-        for item in prefixes.take(state, worker, app, room) if alike else items.take(state, app, None, room, out):
+        for item in prefixes.take(state, worker, app, room) if app.alike else items.take(state, app, None, room, out):
             start(state, worker, app, (item,), None, out)
-        if alike:
+        if app.alike:
             items.settle(state, app, out)
     if context in worker.in_flight:
         worker.windows[context] = window

@@ -184,7 +184,7 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
 
 def _items_submitted(state: RunState, event: ev.ItemsSubmitted, out: list[Command]) -> None:
     first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
-    prefixes.note(state, event.items, event.prefixes)
+    prefixes.note(state, state.apps[event.app], event.items, event.prefixes)
     items.submit(state, state.apps[event.app], event.items, out)
     if first and state.ready:
         _scale(state, out)
