@@ -101,7 +101,9 @@ def test_a_workload_that_changes_is_noticed_where_many_workers_have_large_window
     begun = {}
     for number in range(100_000):
         scene.now = 100.0 + number / 100
-        learner.finished(scene, app, workers[f"w{number % 8}"], 2.0 if number < 50_000 else 5.0, chance.randint(90, 110))
+        learner.finished(
+            scene, app, workers[f"w{number % 8}"], 2.0 if number < 50_000 else 5.0, chance.randint(90, 110)
+        )
         if not learner._counted and learner.measured != sum(begun.values()):
             begun[number] = learner.measured - sum(begun.values())
     assert len(begun) == 1 and 50_000 < min(begun) < 70_000, "what was known is forgotten once, soon after the change"

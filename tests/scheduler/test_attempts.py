@@ -329,3 +329,25 @@ def test_work_for_which_a_worker_is_drained_gets_it_where_its_memory_needs_both_
     for _ in range(6):
         run.finish(run.on("w0")[0])
     assert run.on("w0") == [5000]
+
+
+def test_a_cancelled_call_is_found_among_many_in_flight():
+    run = Run(window=4, workers=2)
+    run.submit(range(100))
+    run.submit(range(200, 203), "work")
+    run.state.attempts = Unread(run.state.attempts)
+    heard = []
+    handle = run.scheduler.handle
+    for item in (1, 50, 7, 1):
+        heard += handle(ev.ItemsCancelled(run.now, (item,), stop=True))
+    calls = [run.running[each.attempt].items[0] for each in heard if isinstance(each, cmd.Interrupt)]
+    assert calls == [1, 7]
+
+
+class Unread(dict):
+    """A table whose rows nobody looks through."""
+
+    def values(self):
+        raise AssertionError("all attempts are looked at")
+
+    items = __iter__ = values

@@ -30,6 +30,10 @@ def start(
     attempt = Attempt(number, app.id, context, worker.id, batch, state.now, group, worker.place)
     state.attempts[number] = worker.running[number] = attempt
     app.attempts += 1
+    if app.windowed:
+        state.flying_attempts += 1
+        for item in batch:
+            state.flying.setdefault(item, []).append(number)
     if app.overlaps:
         worker.in_flight[context] = worker.in_flight.get(context, 0) + 1
         worker.overlapping += 1
@@ -52,6 +56,12 @@ def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
         state.interrupted.discard(number)
     app, context = state.apps[attempt.app], attempt.context
     app.attempts -= 1
+    if app.windowed:
+        state.flying_attempts -= 1
+        for item in attempt.items:
+            state.flying[item].remove(number)
+            if not state.flying[item]:
+                del state.flying[item]
     if app.overlaps:
         worker.overlapping -= 1
         worker.in_flight[context] -= 1

@@ -195,8 +195,9 @@ def _items_cancelled(state: RunState, event: ev.ItemsCancelled, out: list[Comman
     if not event.stop:
         return
     gone = set(event.items)
-    for number, attempt in state.attempts.items():
+    for attempt in items.holding(state, gone):
         # Only what was cancelled is interrupted: a duplicate that lost its race is left to finish.
+        number = attempt.id
         left = attempt.items[state.answered.get(number, 0) :]
         if number in state.interrupted or gone.isdisjoint(left) or any(item in state.open for item in left):
             continue

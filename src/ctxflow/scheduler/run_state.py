@@ -207,6 +207,9 @@ class RunState:
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
+        # Of apps with calls of one item each, which may be in flight by the thousand: item -> its attempts; their number.
+        self.flying: dict[int, list[int]] = {}
+        self.flying_attempts = 0
         self.tiers: dict[str, TierState] = {}
         self.regions: dict[str, RegionView] = {}
         self.arrivals = Arrivals()  # Kept by core.py, on ticks.

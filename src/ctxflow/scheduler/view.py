@@ -204,12 +204,7 @@ class ShownTier(_Proxy):
     boot_seconds: float | None = _live("spec.boot_seconds")
     match_rate: float | None = _live("match_rate")
     eviction_rate: float | None = _live("eviction_rate")
-
-    @property
-    def lifetimes(self) -> Sequence[float] | None:
-        """How long its evicted workers lived."""
-        lived = self._row.lifetimes
-        return None if lived is None else tuple(lived)
+    lifetimes: Sequence[float] | None = _live("lifetimes")
 
 
 def shown_region(spec: RegionSpec) -> views.RegionView:

@@ -290,7 +290,7 @@ class TierState:
     emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0  # For how long those that are gone were connected; the next, that times their GPUs.
     gpu_seconds: float = 0.0
-    lifetimes: list[float] | None = None  # Of workers that were evicted.
+    lifetimes: tuple[float, ...] | None = None  # Of workers that were evicted.
     lacking_seconds: float = 0.0  # For how long fewer workers were connected than were asked for.
     lacking_since: float | None = None
     jobs_started: int = 0
