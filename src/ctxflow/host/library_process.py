@@ -225,7 +225,7 @@ class LibraryProcess:
     def deadline(self) -> float:
         """When the first of its calls, or its load, has taken too long, or it is time to look."""
         # Those of items, which may be a thousand, are not looked at each time but at `look_at`.
-        calls = self.calls.values() if len(self.calls) > len(self.items) else ()
+        calls = list(self.calls.values()) if len(self.calls) > len(self.items) else []
         return min([self.load_deadline, self.look_at, *calls, *self.interrupted.values()])
 
     def read_output(self) -> None:

@@ -31,9 +31,7 @@ def start(
     state.attempts[number] = worker.running[number] = attempt
     app.attempts += 1
     if app.windowed:
-        state.flying_attempts += 1
-        for item in batch:
-            state.flying.setdefault(item, []).append(number)
+        state.flights.begin(number, batch)
     if app.overlaps:
         worker.in_flight[context] = worker.in_flight.get(context, 0) + 1
         worker.overlapping += 1
@@ -57,11 +55,7 @@ def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
     app, context = state.apps[attempt.app], attempt.context
     app.attempts -= 1
     if app.windowed:
-        state.flying_attempts -= 1
-        for item in attempt.items:
-            state.flying[item].remove(number)
-            if not state.flying[item]:
-                del state.flying[item]
+        state.flights.end(number, attempt.items)
     if app.overlaps:
         worker.overlapping -= 1
         worker.in_flight[context] -= 1
@@ -118,7 +112,7 @@ def widen(state: RunState, app: App, most: int) -> bool:
     :param most: workers that are asked.
     """
     wider = False
-    for worker in state.full(app.context, most):
+    for worker in state.flights.take_full(app.context, most):
         alone = worker.in_flight[app.context] == 1 and _runs_alone(worker, app.context)
         if worker.leaving or app.context in worker.turning or alone:
             continue

@@ -102,10 +102,10 @@ def _check_workers(state: RunState) -> None:
             held = worker.contexts.get(attempt.context)
             assert held is not None and not held.building, f"{worker.id} runs a call without its context"
     flying = [attempt for attempt in state.attempts.values() if state.apps[attempt.app].windowed]
-    assert state.flying_attempts == len(flying), "attempts in flight are miscounted"
-    held = sorted((item, attempt.id) for attempt in flying for item in attempt.items)
-    known = sorted((item, number) for item, numbers in state.flying.items() for number in numbers)
-    assert held == known, "items in flight are not known"
+    assert state.flights.attempts == len(flying), "attempts in flight are miscounted"
+    pairs = sorted((item, attempt.id) for attempt in flying for item in attempt.items)
+    known = sorted((item, number) for item, numbers in state.flights.of.items() for number in numbers)
+    assert pairs == known, "items in flight are not known"
     assert not (state.awaiting and state.attempts), "a call was given before enough workers were there"
     for attempt in state.attempts.values():
         assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"

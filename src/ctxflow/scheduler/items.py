@@ -146,8 +146,8 @@ def cancel(state: RunState, items: Sequence[int], out: list[Command]) -> None:
 
 def holding(state: RunState, items: Collection[int]) -> list[Attempt]:
     """Return the attempts that hold any of these items, in the order of their numbers."""
-    found = {number for item in items for number in state.flying.get(item, ())}
-    if len(state.attempts) > state.flying_attempts:
+    found = {number for item in items for number in state.flights.of.get(item, ())}
+    if len(state.attempts) > state.flights.attempts:
         those = set(items)
         for number, attempt in state.attempts.items():
             if not state.apps[attempt.app].windowed and not those.isdisjoint(attempt.items):

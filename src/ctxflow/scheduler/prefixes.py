@@ -24,7 +24,7 @@ def note(state: RunState, app: App, items: Sequence[int], prefixes: Sequence[Seq
     if prefixes:
         state.prefixes.update((item, tuple(each)) for item, each in zip(items, prefixes, strict=True) if each)
         for each in (app, *(state.apps[name] for name in app.alternatives)):
-            each.alike = max(each.alike, max(map(len, prefixes)))
+            each.alike = max(each.alike, *map(len, prefixes))
 
 
 def take(state: RunState, worker: Worker, app: App, count: int) -> list[int]:
@@ -57,7 +57,7 @@ def take(state: RunState, worker: Worker, app: App, count: int) -> list[int]:
         for number in each:
             places.setdefault(number, []).append(place)
     left = dict(enumerate(seen))
-    chosen = []
+    chosen: list[int] = []
     while len(chosen) < count:
         first = place = next(iter(left))
         if app.overtaken < LOOK_AHEAD:

@@ -164,6 +164,46 @@ class Surveys:
         self.told = ""  # Why a survey failed, as a person was told last.
 
 
+class Flights:
+    """Attempts of apps with calls of one item each, which may be in flight by the thousand.
+
+    :ivar of: item -> its attempts; `attempts`: how many there are.
+    :ivar full: context -> workers whose windows of it were full, longest not asked first.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[int]] = {}
+        self.attempts = 0
+        self.full: dict[str, dict[str, Worker]] = {}
+
+    def begin(self, number: int, items: Sequence[int]) -> None:
+        """Note an attempt."""
+        self.attempts += 1
+        for item in items:
+            self.of.setdefault(item, []).append(number)
+
+    def end(self, number: int, items: Sequence[int]) -> None:
+        """Forget an attempt."""
+        self.attempts -= 1
+        for item in items:
+            numbers = self.of[item]
+            numbers.remove(number)
+            if not numbers:
+                del self.of[item]
+
+    def take_full(self, context: str, most: int) -> list[Worker]:
+        """Return workers, so many at most, whose windows of a context are full; next time they are the last ones."""
+        known = self.full.get(context, {})
+        found: list[Worker] = []
+        while known and len(found) < most:
+            worker = known.pop(next(iter(known)))
+            flying = worker.in_flight.get(context, 0)
+            if flying and flying >= worker.windows[context]:
+                found.append(worker)
+        known.update({worker.id: worker for worker in found})
+        return found
+
+
 @dataclasses.dataclass(slots=True)
 class Counters:
     """Totals since the start; only transitions add to them."""
@@ -207,9 +247,7 @@ class RunState:
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
-        # Of apps with calls of one item each, which may be in flight by the thousand: item -> its attempts; their number.
-        self.flying: dict[int, list[int]] = {}
-        self.flying_attempts = 0
+        self.flights = Flights()  # Kept by attempts.py and `update_free`.
         self.tiers: dict[str, TierState] = {}
         self.regions: dict[str, RegionView] = {}
         self.arrivals = Arrivals()  # Kept by core.py, on ticks.
@@ -225,8 +263,6 @@ class RunState:
         self.tiers_shown: Shown[str, TierView] = Shown()
         # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
         self._holders_free: dict[str, dict[str, Worker]] = {}
-        # Context -> workers whose windows of it were full; likewise, cleaned by `full`.
-        self._full: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready = Ready()
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
@@ -280,20 +316,6 @@ class RunState:
                 found.append(worker)
         return found
 
-    def full(self, context: str, most: int) -> list[Worker]:
-        """Return workers, so many at most, whose windows of a context are full; next time they are the last ones."""
-        known = self._full.get(context)
-        found: list[Worker] = []
-        while known and len(found) < most:
-            name = next(iter(known))
-            worker = known.pop(name)
-            flying = worker.in_flight.get(context, 0)
-            if flying and flying >= worker.windows[context] and self.workers.get(name) is worker:
-                found.append(worker)
-        if known is not None:
-            known.update({worker.id: worker for worker in found})
-        return found
-
     def turn(self, worker: Worker, contexts: Iterable[str], promised: str = "") -> None:
         """Give a worker no more calls of these that overlap there, until none is left: other work gets their place.
 
@@ -308,7 +330,7 @@ class RunState:
     def forget_holders(self, context: str) -> None:
         """Forget who holds a context."""
         self._holders_free.pop(context, None)
-        self._full.pop(context, None)
+        self.flights.full.pop(context, None)
 
     def update_free(self, worker: Worker) -> None:
         """Put a worker where it belongs after its slots changed: whether it takes a call, or a context to build.
@@ -326,7 +348,7 @@ class RunState:
             windows, turning = worker.windows, worker.turning
             for context, count in worker.in_flight.items():
                 if count >= windows[context]:
-                    self._full.setdefault(context, {})[worker.id] = worker
+                    self.flights.full.setdefault(context, {})[worker.id] = worker
                 elif context not in turning:
                     free_slots += 1
         worker.free_slots = free_slots

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.errors import counted
-from ctxflow.scheduler import attempts, context_moves, faults
+from ctxflow.scheduler import context_moves, faults
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.eligibility import cache_only, can_be_kept, elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
