@@ -75,12 +75,12 @@ class Run:
     evictions: float = 0.0
     length: float = 1.0
     drift: float = 0.0
-    bears: int = 10**6
+    bears: int | None = None
     tier: str = "default"
 
     def __post_init__(self):
         self.chance = random.Random(self.seed)
-        self.app = SceneApp("ask", "model", backlog=10**9, overlaps=True)
+        self.app = SceneApp("ask", "model", backlog=10**9, overlaps=True, concurrency=self.bears)
         tiers = {self.tier: SceneTier(self.tier)}
         self.scene = Scene(apps={"ask": self.app}, tiers=tiers)
         self.engines, self.items, self.done, self.tokens = {}, 0, 0, 0.0
@@ -103,7 +103,7 @@ class Run:
         return self.rate(flying) * engine.pace / flying
 
     def _fill(self, engine):
-        while len(engine.heap) < min(self.bears, self.policy.window(self.scene, self.app, engine.worker)):
+        while len(engine.heap) < min(self.bears or 10**6, self.policy.window(self.scene, self.app, engine.worker)):
             self.items += 1
             if self.lost:
                 work, tokens = self.lost.pop()

@@ -146,6 +146,7 @@ class Job:
                 self._go_on(engine, now)
                 _, number, item = heapq.heappop(engine.heap)
                 began = engine.worker.running.pop(number).started
+                self.app.running -= 1
                 engine.worker.flying["model"] = len(engine.heap)
                 self.left -= case.tokens[item]
                 if learns:
@@ -194,6 +195,7 @@ class Job:
                 seen.append(window)
         while self.queue and len(engine.heap) < window:
             item = self.queue.popleft()
+            self.app.running += 1
             self.names += 1
             heapq.heappush(engine.heap, (engine.each + self.case.tokens[item], self.names, item))
             worker.running[self.names] = SceneAttempt(self.names, "ask", worker.id, [item], self.scene.now)
@@ -207,6 +209,7 @@ class Job:
         alive = sum(now - w.joined for w in self.scene.workers.values()) - self.lifetimes[-1]
         self.tier.lifetimes, self.tier.eviction_rate = self.lifetimes, len(self.lifetimes) / (self.lived + alive)
         del self.engines[engine.worker.id], self.scene.workers[engine.worker.id]
+        self.app.running -= len(engine.heap)
         for _, _, item in sorted(engine.heap, reverse=True):
             self.queue.appendleft(item)
         self.app.backlog = len(self.queue)

@@ -26,6 +26,7 @@ class App:
     order: int = 0
     batch_size: int | None = None
     waiting_since: float | None = 0.0
+    overlaps: bool = False
 
     @property
     def unclaimed(self):
@@ -47,12 +48,13 @@ class Worker:
 class View:
     def __init__(self, *workers, size=10, now=0.0):
         self.workers = self.free = {worker.id: worker for worker in workers}
-        self.size, self.now = size, now
+        self.size, self.now, self.asked = size, now, 0
 
     def batch_size(self, app, worker):
         return self.size
 
     def can_run(self, app, worker):
+        self.asked += 1
         return "fussy" not in worker.id or app.context in worker.contexts
 
     def holders(self, context):
@@ -72,6 +74,14 @@ def test_affinity_spreads_what_is_left_to_those_that_hold_least():
     view = View(Worker("full", ("x", "y")), Worker("holder", ("a",)), Worker("empty"))
     assert pairs(ContextAffinity(), view, App("A", "a", 25)) == [("holder", "A"), ("empty", "A"), ("full", "A")]
     assert pairs(ContextAffinity(), view, App("A", "a", 10)) == [("holder", "A")], "one batch needs one worker"
+
+
+def test_affinity_spreads_nothing_that_overlaps_where_all_have_its_context():
+    view = View(*(Worker(f"w{n}", ("a",), free_slots=2, slots=2) for n in range(4)), size=1)
+    those = [(f"w{n}", "A") for n in range(4)]
+    assert pairs(ContextAffinity(), view, App("A", "a", 1000, overlaps=True)) == those and view.asked == 4
+    view.workers["new"] = Worker("new")
+    assert pairs(ContextAffinity(), view, App("A", "a", 1000, overlaps=True))[:5] == [*those, ("new", "A")]
 
 
 def test_affinity_shares_workers_by_backlog_for_each_holder():

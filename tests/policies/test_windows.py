@@ -74,9 +74,10 @@ def test_different_kinds_of_workers_get_different_windows():
     assert policy.window(again.scene, again.app, next(iter(again.scene.workers.values()))) == small.window
 
 
-def test_what_a_context_bears_at_most_is_noticed():
+def test_no_window_is_more_than_the_context_bears():
     run = Run(hyperbolic(30), Opportunistic(), bears=20).go_on(3000)
-    assert run.window <= 20
+    assert max(window for _, window in run.windows) == 16
+    assert WindowLearner(64, 1).window == 1
 
 
 def test_a_workload_that_changes_is_measured_anew():
@@ -88,6 +89,36 @@ def test_a_workload_that_changes_is_measured_anew():
     run.go_on(16_000)
     assert len(run.windows) > before
     assert run.rate(run.window) >= 0.9 * best(run.rate)
+
+
+def test_a_workload_that_changes_is_noticed_where_many_workers_have_large_windows():
+    learner = WindowLearner(512, 512)
+    app = SceneApp("ask", "model", backlog=10**6)
+    workers = {f"w{n}": SceneWorker(f"w{n}", flying={"model": 511}) for n in range(8)}
+    scene = Scene(apps={"ask": app}, workers=workers)
+    chance = random.Random(1)
+    learner._move = lambda level, now: None
+    begun = {}
+    for number in range(100_000):
+        scene.now = 100.0 + number / 100
+        learner.finished(
+            scene, app, workers[f"w{number % 8}"], 2.0 if number < 50_000 else 5.0, chance.randint(90, 110)
+        )
+        if not learner._counted and learner.measured != sum(begun.values()):
+            begun[number] = learner.measured - sum(begun.values())
+    assert len(begun) == 1 and 50_000 < min(begun) < 70_000, "what was known is forgotten once, soon after the change"
+
+
+def test_what_was_in_flight_in_stretches_that_are_over_is_not_kept_for_ever():
+    learner = WindowLearner(4, 4)
+    app = SceneApp("ask", "model", backlog=10**6)
+    worker = SceneWorker("w")
+    scene = Scene(apps={"ask": app}, workers={"w": worker})
+    learner._look = lambda *those: None
+    for number in range(40_000):
+        scene.now, worker.flying["model"] = float(number), 3 if number % 8 < 6 else 0
+        learner.finished(scene, app, worker, 0.5, 100)
+    assert 0 < len(learner._lost) <= 1024
 
 
 def test_the_same_items_lead_to_the_same_windows():
@@ -109,10 +140,10 @@ def test_items_that_end_while_the_window_is_not_full_tell_nothing():
     app = SceneApp("ask", "model", backlog=100)
     worker = SceneWorker("w", flying={"model": 10})
     scene = Scene(apps={"ask": app}, workers={"w": worker})
-    for number in range(200):
+    for number in range(1000):  # As where others still load, or where items come slowly.
         scene.now = float(number)
         learner.finished(scene, app, worker, 5.0, 100)
-    assert learner.measured == 0
+    assert (learner.measured, learner.window) == (0, 64)
     app.backlog = 0
     worker.flying["model"] = 64
     learner.finished(scene, app, worker, 5.0, 100)
@@ -148,7 +179,7 @@ def test_the_dearer_what_is_in_flight_the_smaller_the_best_window():
 def scene_of(workers, backlog, flying=0):
     held = {"model": SceneContext("model")}
     made = {f"w{n}": SceneWorker(f"w{n}", contexts=dict(held), flying={"model": flying}) for n in range(workers)}
-    app = SceneApp("ask", "model", backlog=backlog, overlaps=True)
+    app = SceneApp("ask", "model", backlog=backlog, overlaps=True, running=workers * flying)
     return Scene(apps={"ask": app}, workers=made), app
 
 

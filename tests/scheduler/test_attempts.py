@@ -19,9 +19,10 @@ class Windowed(Fixed):
     def __init__(self, most, size=10):
         super().__init__(size)
         self.most = most
-        self.heard = []
+        self.heard, self.asked = [], 0
 
     def window(self, view, app, worker):
+        self.asked += 1
         return self.most
 
     def finished(self, view, app, worker, seconds, tokens):
@@ -31,8 +32,11 @@ class Windowed(Fixed):
 class Run:
     """A scheduler with workers that hold what they are told to, and the attempts that they have."""
 
-    def __init__(self, window=3, workers=1, slots=1, routing="context-affinity", scaling="fixed", concurrency=None):
-        self.now, self.batching = 0.0, Windowed(window)
+    def __init__(
+        self, window=3, workers=1, slots=1, routing="context-affinity", scaling="fixed", concurrency=None,
+        batching=None, memory=80,
+    ):  # fmt: skip
+        self.now, self.batching = 0.0, batching or Windowed(window)
         policies = Policies(
             make("routing", routing), self.batching, make("placement", "everywhere"), make("preemption", "none"),
             make("scaling", scaling),
@@ -42,7 +46,7 @@ class Run:
         self.released = []
         self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
         for context in ("engine", "other"):
-            self.tell(ev.ContextDeclared, ev.ContextSpec(context, context, memory=80, concurrency=concurrency))
+            self.tell(ev.ContextDeclared, ev.ContextSpec(context, context, memory=memory, concurrency=concurrency))
         spec = ev.AppSpec("ask", "ask", "engine", batch=False, overlaps=True)
         self.tell(ev.AppDeclared, spec)
         self.tell(ev.AppDeclared, ev.AppSpec("work", "work", "other", priority=1))
@@ -370,3 +374,105 @@ def test_every_item_is_answered_once_whatever_is_lost(window, workers, items, da
     while run.running:
         run.finish(next(iter(run.running.values())).items[0])
     assert sorted(run.delivered + run.buried) == list(range(items))
+
+
+@pytest.mark.parametrize("batching", ["fixed", "opportunistic"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_items_that_come_one_by_one_do_not_wait_for_one_that_is_in_flight(batching, workers):
+    run = Run(workers=workers, batching=make("batching", batching))
+    for number in range(48):
+        run.submit([number])
+    assert len(run.running) == 48, "the engines have room for all of them"
+    run = Run(workers=workers, batching=make("batching", {"policy": batching, "window": 8}))
+    for number in range(48):
+        run.submit([number])
+    assert len(run.running) == min(48, 8 * workers)
+
+
+def test_what_was_submitted_waits_for_no_call_where_a_window_grows_later():
+    run = Run(window=1)
+    run.submit(range(10))
+    run.batching.most = 3
+    run.tell(ev.Tick)
+    assert run.on("w0") == [0, 1, 2]
+    run.batching.most = 2
+    run.tell(ev.Tick)
+    assert run.on("w0") == [0, 1, 2], "what is in flight goes on"
+
+
+def test_a_full_worker_costs_each_new_item_one_question():
+    run = Run(window=2, workers=4)
+    run.submit(range(100))
+    asked = run.batching.asked
+    for number in range(100, 110):
+        run.submit([number])
+    assert run.batching.asked == asked + 10
+
+
+def two_contexts():
+    """Two apps of items, each on a context of its own, on a worker with two slots: each has three in flight."""
+    run = Run(window=3, slots=2, memory=30)
+    run.tell(ev.AppDeclared, ev.AppSpec("too", "too", "other", batch=False, overlaps=True))
+    run.submit(range(100))
+    run.submit(range(1000, 1100), "too")
+    assert run.on("w0") == [0, 1, 2, 1000, 1001, 1002]
+    return run
+
+
+def test_a_context_that_is_drained_does_not_begin_again_before_the_others_are():
+    run = two_contexts()
+    worker = run.state.workers["w0"]
+    run.state.turn(worker, worker.in_flight)
+    for item in (0, 1, 2):
+        run.finish(item)
+    assert run.on("w0") == [1000, 1001, 1002] and worker.turning
+    for item in (1000, 1001, 1002):
+        run.finish(item)
+    assert not worker.turning and len(run.on("w0")) == 6, "both go on"
+
+
+def test_only_the_context_of_a_suspect_is_drained():
+    run = two_contexts()
+    for _ in range(2):
+        run.fail(run.on("w0")[0], CRASH, lost_context=True)
+    assert run.state.apps["ask"].isolated.items == 2, "and one of them runs"
+    for _ in range(40):
+        there = [item for item in run.on("w0") if item >= 1000]
+        assert len(there) == 3, "the other context has a full window all the time"
+        run.finish(there[0])
+        for item in [item for item in run.on("w0") if item < 1000]:
+            run.finish(item)
+    assert not run.state.apps["ask"].isolated.items and not run.state.workers["w0"].turning
+
+
+def test_work_for_which_a_worker_is_drained_gets_it_where_its_memory_needs_both_to_go():
+    run = two_contexts()
+    run.tell(ev.ContextDeclared, ev.ContextSpec("large", "large", memory=90))
+    run.tell(ev.AppDeclared, ev.AppSpec("big", "big", "large", priority=9))
+    run.submit([5000], "big")
+    run.state.turn(run.state.workers["w0"], ["engine", "other"], "big")
+    for _ in range(6):
+        run.finish(run.on("w0")[0])
+    assert run.on("w0") == [5000]
+
+
+def test_a_cancelled_call_is_found_among_many_in_flight():
+    run = Run(window=4, workers=2)
+    run.submit(range(100))
+    run.submit(range(200, 203), "work")
+    run.state.attempts = Unread(run.state.attempts)
+    heard = []
+    handle = run.scheduler.handle
+    for item in (1, 50, 7, 1):
+        heard += handle(ev.ItemsCancelled(run.now, (item,), stop=True))
+    calls = [run.running[each.attempt].items[0] for each in heard if isinstance(each, cmd.Interrupt)]
+    assert calls == [1, 7]
+
+
+class Unread(dict):
+    """A table whose rows nobody looks through."""
+
+    def values(self):
+        raise AssertionError("all attempts are looked at")
+
+    items = __iter__ = values

@@ -179,7 +179,7 @@ def test_evictions_are_measured_by_tier():
     assert bench.state.tiers["default"].lifetimes is None
     bench.now = 100.0
     bench.lose("w1", evicted=True)
-    assert bench.state.tiers["default"].lifetimes == [100.0]
+    assert bench.state.tiers["default"].lifetimes == (100.0,)
     assert bench.state.tiers["default"].eviction_rate == pytest.approx(0.01)
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from test_attempts import Run
 
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.prefixes import LOOK_AHEAD
+from ctxflow.scheduler.prefixes import LOOK_AHEAD, take
+from ctxflow.scheduler.prefixes import note as take_note
 
 
 def reads(run, begin_of, items):
@@ -79,3 +80,70 @@ def test_every_item_is_given_once(rows, window, workers, cancelled, data):
         run.finish(run.running[number].items[0])
     assert Counter(run.delivered) == Counter(each for each in range(len(rows)) if each not in gone)
     assert not run.state.prefixes, "what is over is forgotten"
+
+
+class Counting(dict):
+    """A table that counts how often it is asked."""
+
+    asked = 0
+
+    def get(self, *key):
+        self.asked += 1
+        return super().get(*key)
+
+
+def test_what_a_window_takes_is_proportional_to_what_it_takes():
+    run = Run(window=1024, workers=0)
+    homes = run.state.apps["ask"].homes = Counting()
+    run.tell(ev.ItemsSubmitted, "ask", range(4000), [(1, 2 + n % 50, 100 + n) for n in range(4000)])
+    run.tell(ev.WorkerJoined, ev.WorkerSpec("w0", memory=100))
+    assert len(run.running) == 1024
+    assert homes.asked < 20 * 1024
+    before = homes.asked
+    run.finish(0)
+    assert homes.asked - before <= 4 * LOOK_AHEAD
+
+
+def test_what_begins_alike_costs_other_apps_nothing():
+    run = Run(window=4)
+    run.tell(ev.AppDeclared, ev.AppSpec("short", "short", "engine", batch=False, overlaps=True))
+    run.tell(ev.ItemsSubmitted, "ask", range(50), [(1,)] * 50)
+    run.submit(range(100, 150), "short")
+    assert run.state.apps["ask"].alike and not run.state.apps["short"].alike
+
+
+def naive(prefixes, homes, overtaken, queue, count, alive):
+    """What `prefixes.take` chooses for w0, in the plainest way."""
+    queue, chosen = list(queue), []
+
+    def rank(item):
+        numbers = prefixes.get(item, ())
+        home = homes.get(numbers[-1]) if numbers else None
+        return -sum(homes.get(each) == "w0" for each in numbers), home not in (None, "w0") and home in alive
+
+    ahead = queue[: max(count, LOOK_AHEAD)]
+    while ahead and len(chosen) < count:
+        place = 0 if overtaken >= LOOK_AHEAD else min(range(len(ahead)), key=lambda n: (rank(ahead[n]), n))
+        overtaken = overtaken + 1 if place else 0
+        chosen.append(ahead.pop(place))
+        homes.update(dict.fromkeys(prefixes.get(chosen[-1], ()), "w0"))
+    return chosen
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(1, 9), max_size=4, unique=True), min_size=1, max_size=200),
+    homes=st.dictionaries(st.integers(1, 9), st.sampled_from(["w0", "w1", "gone"])),
+    counts=st.lists(st.sampled_from([1, 1, 2, 5, 150]), min_size=1, max_size=30),
+)
+def test_it_chooses_as_if_it_ranked_all_each_time(rows, homes, counts):
+    run = Run(window=1, workers=2)
+    app, worker = run.state.apps["ask"], run.state.workers["w0"]
+    app.queue.extend(range(len(rows)))
+    run.state.open.update(dict.fromkeys(range(len(rows)), app))
+    take_note(run.state, app, range(len(rows)), rows)
+    app.homes.update(homes)
+    for count in counts:
+        if app.queue:
+            args = run.state.prefixes, dict(app.homes), app.overtaken, list(app.queue), count, run.state.workers
+            expected = naive(*args)
+            assert take(run.state, worker, app, count) == expected

@@ -110,6 +110,7 @@ def test_a_run_shows_some_of_everything(bench):
     worker = view.workers["w1"]
     assert worker.contexts and worker.running and view.forecast and view.tiers["gpu"].lifetimes and worker.topology
     assert view.apps["verify"].waiting_since is not None and len(view.workers) == 2
+    assert view.tiers["gpu"].lifetimes is view.tiers["gpu"].lifetimes, "they may be thousands: it is no copy"
 
 
 def test_nothing_can_be_set_on_what_a_view_shows(bench):

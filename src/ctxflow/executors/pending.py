@@ -154,6 +154,8 @@ def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool, cont
 
 
 _MARKS = 256, 1024, 4096, 16384  # Characters after which a beginning is one that others may share.
+_MOST_PARTS, _DEEPEST = 1000, 16  # Of an item that are looked at: the parts, and those within each other.
+_OVER = object()
 
 
 def beginning(values: Sequence[Any]) -> tuple[int, ...]:
@@ -181,16 +183,24 @@ def beginnings(inputs: Sequence[Sequence[Any]]) -> Sequence[tuple[int, ...]]:
     return found if any(found) else ()
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        known = [value[name] for name in ("messages", "prompt", "input", "content", "text") if name in value]
-        for each in known or value.values():
-            yield from _texts(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _texts(each)
+def _texts(values: Sequence[Any]) -> Iterator[str]:
+    """Yield the texts in values, in order; not all of them where there are very many parts, or within each other."""
+    open_ones = [iter(values)]
+    for _ in range(_MOST_PARTS):
+        value = next(open_ones[-1], _OVER)
+        if value is _OVER:
+            open_ones.pop()
+            if not open_ones:
+                return
+        elif isinstance(value, str):
+            yield value
+        elif len(open_ones) > _DEEPEST:
+            continue
+        elif isinstance(value, Mapping):
+            known = [value[name] for name in ("messages", "prompt", "input", "content", "text") if name in value]
+            open_ones.append(iter(known or value.values()))
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, Mapping, list, tuple)):
+            open_ones.append(iter(value))  # Others are numbers, such as a prompt's tokens.
 
 
 def _item_payload(app: DeclaredApp, values: Sequence[Any]) -> CallPayload:

@@ -224,7 +224,9 @@ class LibraryProcess:
     @property
     def deadline(self) -> float:
         """When the first of its calls, or its load, has taken too long, or it is time to look."""
-        return min([self.load_deadline, self.look_at, *self.calls.values(), *self.interrupted.values()])
+        # Those of items, which may be a thousand, are not looked at each time but at `look_at`.
+        calls = list(self.calls.values()) if len(self.calls) > len(self.items) else []
+        return min([self.load_deadline, self.look_at, *calls, *self.interrupted.values()])
 
     def read_output(self) -> None:
         """Keep what it printed: the end in memory, the first 10 MB in the log."""

@@ -113,13 +113,13 @@ def tiers_for(view: View, app: AppView) -> frozenset[str]:
 class QueueShares:
     """What each worker should have in flight of an app whose calls overlap, where too little is left for full windows.
 
-    What is queued and in flight is divided by the workers that have the app's context, or are about to. It is added up
-    once a second, or after as many questions as there are workers: an item that goes from the queue to a worker changes
-    nothing.
+    What is queued and in flight is divided by the workers that have the app's context, or are about to. These are added
+    up once a second, or after as many questions as there are workers; what is left is always known.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, float]] = {}  # App -> when it was added up, what is left for each speed.
+        # App -> when it was added up, its calls that do not count or others' that do, and the speeds of all workers.
+        self._known: dict[str, tuple[float, int, float]] = {}
         self._uses: dict[str, int] = {}
 
     def share(
@@ -129,17 +129,18 @@ class QueueShares:
 
         :param speed: of a worker, by which it gets more than others; more than 0.
         """
-        at, each = self._known.get(app.id, (-math.inf, 0.0))
+        at, beside, speeds = self._known.get(app.id, (-math.inf, 0, 0.0))
         uses = self._uses.get(app.id, 0)
         if view.now >= at + SHARE_SECONDS or uses >= len(view.workers):
             staying = [w for w in view.workers.values() if w.noticed is None and not w.draining]
-            left = app.backlog + sum(w.in_flight(app.context) for w in staying)
-            each = left / max(sum(speed(w) for w in staying if app.context in w.contexts), speed(worker))
-            self._known[app.id], uses = (view.now, each), 0
+            beside = sum(w.in_flight(app.context) for w in staying) - app.running
+            speeds = sum(speed(w) for w in staying if app.context in w.contexts)
+            self._known[app.id], uses = (view.now, beside, speeds), 0
             forget(self._known, view.apps)
             forget(self._uses, view.apps)
         self._uses[app.id] = uses + 1
-        return max(1, math.ceil(each * speed(worker)))
+        own = speed(worker)
+        return max(1, math.ceil((app.backlog + app.running + beside) * own / max(speeds, own)))
 
 
 def serving(workers: Iterable[WorkerView], tiers: Collection[str] | None = None) -> list[WorkerView]:

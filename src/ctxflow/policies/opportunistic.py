@@ -314,7 +314,8 @@ class Opportunistic:
         learner = self._learners.get(key)
         if learner is None:
             forget(self._learners, view.apps, lambda key: key[0])
-            learner = self._learners[key] = WindowLearner(self._first_window, self._most_window)
+            most = min(self._most_window, app.concurrency or self._most_window)
+            learner = self._learners[key] = WindowLearner(self._first_window, most)
         return learner
 
     def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:

@@ -60,7 +60,14 @@ class ContextAffinity:
                     left[app.id] -= max(1, view.batch_size(app, worker))
         if not total:
             return chosen
-        waiting = {app.id: app for app in ready if left[app.id] > 0 and app.unclaimed > 0}
+        # Where calls overlap, who has the context has got what its window had room for.
+        waiting = {
+            app.id: app
+            for app in ready
+            if left[app.id] > 0
+            and app.unclaimed > 0
+            and not (app.overlaps and view.holders(app.context) >= len(view.workers))
+        }
         return chosen + list(self._spread(view, waiting, left, slots)) if waiting else chosen
 
     def _spread(

@@ -242,6 +242,10 @@ class AppView(Protocol):
         """Whether its calls, of one item each, overlap on a worker (`BatchingPolicy.window`)."""
 
     @property
+    def concurrency(self) -> int | None:
+        """The most calls at a time that its context declares to bear on a worker."""
+
+    @property
     def priority(self) -> int:
         """Higher goes first."""
 
@@ -276,6 +280,10 @@ class AppView(Protocol):
     @property
     def unclaimed(self) -> int:
         """Items queued beyond those for which a worker is already loading the context."""
+
+    @property
+    def running(self) -> int:
+        """Its calls, and steps of its sessions, that run."""
 
     @property
     def call_seconds(self) -> float | None:

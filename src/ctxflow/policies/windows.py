@@ -44,6 +44,7 @@ FIRST = 2  # and so many windows of items at first,
 GROWTH = 1.4  # and after so many times the items again,
 MOST_ITEMS = 2000  # but after so many more at the latest.
 KEPT = 16_384  # Items that are kept to be looked at.
+KEPT_STRETCHES = 1024  # Stretches that are over of which it is kept what was in flight then.
 KEPT_WINDOWS = 8  # Items of so many windows are kept to tell how their lengths vary.
 GUESSED = 0.1  # The deviation of what is guessed of items in flight.
 SYSTEMATIC = 0.01  # The deviation of what is measured at one window from one time to the next, beside chance.
@@ -119,7 +120,7 @@ class WindowLearner:
     """Finds the window of workers of one kind for one app.
 
     :param first: the window before anything is measured.
-    :param most: the largest window.
+    :param most: the largest window; a context may bear less.
 
     :ivar window: what it is now.
     :ivar changes: how often it changed.
@@ -153,8 +154,8 @@ class WindowLearner:
         self._items: collections.deque[_Item] = collections.deque(maxlen=KEPT)
         self._counted = self._gone = self._old = self._strange = 0
         self._stretches: dict[str, _Stretch] = {}
-        self._lost: list[tuple[int, float]] = []  # Of stretches that are over: items in flight, and their time.
-        self._bound = self._below = 0
+        # Of stretches that are over: items in flight, and their time.
+        self._lost: collections.deque[tuple[int, float]] = collections.deque(maxlen=KEPT_STRETCHES)
         self._next_look = FEWEST
         self._throughput: float | None = None
 
@@ -180,10 +181,7 @@ class WindowLearner:
             return
         if not FULL * self.window <= flying <= self.window / FULL + 2:
             self._end_stretch(worker.id)
-            if flying < FULL * self.window:
-                self._look_for_a_bound(view.now, flying)
             return
-        self._below = 0
         if stretch is None:
             self._end_lost(view)
             stretch = self._stretches[worker.id] = self._stretch(view, app, worker, seconds)
@@ -224,14 +222,6 @@ class WindowLearner:
         for name in [name for name in self._stretches if name not in view.workers]:
             self._gone += self._stretches[name].young
             self._end_stretch(name)
-
-    def _look_for_a_bound(self, now: float, flying: int) -> None:
-        """Notice that there is never more in flight than some number: the context bears no more."""
-        self._below = self._below + 1 if flying <= self._bound else 0
-        self._bound = max(self._bound, flying)
-        if self._below >= 3 * self.window + FEWEST:
-            self._levels = max(1, sum(level <= self._bound for level in LEVELS))
-            self._move(self._levels - 1, now)
 
     def _rate(self, view: View, app: AppView, items: Floats, mean: float) -> tuple[float, float]:
         """Return tokens a second of a worker, and the share that was guessed.
@@ -325,7 +315,10 @@ class WindowLearner:
         """Return whether the last items differ from those before in throughput or length, twice in a row."""
         new = min(self._counted - self._old, len(items) // 2)
         # Soon after the window changed short items end first, and those that come look longer.
-        if new < max(4 * self.window * len(self._stretches), 200):
+        enough = max(4 * self.window * len(self._stretches), 200)
+        if self._counted >= max(2 * KEPT, enough):  # All that is kept came later; of more, nothing else would be left.
+            enough = min(enough, KEPT // 4)
+        if new < enough:
             return False
         self._old = self._counted
         now, before = _of_items(items[-new:]), _of_items(items[:-new])

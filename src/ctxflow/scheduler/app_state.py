@@ -212,10 +212,12 @@ class App:
     # Set when it is put into the tables.
     overlaps: bool = False
     windowed: bool = False
+    concurrency: int | None = None  # As its context declares it; likewise.
     # Beginning of items -> the worker that was given it last; items taken before the first since that was first. Kept
     # by prefixes.py.
     homes: dict[int, str] = dataclasses.field(default_factory=dict)
     overtaken: int = 0
+    alike: int = 0  # The most numbers that any of its items said how it begins by.
 
     # Read in every decision, so copied out of the specification.
     id: str = dataclasses.field(init=False)

@@ -33,6 +33,8 @@ def start(
     attempt = Attempt(number, app.id, context, worker.id, batch, state.now, group, worker.place)
     state.attempts[number] = worker.running[number] = attempt
     app.attempts += 1
+    if app.windowed:
+        state.flights.begin(number, batch)
     if app.overlaps:
         worker.in_flight[context] = worker.in_flight.get(context, 0) + 1
         worker.overlapping += 1
@@ -55,6 +57,8 @@ def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
         state.interrupted.discard(number)
     app, context = state.apps[attempt.app], attempt.context
     app.attempts -= 1
+    if app.windowed:
+        state.flights.end(number, attempt.items)
     if app.overlaps:
         worker.overlapping -= 1
         worker.in_flight[context] -= 1
@@ -69,19 +73,7 @@ def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
 
 def has_room(worker: Worker, app: App) -> bool:
     """Return whether a worker that holds the app's context could take one more of its calls now."""
-    if app.overlaps and app.context in worker.in_flight:
-        return not worker.turning and worker.in_flight[app.context] < worker.windows[app.context]
-    return worker.unused_slots > 0
-
-
-def turn(state: RunState, worker: Worker, promised: str = "") -> None:
-    """Give a worker nothing more of what overlaps on it until none of it is left, so that other work gets its place.
-
-    :param promised: the app whose work that is.
-    """
-    if worker.in_flight:
-        worker.turning, worker.promised = True, promised
-        state.update_free(worker)
+    return worker.has_room(app.context) if app.overlaps else worker.unused_slots > 0
 
 
 def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None, bool]:
@@ -101,9 +93,10 @@ def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None,
     if group is None or not (group.alone and app.context in worker.in_flight):
         return group, True
     for each in state.workers.values():
-        if (each.turning and each.promised == app.id) or runs_apart(state, each, app.context):
+        drained = app.context in each.turning and each.promised == app.id
+        if drained or runs_apart(state, each, app.context):
             return None, True
-    turn(state, worker, app.id)
+    state.turn(worker, (app.context,), app.id)
     return None, False
 
 
@@ -125,15 +118,32 @@ def window_for(state: RunState, worker: Worker, app: App) -> int:
     return wanted if most is None else min(wanted, most)
 
 
+def widen(state: RunState, app: App, most: int) -> bool:
+    """Ask again how many calls of an app workers may have in flight whose windows are full; whether it is more now.
+
+    A window that was a share of a short queue would stay so until one of its calls ends, whatever is queued meanwhile.
+
+    :param most: workers that are asked.
+    """
+    wider = False
+    for worker in state.flights.take_full(app.context, most):
+        if worker.leaving or app.context in worker.turning or runs_apart(state, worker, app.context):
+            continue
+        window = window_for(state, worker, app)
+        if window > worker.windows[app.context]:
+            worker.windows[app.context], wider = window, True
+            state.update_free(worker)
+    return wider
+
+
 def fill(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
     """Give a worker queued items of an app, until its window is full or nothing is left; whether it got any."""
     context, window = app.context, window_for(state, worker, app)
     room = min(window - worker.in_flight.get(context, 0), len(app.queue) - app.cancelled)
     if room > 0:
-        alike = bool(state.prefixes)
-        for item in prefixes.take(state, worker, app, room) if alike else items.take(state, app, None, room, out):
+        for item in prefixes.take(state, worker, app, room) if app.alike else items.take(state, app, None, room, out):
             start(state, worker, app, (item,), None, out)
-        if alike:
+        if app.alike:
             items.settle(state, app, out)
     if context in worker.in_flight:
         worker.windows[context] = window

@@ -192,9 +192,8 @@ def follow(state: RunState, out: list[Command]) -> None:
         for context in idle(state, worker):
             if _unplanned(state, worker, context):
                 unload(state, worker, context, out)
-        if any(_unplanned(state, worker, context) for context in worker.in_flight):
-            worker.turning = True  # Of what overlaps there would never be none.
-            state.update_free(worker)
+        # Of what overlaps there would never be none.
+        state.turn(worker, [context for context in worker.in_flight if _unplanned(state, worker, context)])
 
 
 def _unplanned(state: RunState, worker: Worker, context: str) -> bool:

@@ -98,6 +98,8 @@ class Scheduler:
             steps.serve(state, owner, out)
         if state.ready:
             dispatch.serve(state, out)
+            if state.ready:
+                dispatch.widen(state, event, out)
         elif state.free and state.attempts:
             dispatch.duplicate(state, event, out)
         if type(event) is ev.Tick and state.free:
@@ -164,6 +166,7 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
     app = App(spec, order=state.next_order)
     state.next_order += 1
     context = state.contexts[spec.context].spec
+    app.concurrency = context.concurrency
     if context.level == ev.PERVASIVE:  # Else each call has a context of its own.
         app.windowed = spec.overlaps
         app.overlaps = not spec.sessions and (spec.overlaps or (context.concurrency or 1) > 1)
@@ -181,7 +184,7 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
 
 def _items_submitted(state: RunState, event: ev.ItemsSubmitted, out: list[Command]) -> None:
     first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
-    prefixes.note(state, event.items, event.prefixes)
+    prefixes.note(state, state.apps[event.app], event.items, event.prefixes)
     items.submit(state, state.apps[event.app], event.items, out)
     if first and state.ready:
         _scale(state, out)
@@ -192,8 +195,9 @@ def _items_cancelled(state: RunState, event: ev.ItemsCancelled, out: list[Comman
     if not event.stop:
         return
     gone = set(event.items)
-    for number, attempt in state.attempts.items():
+    for attempt in items.holding(state, gone):
         # Only what was cancelled is interrupted: a duplicate that lost its race is left to finish.
+        number = attempt.id
         left = attempt.items[state.answered.get(number, 0) :]
         if number in state.interrupted or gone.isdisjoint(left) or any(item in state.open for item in left):
             continue

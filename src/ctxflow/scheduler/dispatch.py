@@ -23,7 +23,8 @@ def serve(state: RunState, out: list[Command]) -> None:
     """Ask the routing policy who gets what, as long as that leads to anything."""
     while state.drained:
         worker = state.drained.pop()
-        give(state, worker.id, worker.promised, out)
+        promised, worker.promised = worker.promised, ""
+        give(state, worker.id, promised, out)
     while state.free and state.ready:
         ready = state.ready.offered(state.now, len(state.free))
         if not ready:
@@ -32,6 +33,24 @@ def serve(state: RunState, out: list[Command]) -> None:
         given = [give(state, a.worker, a.app, out) for a in chosen]
         if not any(given):
             break
+
+
+def widen(state: RunState, event: ev.Event, out: list[Command]) -> None:
+    """Let workers have more in flight where something is left in the queue of an app whose share of it they had.
+
+    All of them are asked on ticks, and else one for each new item: many that are full would cost each item a look.
+    """
+    wider = False
+    if type(event) is ev.Tick:
+        for app in [each for each in state.ready.offered(state.now, len(state.free)) if each.windowed]:
+            wider = attempts.widen(state, app, len(state.workers)) or wider
+    elif isinstance(event, ev.ItemsSubmitted):
+        app = state.apps[event.app]
+        for each in (app, *(state.apps[name] for name in app.alternatives)):
+            if each.windowed and each.id in state.ready:
+                wider = attempts.widen(state, each, len(event.items)) or wider
+    if wider:
+        serve(state, out)
 
 
 def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bool:
@@ -53,7 +72,7 @@ def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bo
 def _turn(state: RunState, worker: Worker, app: App) -> None:
     """Drain a worker for other work than what overlaps on it, unless it was filled just now."""
     if worker.free_slots > worker.unused_slots:
-        attempts.turn(state, worker, app.id)
+        state.turn(worker, worker.in_flight, app.id)
 
 
 def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
@@ -415,8 +434,7 @@ def worker_lost(state: RunState, worker: Worker, evicted: bool) -> None:
     tier.worker_seconds += seconds
     tier.gpu_seconds += seconds * worker.gpus
     if evicted:
-        tier.lifetimes = tier.lifetimes or []
-        tier.lifetimes.append(seconds)
+        tier.lifetimes = (*(tier.lifetimes or ()), seconds)  # Policies look far more often than there is another.
 
 
 def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:

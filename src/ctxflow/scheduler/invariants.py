@@ -85,11 +85,12 @@ def _check_workers(state: RunState) -> None:
         assert worker.in_flight == Counter(overlapping), f"{worker.id}: its calls in flight are miscounted"
         assert worker.windows.keys() == worker.in_flight.keys(), f"{worker.id}: a window is open, and nothing in flight"
         assert worker.overlapping == len(overlapping), f"{worker.id}: its calls in flight are miscounted"
-        assert worker.in_flight or not worker.turning, f"{worker.id} is drained, and has nothing in flight"
+        drained = not worker.turning or worker.turning & worker.in_flight.keys()
+        assert drained, f"{worker.id} is drained, and has nothing in flight"
         unused = worker.slots - (len(worker.running) - len(overlapping)) - len(worker.in_flight) - worker.loading
         assert worker.unused_slots == unused >= 0, f"{worker.id}: its slots are miscounted, or too few"
-        room = sum(count < worker.windows[context] for context, count in worker.in_flight.items())
-        free_slots = unused + (0 if worker.turning else room)
+        room = [context for context, count in worker.in_flight.items() if count < worker.windows[context]]
+        free_slots = unused + len(set(room) - worker.turning)
         assert worker.free_slots == free_slots, f"{worker.id}: its free slots are miscounted"
         loading = sum(held.building for held in worker.contexts.values())
         assert worker.loading == loading, f"{worker.id}: loads are miscounted"
@@ -100,6 +101,11 @@ def _check_workers(state: RunState) -> None:
             assert state.attempts.get(number) is attempt, f"{worker.id} runs an attempt that is not known"
             held = worker.contexts.get(attempt.context)
             assert held is not None and not held.building, f"{worker.id} runs a call without its context"
+    flying = [attempt for attempt in state.attempts.values() if state.apps[attempt.app].windowed]
+    assert state.flights.attempts == len(flying), "attempts in flight are miscounted"
+    pairs = sorted((item, attempt.id) for attempt in flying for item in attempt.items)
+    known = sorted((item, number) for item, numbers in state.flights.of.items() for number in numbers)
+    assert pairs == known, "items in flight are not known"
     assert not (state.awaiting and state.attempts), "a call was given before enough workers were there"
     for attempt in state.attempts.values():
         assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"

@@ -134,10 +134,7 @@ def cancel(state: RunState, items: Sequence[int], out: list[Command]) -> None:
     """Cancel items: queued ones go, running ones will not be delivered."""
     gone = {item for item in items if item in state.open}
     apps = {state.open[item].id: state.open[item] for item in gone}
-    running: set[int] = set()
-    for attempt in state.attempts.values():
-        if attempt.app in apps:
-            running |= gone.intersection(attempt.items)
+    running = {item for attempt in holding(state, gone) for item in attempt.items}
     for item in gone - running:
         state.open[item].cancelled += 1
     _close(state, gone)
@@ -145,6 +142,17 @@ def cancel(state: RunState, items: Sequence[int], out: list[Command]) -> None:
     for app in apps.values():
         _forget_cancelled(state, app)
         settle(state, app, out)
+
+
+def holding(state: RunState, items: Collection[int]) -> list[Attempt]:
+    """Return the attempts that hold any of these items, in the order of their numbers."""
+    found = {number for item in items for number in state.flights.of.get(item, ())}
+    if len(state.attempts) > state.flights.attempts:
+        those = set(items)
+        for number, attempt in state.attempts.items():
+            if not state.apps[attempt.app].windowed and not those.isdisjoint(attempt.items):
+                found.add(number)
+    return [state.attempts[number] for number in sorted(found)]
 
 
 def _forget_cancelled(state: RunState, app: App) -> None:

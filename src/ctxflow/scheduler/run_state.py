@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.option_values import number, whole
@@ -164,6 +164,46 @@ class Surveys:
         self.told = ""  # Why a survey failed, as a person was told last.
 
 
+class Flights:
+    """Attempts of apps with calls of one item each, which may be in flight by the thousand.
+
+    :ivar of: item -> its attempts; `attempts`: how many there are.
+    :ivar full: context -> workers whose windows of it were full, longest not asked first.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[int]] = {}
+        self.attempts = 0
+        self.full: dict[str, dict[str, Worker]] = {}
+
+    def begin(self, number: int, items: Sequence[int]) -> None:
+        """Note an attempt."""
+        self.attempts += 1
+        for item in items:
+            self.of.setdefault(item, []).append(number)
+
+    def end(self, number: int, items: Sequence[int]) -> None:
+        """Forget an attempt."""
+        self.attempts -= 1
+        for item in items:
+            numbers = self.of[item]
+            numbers.remove(number)
+            if not numbers:
+                del self.of[item]
+
+    def take_full(self, context: str, most: int) -> list[Worker]:
+        """Return workers, so many at most, whose windows of a context are full; next time they are the last ones."""
+        known = self.full.get(context, {})
+        found: list[Worker] = []
+        while known and len(found) < most:
+            worker = known.pop(next(iter(known)))
+            flying = worker.in_flight.get(context, 0)
+            if flying and flying >= worker.windows[context]:
+                found.append(worker)
+        known.update({worker.id: worker for worker in found})
+        return found
+
+
 @dataclasses.dataclass(slots=True)
 class Counters:
     """Totals since the start; only transitions add to them."""
@@ -207,6 +247,7 @@ class RunState:
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
+        self.flights = Flights()  # Kept by attempts.py and `update_free`.
         self.tiers: dict[str, TierState] = {}
         self.regions: dict[str, RegionView] = {}
         self.arrivals = Arrivals()  # Kept by core.py, on ticks.
@@ -275,9 +316,21 @@ class RunState:
                 found.append(worker)
         return found
 
+    def turn(self, worker: Worker, contexts: Iterable[str], promised: str = "") -> None:
+        """Give a worker no more calls of these that overlap there, until none is left: other work gets their place.
+
+        :param promised: the app whose work that is, if it is known.
+        """
+        flying = [context for context in contexts if context in worker.in_flight]
+        if flying:
+            worker.turning.update(flying)
+            worker.promised = promised or worker.promised
+            self.update_free(worker)
+
     def forget_holders(self, context: str) -> None:
         """Forget who holds a context."""
         self._holders_free.pop(context, None)
+        self.flights.full.pop(context, None)
 
     def update_free(self, worker: Worker) -> None:
         """Put a worker where it belongs after its slots changed: whether it takes a call, or a context to build.
@@ -287,13 +340,17 @@ class RunState:
         free_slots = worker.slots - len(worker.running) - worker.loading
         if worker.overlapping:
             free_slots += worker.overlapping - len(worker.in_flight)
-        elif worker.turning:
-            worker.turning = False
+        if worker.turning and worker.turning.isdisjoint(worker.in_flight):
+            worker.turning.clear()
             self.drained.append(worker)
         worker.unused_slots = free_slots
-        if worker.overlapping and not worker.turning:
-            windows = worker.windows
-            free_slots += sum(count < windows[context] for context, count in worker.in_flight.items())
+        if worker.overlapping:
+            windows, turning = worker.windows, worker.turning
+            for context, count in worker.in_flight.items():
+                if count >= windows[context]:
+                    self.flights.full.setdefault(context, {})[worker.id] = worker
+                elif context not in turning:
+                    free_slots += 1
         worker.free_slots = free_slots
         name = worker.id
         if (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.errors import counted
-from ctxflow.scheduler import attempts, context_moves, faults
+from ctxflow.scheduler import context_moves, faults
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.eligibility import cache_only, can_be_kept, elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
@@ -100,7 +100,7 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             if worker.unused_slots > 0 and not busy:
                 _step(state, worker, app_id, out)
             elif worker.in_flight and any(s.ready for s in worker.sessions.values() if s.app == app_id):
-                attempts.turn(state, worker)
+                state.turn(worker, worker.in_flight)
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:

@@ -165,10 +165,11 @@ class ShownApp(_Proxy):
     """One app (`AppView`)."""
 
     __slots__: tuple[str, ...] = ("alternative_of", "batch_size", "chunk_target", "context")
-    __slots__ += ("deadline", "error", "id", "max_delay", "max_error", "order", "priority")
+    __slots__ += ("concurrency", "deadline", "error", "id", "max_delay", "max_error", "order", "priority")
 
     id: str
     context: str
+    concurrency: int | None
     priority: int
     deadline: float | None
     batch_size: int | None
@@ -181,6 +182,7 @@ class ShownApp(_Proxy):
     overlaps: bool = _live("windowed")
     backlog: int = _live("backlog")
     unclaimed: int = _live("unclaimed")
+    running: int = _live("attempts")
     call_seconds: float | None = _live("call_cost.seconds")
     call_seconds_error: float = _live("call_cost.error")
     waiting_since: float | None = _live("waiting_since")
@@ -202,12 +204,7 @@ class ShownTier(_Proxy):
     boot_seconds: float | None = _live("spec.boot_seconds")
     match_rate: float | None = _live("match_rate")
     eviction_rate: float | None = _live("eviction_rate")
-
-    @property
-    def lifetimes(self) -> Sequence[float] | None:
-        """How long its evicted workers lived."""
-        lived = self._row.lifetimes
-        return None if lived is None else tuple(lived)
+    lifetimes: Sequence[float] | None = _live("lifetimes")
 
 
 def shown_region(spec: RegionSpec) -> views.RegionView:
@@ -297,9 +294,10 @@ class RunView(ReadOnly):
         held = there.contexts.get(queue.context)
         if held is None:
             return self._could_load(state, there, queue)
-        flying = there.in_flight.get(queue.context, 0) if queue.overlaps else 0
-        if flying and (there.turning or flying >= there.windows[queue.context]):
-            return False
+        if queue.overlaps:
+            flying = there.in_flight.get(queue.context, 0)
+            if queue.context in there.turning or (flying and flying >= there.windows[queue.context]):
+                return False
         return held.state == "ready" and (not queue.isolated.items or has_work(state, queue, there))
 
     def permits(self, app: views.AppView, tier: views.TierView) -> bool:

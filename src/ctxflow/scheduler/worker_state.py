@@ -206,8 +206,10 @@ class Worker:
 
     overlapping: int = 0  # The sum of these.
     windows: dict[str, int] = dataclasses.field(default_factory=dict)  # How many of each there may be.
-    turning: bool = False  # Whether it gets none of these any more until none is left.
-    promised: str = ""  # The app that it is drained for, if it is for one.
+    # Contexts of which it gets none of these any more until no call of any of them is left; changed by `RunState.turn`
+    # and `update_free` alone, as is the app that it is drained for, "" for none.
+    turning: set[str] = dataclasses.field(default_factory=set)
+    promised: str = ""
 
     # Kept by `RunState.update_free`: slots that neither run nor load, and those of them or with room in a window.
     unused_slots: int = 0
@@ -234,6 +236,13 @@ class Worker:
         self.pin, self.devices, self.place = spec.pin, spec.devices, (spec.host, tuple(spec.devices))
         self.machine, self.acquired = spec.machine or spec.host, spec.acquired and spec.pin is None
         self.unused_slots = self.free_slots = self.slots
+
+    def has_room(self, context: str) -> bool:
+        """Return whether it could take one more call of a context that it holds: a slot, or a place in its window."""
+        if context in self.turning:
+            return False
+        flying = self.in_flight.get(context)
+        return self.unused_slots > 0 if flying is None else flying < self.windows[context]
 
     @property
     def leaving(self) -> bool:
@@ -281,7 +290,7 @@ class TierState:
     emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0  # For how long those that are gone were connected; the next, that times their GPUs.
     gpu_seconds: float = 0.0
-    lifetimes: list[float] | None = None  # Of workers that were evicted.
+    lifetimes: tuple[float, ...] | None = None  # Of workers that were evicted.
     lacking_seconds: float = 0.0  # For how long fewer workers were connected than were asked for.
     lacking_since: float | None = None
     jobs_started: int = 0

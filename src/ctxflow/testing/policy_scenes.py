@@ -142,6 +142,8 @@ class SceneApp:
     chunk_target: float | None = None
     claimed: int = 0
     overlaps: bool = False
+    running: int = 0
+    concurrency: int | None = None
 
     @property
     def unclaimed(self) -> int:
