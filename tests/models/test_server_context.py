@@ -109,7 +109,7 @@ def test_what_dies_while_it_is_built_is_told(whose):
         time.sleep(0.5)  # The library process waits for it.
         os.kill(there[0] if whose == "server" else library_of(there[0]), signal.SIGKILL)
         for future in futures:
-            with pytest.raises(ContextError, match="could not be built.* was killed by SIGKILL"):
+            with pytest.raises(ContextError, match=r"could not be built.* was killed by SIGKILL"):
                 future.result(60)
 
 
