@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 
 from ctxflow.models.transformers import LoadedModel
-
-if TYPE_CHECKING:
-    from ctxflow.models.running_batch import RunningRow
 
 TURNED_OFF: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.0},
@@ -20,6 +17,14 @@ TURNED_OFF: dict[str, dict[str, Any]] = {
     "logit_bias": {"sequence_bias": None},
 }
 """Fields of a request whose neutral value turns off a setting of the model: what `generate` is told then."""
+
+
+class GrowingText(Protocol):
+    """A row of a running batch: its prompt, what was written so far, and which of the settings do not hold for it."""
+
+    prompt: list[int]
+    written: list[int]
+    off: frozenset[str]
 
 
 class OwnSettings:
@@ -45,7 +50,7 @@ class OwnSettings:
     def __bool__(self) -> bool:
         return any(each is not None for each in (self._penalty, self._no_repeats, self._suppressed))
 
-    def enter(self, row: RunningRow) -> None:
+    def enter(self, row: GrowingText) -> None:
         """Keep the tokens of a row, which has the next number."""
         if self._penalty is not None:
             self._texts.enter([*row.prompt, *row.written])
@@ -55,7 +60,7 @@ class OwnSettings:
         if self._penalty is not None:
             self._texts.leave(number)
 
-    def __call__(self, scores: torch.Tensor, rows: Sequence[RunningRow]) -> torch.Tensor:
+    def __call__(self, scores: torch.Tensor, rows: Sequence[GrowingText]) -> torch.Tensor:
         """Return the scores of all rows as the settings change them; shape (rows, tokens)."""
         if self._penalty is not None:
             ids = self._texts.grown(rows)
@@ -94,7 +99,7 @@ class _Texts:
         self._lengths[number] = self._lengths[last]
         del self._lengths[last]
 
-    def grown(self, rows: Sequence[RunningRow]) -> torch.Tensor:
+    def grown(self, rows: Sequence[GrowingText]) -> torch.Tensor:
         """Return the tokens of all rows, with the one that each has written since, if it has."""
         lengths = [len(row.prompt) + len(row.written) for row in rows]
         later = [number for number, length in enumerate(lengths) if length > self._lengths[number]]
