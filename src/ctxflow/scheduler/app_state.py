@@ -202,6 +202,7 @@ class App:
     open_sessions: int = 0
     measured_on: set[str] = dataclasses.field(default_factory=set)  # Workers that know how long its calls take.
     arrived: int = 0
+    widened: int = 0  # How many had arrived when all full workers were asked last; kept by dispatch.py.
     waiting_since: float | None = None
     held_until: float | None = None
     alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.

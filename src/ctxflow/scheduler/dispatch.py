@@ -38,12 +38,15 @@ def serve(state: RunState, out: list[Command]) -> None:
 def widen(state: RunState, event: ev.Event, out: list[Command]) -> None:
     """Let workers have more in flight where something is left in the queue of an app whose share of it they had.
 
-    All of them are asked on ticks, and else one for each new item: many that are full would cost each item a look.
+    One is asked for each new item, since many that are full would cost each item a look; all are on the next tick. Of
+    a queue to which nothing comes the rest is left to whoever is faster: a slow worker would take a share of it.
     """
     wider = False
     if type(event) is ev.Tick:
-        for app in [each for each in state.ready.offered(state.now, len(state.free)) if each.windowed]:
-            wider = attempts.widen(state, app, len(state.workers)) or wider
+        for app in state.ready.offered(state.now, len(state.free)):
+            if app.windowed and app.arrived > app.widened:
+                app.widened = app.arrived
+                wider = attempts.widen(state, app, len(state.workers)) or wider
     elif isinstance(event, ev.ItemsSubmitted):
         app = state.apps[event.app]
         for each in (app, *(state.apps[name] for name in app.alternatives)):
