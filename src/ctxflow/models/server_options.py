@@ -13,7 +13,8 @@ from ctxflow.models.server_command import ServerCommand
 from ctxflow.models.server_process import find_program
 
 _HELP = {"llama-server": ("--help",), "vllm": ("--help=all",), "text-generation-launcher": ("--help",)}
-_SLOW = ("vllm",)
+SLOW = ("vllm",)
+"""Kinds of servers whose programs take long to tell which options they have."""
 _HELP_SECONDS = 120.0
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
 
@@ -47,7 +48,7 @@ def known_options(command: ServerCommand, told: Callable[[str], None] = lambda t
     program = find_program(words[0], os.environ)
     if shutil.which(program) is None:
         return set()
-    if command.name in _SLOW:
+    if command.name in SLOW:
         told(f"asking {command.name} which options it has, before a worker is asked for")
     try:
         done = subprocess.run(
