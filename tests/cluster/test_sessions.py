@@ -29,24 +29,24 @@ def inside(testbed: Testbed, *words: str, limit: float) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 @pytest.mark.first
 def test_contract(testbed: Testbed) -> None:
-    out = inside(testbed, "contract", limit=240)
+    out = inside(testbed, "contract", limit=480)
     assert re.search(r"\d\d passed", out) and "skipped" not in out, out[-500:]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 def test_sessions_give_what_undisturbed_ones_do(testbed: Testbed) -> None:
-    out = inside(testbed, "wander", "--site", "/checkout/site-configs/testbed.toml", limit=240)
+    out = inside(testbed, "wander", "--site", "/checkout/site-configs/testbed.toml", limit=480)
     found = json.loads(out.splitlines()[-1])
     assert (found["right"], found["wrong"], found["errors"]) == (24, {}, []), found
     assert found["migrations"] and found["suspensions"] and found["evictions"], found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 def test_a_burst_of_sessions_gets_workers_that_are_given_back_after_it(testbed: Testbed, tmp_path: Path) -> None:
-    out = inside(testbed, "burst", "--site", "/checkout/site-configs/testbed.toml", limit=240)
+    out = inside(testbed, "burst", "--site", "/checkout/site-configs/testbed.toml", limit=480)
     found = json.loads(out.splitlines()[-1])
     print(found)
     numbers = [number for _, number in found["asked"]]
