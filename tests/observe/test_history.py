@@ -124,7 +124,7 @@ def test_tiers_are_told_as_the_scheduler_counted_them(squeezed):
     assert history.tiers.keys() == state.tiers.keys()
     for name, tier in history.tiers.items():
         of = state.tiers[name]
-        assert tier.lifetimes == (of.lifetimes or [])
+        assert tier.lifetimes == list(of.lifetimes or [])
         assert (tier.jobs_started, tier.jobs_evicted, tier.held) == (of.jobs_started, of.jobs_evicted, of.held)
         assert (tier.waits.count, tier.unexplained, tier.returned) == (tier.jobs_started, 0, 0)
         there = sum(state.now - worker.joined for worker in state.workers.values() if worker.tier == name)

@@ -31,6 +31,7 @@ def drawn(seed):
     return rate, options
 
 
+@pytest.mark.timeout(900)
 def test_the_window_found_is_nearly_always_within_three_per_cent_of_the_best():
     shares = []
     for seed in range(24):

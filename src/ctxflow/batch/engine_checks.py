@@ -10,7 +10,6 @@ from typing import Any
 from ctxflow.batch.job import Job
 from ctxflow.errors import UsageError, closest
 from ctxflow.models.server_command import read_command
-from ctxflow.models.server_options import SLOW, check_options
 from ctxflow.models.vllm_options import check_vllm_options
 
 _OURS = {"dtype", "device", "max_input_tokens", "too_long", "model", "task", "name"}  # Which a job says otherwise.
@@ -24,6 +23,8 @@ def engine_problems(job: Job, told: Callable[[str], None] = lambda text: None) -
     yield from _adapters(job)
     try:
         if job.backend == "server":
+            from ctxflow.models.server_options import SLOW, check_options
+
             command = read_command(str(job.server_command), model=job.model, options=job.engine_options)
             if job.engine_options or command.name not in SLOW:  # Else the server itself says soon what is wrong.
                 check_options(command, told)
