@@ -28,6 +28,7 @@ from ctxflow.models.vllm_schemas import bind_by_patterns
 
 SHARED_MEMORY = "/dev/shm"
 _TICK_SECONDS = 1.0
+_MOMENT_SECONDS = 0.3
 _END_SECONDS = 5.0
 _LONGEST_NAME = 36  # Of a socket of vLLM's.
 _SOCKETS = "VLLM_RPC_BASE_PATH"
@@ -145,16 +146,15 @@ class VLLMProcesses:
         if self._cause or self._closed:
             self.close()
             return self._cause or "vLLM's engine was closed"
-        said = "has failed"
+        said, gone = "has failed", list[str]()
         ends = time.monotonic() + _TICK_SECONDS  # Where a worker died, EngineCore has said so, and is about to end.
         while time.monotonic() < ends:
             cores = [process for process in self._cores() if process.exitcode]
-            gone = self._workers_gone()
+            if gone := gone or self._workers_gone():  # Which a killed EngineCore takes along.
+                said = f"has lost its process {gone[0]}"
+                ends = min(ends, time.monotonic() + _MOMENT_SECONDS)
             if cores and cores[0].exitcode < 0:
                 said = f"has lost its process {cores[0].name}, killed by {signal.Signals(-cores[0].exitcode).name}"
-                break
-            if gone:
-                said = f"has lost its process {gone[0]}"
                 break
             await asyncio.sleep(0.02)
         self.close()
