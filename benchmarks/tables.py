@@ -127,20 +127,6 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
                 Beside("vLLM's `LLM.generate`, all prompts at once", "vllm_plain_per_s", "vllm_vs_plain"),
                 Beside("the same, batches of 32 one after the other", "vllm_batches_per_s", "vllm_vs_batches"),
             )),
-            Row("tokens/s, `vllm serve`", ("ctxflow_server_per_s",), "", (
-                Beside("openai's asynchronous client, all at once", "server_plain_per_s", "server_vs_plain"),
-            )),
-            Row("tokens/s, `llama-server`", ("ctxflow_llama_per_s",), "", (
-                Beside("openai's asynchronous client, all at once", "llama_plain_per_s", "llama_vs_plain"),
-            )),
-            Row("tokens/s, transformers", ("ctxflow_transformers_per_s",), "", (
-                Beside("transformers' own continuous batching, its best number of requests",
-                       "transformers_own_per_s", "transformers_vs_own"),
-                Beside("ctxflow's generator before, padded batches", "padded_per_s", "transformers_vs_padded"),
-            )),
-            Row("texts/s, an encoder, no option given", ("ctxflow_encoder_per_s",), "", (
-                Beside("the best of a sweep of batches", "encoder_best_per_s", "encoder_vs_best"),
-            )),
         )),
     ),
     "batch": (
