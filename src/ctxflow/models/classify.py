@@ -132,9 +132,7 @@ class LabelClassifier:
     def _run(
         self, read: list[Read], choice: _Choice, on_error: str, what: str, texts: Sequence[str] | None = None
     ) -> list[Classification]:
-        for number, each in enumerate(read):
-            if isinstance(each, Tokens):
-                self.loaded.check_tokens(each.ids, f"{what}[{number}]")
+        self.loaded.check_read(read, what)
 
         def classified(numbers: list[int]) -> list[Classification]:
             rows = []

@@ -132,9 +132,7 @@ class TextGenerator:
     def _answers(
         self, read: list[Read], sampling: list[Sampling], on_error: str, what: str, *, at_once: bool
     ) -> Iterator[Generation]:
-        for number, each in enumerate(read):
-            if isinstance(each, Tokens):
-                self.loaded.check_tokens(each.ids, f"{what}[{number}]")
+        self.loaded.check_read(read, what)
 
         def written(numbers: list[int]) -> Iterator[Generation]:
             prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]

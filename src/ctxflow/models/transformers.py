@@ -20,6 +20,7 @@ import transformers
 from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_limits import BatchLimits, Result, alike
 from ctxflow.models.model_folder import check_ability, locate_model
+from ctxflow.models.reading import Read, Tokens
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
@@ -67,6 +68,12 @@ class LoadedModel:
                 f"{what} has the token {largest} ({text!r}), but the model knows only {known}: leave that text out, "
                 "or resize the model's embeddings"
             )
+
+    def check_read(self, read: Sequence[Read], what: str) -> None:
+        """Check the tokens of all inputs that were read, as `check_tokens`."""
+        for number, each in enumerate(read):
+            if isinstance(each, Tokens):
+                self.check_tokens(each.ids, f"{what}[{number}]")
 
     def close(self) -> None:
         """Free the memory of the model now; it cannot be used afterwards. Closing twice does nothing."""

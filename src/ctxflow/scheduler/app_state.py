@@ -33,6 +33,11 @@ class Group:
     alone: bool = True  # Else, of an app whose calls overlap, beside others in flight.
     beside: int = 1  # If alone, of how many attempts at a time: of others that were there when an engine died.
 
+    @property
+    def apart(self) -> int:
+        """Return of how many attempts at a time it is, that run apart from all others; 0 if it runs beside them."""
+        return self.beside if self.alone else 0
+
 
 class Groups:
     """The groups of an app, by where they failed: so nobody has to look through all to find one for a worker."""

@@ -85,7 +85,7 @@ def next_group(state: RunState, worker: Worker, app: App) -> tuple[Group | None,
     group = group_for(state, app, worker) if app.isolated.items else None
     if apart:
         flying = worker.in_flight[app.context]
-        if group is not None and group.alone and group.beside == apart > flying:
+        if group is not None and group.apart == apart > flying:
             return group, True
         worker.windows[app.context] = flying
         state.update_free(worker)
@@ -105,8 +105,7 @@ def runs_apart(state: RunState, worker: Worker, context: str) -> int:
     if context not in worker.in_flight:
         return 0
     there = (each for each in worker.running.values() if each.context == context and state.apps[each.app].overlaps)
-    group = next(there).group
-    return group.beside if group is not None and group.alone else 0
+    return next(there).apart
 
 
 def window_for(state: RunState, worker: Worker, app: App) -> int:

@@ -111,7 +111,7 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
 def _set_window(state: RunState, worker: Worker, app: App, group: Group | None) -> None:
     """Bound what overlaps on a worker from now on, of which one more was begun just now."""
     if app.overlaps:
-        apart = group.beside if group is not None and group.alone else 0
+        apart = group.apart if group is not None else 0
         worker.windows[app.context] = apart or attempts.window_for(state, worker, app)
 
 
@@ -226,8 +226,7 @@ def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command])
     app, learning = state.apps[attempt.app], state.policies.learning
     worker.done += 1
     faults.learn(state, app, worker, attempt, len(items_of), event.seconds)
-    apart = attempt.group is not None and attempt.group.alone
-    if app.windowed and learning is not None and not apart:
+    if app.windowed and learning is not None and not attempt.apart:
         learning.finished(state.view, app.shown, worker.shown, event.seconds, event.tokens)
     items.answer(state, attempt, items_of, out)
     # What another attempt answered first is closed; nothing of this attempt stays open.

@@ -59,11 +59,10 @@ def _learn_of_window(state: RunState, app: App, worker: Worker, attempt: Attempt
     """Learn from a call that others overlapped: an item took its share of that time (Little's law)."""
     beside = worker.in_flight.get(attempt.context, 0)
     item_seconds = seconds / (count * (beside + 1))
-    apart = attempt.group is not None and attempt.group.alone
-    if not apart:  # Its window was another.
+    if not attempt.apart:  # Its window was another.
         _learn_pace(worker, app, item_seconds, count, seconds, beside + 1)
     # While a window is not full, an item's share says more of the queue than of the worker.
-    full = not apart and beside + 1 >= worker.windows.get(attempt.context, beside + 2)
+    full = not attempt.apart and beside + 1 >= worker.windows.get(attempt.context, beside + 2)
     measured = item_seconds if full and seconds >= SHORTEST else None
     state.policies.health.observe(state.view, Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured))
 

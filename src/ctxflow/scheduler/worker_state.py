@@ -92,6 +92,11 @@ class Attempt(NamedTuple):  # Policies see it as it is; made for each batch, and
     group: Group | None = None
     place: Place = ("", ())
 
+    @property
+    def apart(self) -> int:
+        """Return of how many at a time it is, that run apart from all others; 0 if it runs beside them."""
+        return self.group.apart if self.group is not None else 0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frozen:
