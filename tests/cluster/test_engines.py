@@ -146,16 +146,18 @@ def test_each_row_is_answered_once_whatever_is_taken_away(testbed: Testbed, run:
 
 
 def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, run: EngineRun) -> None:
-    rows = 1200
+    rows = 2000
     driver = run.start(rows)
     told: dict[str, Any] = {}
 
-    def all_there(least: int) -> bool:
+    def at_work(done: int) -> bool:
+        # Not all four, which come back slowly on a busy machine: the rows would be done before.
         line = driver.newest()
-        return line.get("there") == 4 and least <= line["done"] < rows
+        assert line.get("there", 0) >= 2 and done <= line["done"] < rows, (line, told)
+        return True
 
     for kind in ("server", "warden", "library", "host", "vine_worker", "wrapper"):
-        testbed.eventually(lambda: all_there(40 * (len(told) + 1)), 120)
+        testbed.eventually(lambda: at_work(40 * (len(told) + 1)), 120)
         before = len(run.log().losses)
         found = run.victim(kind, str(LEFT_SECONDS))
         assert found is not None
@@ -165,7 +167,7 @@ def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, 
         loss = run.log().losses[before]
         told[kind]["noticed"] = round(run.origin() + loss.time - found[1]["time"], 2)
         told[kind]["broken"] = len(loss.broken)
-    testbed.eventually(lambda: all_there(0), 120)
+    testbed.eventually(lambda: at_work(0), 120)
     killed = time.time()
     testbed.run("kill", "-KILL", str(run.pid), user="root")
     with ThreadPoolExecutor() as several:

@@ -31,6 +31,7 @@ class Belongings:
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.segments: set[str] = set()
         self._known: dict[int, str] = {}  # Process -> when it began.
+        self._strangers: dict[int, str] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -53,8 +54,13 @@ class Belongings:
             seen = {int(entry.name): _status(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
             there = {pid: status for pid, status in seen.items() if status is not None and pid != os.getpid()}
             known = {pid: began for pid, began in self._known.items() if pid in there and there[pid][1] == began}
+            # A machine with clusters on it has a thousand of them, whose environments are not read each time. Only what
+            # we have started ourselves may yet get another.
+            strangers = {pid: began for pid, began in self._strangers.items() if there.get(pid, (0, ""))[1] == began}
+            more = {pid for pid in there.keys() - known.keys() - strangers.keys() if self._is_marked(pid)}
+            ours = {os.getpid(), 1}
+            self._strangers = {pid: began for pid, (parent, began) in there.items() if parent not in ours}
             # What descends from what has ended meanwhile was seen before.
-            more = {pid for pid in there if pid not in known and self._is_marked(pid)}
             while more:
                 known |= {pid: there[pid][1] for pid in more}
                 more = {pid for pid, (parent, _) in there.items() if pid not in known and parent in known}

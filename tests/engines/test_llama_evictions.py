@@ -34,13 +34,16 @@ def program(tmp_path):
     return found
 
 
-def part_of(belongings, host, kind):
-    """The process of a worker that is meant; None if it has no server now."""
-    tree = belongings.tree(host)
-    marks = {"server": "bin/llama-server", "warden": "warden.py", "library": "ctxflow.host.library"}
-    found = {name: [pid for pid in belongings.of(mark) if pid in tree] for name, mark in marks.items()}
-    found["server"] = [pid for pid in found["server"] if pid not in found["warden"]]
-    return {"host": host, **{name: pids[0] for name, pids in found.items()}}[kind] if found["server"] else None
+def parts_of(belongings, host):
+    """The processes of a worker, by what they are; none if it has no server now."""
+    lines = belongings.processes()
+    marks = {"warden": "warden.py", "server": "bin/llama-server", "library": "ctxflow.host.library"}  # Its has both.
+    kinds = {
+        pid: next((name for name, mark in marks.items() if mark in lines.get(pid, "")), "")
+        for pid in belongings.tree(host)
+    }
+    found = {name: pid for pid, name in kinds.items() if name}
+    return {"host": host, **found} if found.keys() == marks.keys() else {}
 
 
 @pytest.mark.long
@@ -52,11 +55,11 @@ def test_each_row_is_answered_once_whatever_is_taken_away(program, llama, belong
     leaving = set()
 
     def take_away(kind):
-        hosts = [pid for pid in executor.engine.worker_pids().values() if pid not in leaving]
-        with_engine = [host for host in sorted(hosts) if part_of(belongings, host, "server")]
-        if not with_engine:
+        hosts = sorted(pid for pid in executor.engine.worker_pids().values() if pid not in leaving)
+        parts = next((parts for host in hosts if (parts := parts_of(belongings, host))), None)
+        if parts is None:
             return
-        host = with_engine[0]
+        host = parts["host"]
         if kind in ("evicted", "noticed", "terminated"):
             leaving.add(host)
         if kind == "terminated":  # As an administrator does: it may take as long as it needs.
@@ -65,9 +68,8 @@ def test_each_row_is_answered_once_whatever_is_taken_away(program, llama, belong
             name = next(name for name, pid in executor.engine.worker_pids().items() if pid == host)
             assert executor.engine.evict(name, notice=GRACE if kind == "noticed" else None) == name
         else:
-            victim = part_of(belongings, host, kind)
-            tree = belongings.tree(victim)
-            kill(victim)
+            tree = belongings.tree(parts[kind])
+            kill(parts[kind])
             belongings.gone(tree)
         taken.append(kind)
 

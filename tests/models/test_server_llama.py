@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -202,9 +203,10 @@ def test_a_wrong_option_or_file_is_told_with_its_last_lines(program, model, more
 
 def test_options_that_its_program_does_not_have_are_refused_before_it_starts(program):
     check_options(read_command(f"{program} -c 4096 --temp -1", model="x", options={"ctx_size": 1, "jinja": False}))
-    for options, sentence in [({"ctx_sise": 1}, "no option --ctx-sise: did you mean --ctx-size?"), ({"Q": 1}, "-Q")]:
+    wrong = [({"ctx_sise": 1}, "no option --ctx-sise: did you mean --ctx-size?"), ({"Q": 1}, "-Q")]
+    for words, (options, sentence) in itertools.product(["", " -m {model}"], wrong):
         with pytest.raises(UsageError, match=sentence):
-            check_options(read_command(program, model="x", options=options))
+            check_options(read_command(f"{program}{words}", model="x", options=options))
     check_options(read_command("/no/such/llama-server --whatever"))  # It is not here: the worker will tell.
     choices = {"input": "in", "output": "out", "model": "x", "backend": "server", "server_command": f"{program} -c 1"}
     assert list(engine_problems(Job(**choices))) == []

@@ -234,8 +234,13 @@ def programs_of(words: Sequence[str]) -> Iterator[str]:
         rest = rest[1:]
     if rest:
         yield os.path.basename(rest[0])
-        if re.match(r"python[\d.]*$", os.path.basename(rest[0])) and "-m" in rest[:-1]:
+        if is_python(rest[0]) and "-m" in rest[:-1]:
             yield rest[rest.index("-m") + 1]
+
+
+def is_python(program: str) -> bool:
+    """Return whether a program is called as Python's interpreter is."""
+    return bool(re.match(r"python[\d.]*$", os.path.basename(program)))
 
 
 def _kind(words: Sequence[str], name: str | None) -> ServerKind:

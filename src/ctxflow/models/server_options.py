@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 
 from ctxflow.errors import UsageError, closest
-from ctxflow.models.server_command import ServerCommand
+from ctxflow.models.server_command import ServerCommand, is_python
 from ctxflow.models.server_process import find_program
 
 _HELP = {"llama-server": ("--help",), "vllm": ("--help=all",), "text-generation-launcher": ("--help",)}
@@ -17,6 +17,7 @@ SLOW = ("vllm",)
 """Kinds of servers whose programs take long to tell which options they have."""
 _HELP_SECONDS = 120.0
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
+_known: dict[tuple[str, ...], frozenset[str]] = {}  # What programs told, for jobs of several models.
 
 
 def check_options(command: ServerCommand, told: Callable[[str], None] = lambda text: None) -> None:
@@ -27,10 +28,20 @@ def check_options(command: ServerCommand, told: Callable[[str], None] = lambda t
     :param told: takes a sentence before what takes long.
     :raises UsageError: for an option that it does not have, with the one that may have been meant.
     """
-    known = known_options(command, told)
-    if not known:
+    asked = _HELP.get(command.name)
+    given = enumerate(zip(("", *command.arguments), command.arguments, strict=False))
+    # Behind python it names the module.
+    first = next((at for at, (last, word) in given if word[:1] == "-" and not (word == "-m" and is_python(last))), None)
+    words = [word for word in command.arguments[:first] if "{" not in word]
+    if first is None or asked is None or shutil.which(program := find_program(words[0], os.environ)) is None:
         return
-    for word in command.arguments[1:]:
+    words = [program, *words[1:], *asked]
+    if tuple(words) not in _known:
+        if command.name in SLOW:
+            told(f"asking {command.name} which options it has, before a worker is asked for")
+        _known[tuple(words)] = _options_in_help(words)
+    known = _known[tuple(words)]
+    for word in command.arguments[first:] if known else ():
         option = _plain(word)
         if _OPTION.fullmatch(option) and not option[1:].isdigit() and option not in known:
             meant = closest(option, known)
@@ -38,27 +49,16 @@ def check_options(command: ServerCommand, told: Callable[[str], None] = lambda t
             raise UsageError(f"{command.name} has no option {option}{hint}")
 
 
-def known_options(command: ServerCommand, told: Callable[[str], None] = lambda text: None) -> set[str]:
-    """Return the options that a server's program tells in its help; none if it is not here, or tells nothing."""
-    asked = _HELP.get(command.name)
-    if asked is None:
-        return set()
-    first = next((at for at, word in enumerate(command.arguments) if word.startswith("-") and word != "-m"), None)
-    words = [word for word in command.arguments[:first] if "{" not in word]
-    program = find_program(words[0], os.environ)
-    if shutil.which(program) is None:
-        return set()
-    if command.name in SLOW:
-        told(f"asking {command.name} which options it has, before a worker is asked for")
+def _options_in_help(words: list[str]) -> frozenset[str]:
+    """Return the options that a program tells in its help; none if it tells nothing."""
     try:
         done = subprocess.run(
-            [program, *words[1:], *asked],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
             timeout=_HELP_SECONDS,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return set()
-    return {_plain(found) for found in _OPTION.findall(done.stdout)} if done.returncode == 0 else set()
+        return frozenset()
+    return frozenset(map(_plain, _OPTION.findall(done.stdout))) if done.returncode == 0 else frozenset()
 
 
 def _plain(word: str) -> str:
