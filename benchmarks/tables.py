@@ -127,6 +127,22 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
                 Beside("vLLM's `LLM.generate`, all prompts at once", "vllm_plain_per_s", "vllm_vs_plain"),
                 Beside("the same, batches of 32 one after the other", "vllm_batches_per_s", "vllm_vs_batches"),
             )),
+            Row("tokens/s, `vllm serve`", ("ctxflow_server_per_s",), "", (
+                Beside("the same server, asked by OpenAI's client", "server_plain_per_s", "server_vs_plain"),
+            )),
+            Row("tokens/s, `llama-server`", ("ctxflow_llama_per_s",), "", (
+                Beside("the same server, asked by OpenAI's client", "llama_plain_per_s", "llama_vs_plain"),
+            )),
+            Row("tokens/s, transformers", ("ctxflow_transformers_per_s",), "", (
+                Beside("its own continuous batching", "transformers_own_per_s", "transformers_vs_own"),
+                Beside("our generator that padded", "padded_per_s", "transformers_vs_padded"),
+            )),
+            Row("rows/s, embeddings, no option given", ("ctxflow_encoder_per_s",), "", (
+                Beside("the best of a sweep of `--batch-size`", "encoder_best_per_s", "encoder_vs_best"),
+            )),
+            Row("the window that `opportunistic` chose over the best of a sweep: vLLM, `vllm serve`, `llama-server`, "
+                "transformers", ("vllm_window_vs_sweep", "server_window_vs_sweep", "llama_window_vs_sweep",
+                                 "transformers_window_vs_sweep")),
         )),
     ),
     "batch": (

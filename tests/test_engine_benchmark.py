@@ -15,7 +15,7 @@ def runs(monkeypatch):
     import engine_runs
 
     yield engine_runs
-    for name in ("engine_runs", "engines", "engine_workload", "common"):
+    for name in ("engine_rounds", "engine_runs", "engines", "engine_workload", "common"):
         sys.modules.pop(name, None)
 
 
