@@ -19,7 +19,7 @@ from ctxflow.errors import article, closest
 from ctxflow.models.results import Sampling
 from ctxflow.recipe import Context
 
-TEXTS = 1000
+TEXTS = 2000
 """Rows to embed that a worker gets at a time, where the job does not say: the more, the more are of similar lengths.
 
 A short queue is divided by the workers all the same, and of a call that is interrupted the vectors that are there stay.
