@@ -252,5 +252,5 @@ def test_more_texts_go_to_an_encoder_at_a_time_unless_somebody_says_how_many():
     job = load_job(None, input="in.jsonl", output="out.jsonl", model=ENCODER, task="embed", column=["text"])
     chosen = job.model_copy(update={"batch_size": 7})
     given = (job, "embed"), (chosen, "embed"), (job, "classify")
-    assert [model_app(*each, staged=False)[0].chosen.batch_size for each in given] == [1000, 7, None]
+    assert [model_app(*each, staged=False)[0].chosen.batch_size for each in given] == [2000, 7, None]
     assert model_app(job, "embed", staged=False, sized=True)[0].chosen.batch_size is None
