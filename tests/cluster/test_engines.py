@@ -178,7 +178,7 @@ def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, 
     print(json.dumps(told))
     driver.close()
     # Jobs that waited for a host when their driver was killed stay in the queue, as test_factory.py has it.
-    testbed.run("bash", "-c", "condor_rm -all || true")
+    testbed.clear()
     whole(run.start(rows).result(), rows)
     testbed.eventually(lambda: not left(testbed), 60)
     assert all(each["noticed"] < LEFT_SECONDS for kind, each in told.items() if kind != "driver")

@@ -31,7 +31,7 @@ class Belongings:
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.segments: set[str] = set()
         self._known: dict[int, str] = {}  # Process -> when it began.
-        self._strangers: dict[int, str] = {}
+        self._strangers: dict[int, str] = {}  # Likewise, of others, which will not become ours.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
