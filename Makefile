@@ -72,23 +72,24 @@ lint: $(STAMP)quick ## Check style, types, the direction of imports, and names
 	$(BIN)/lint-imports --config papers/pyproject.toml
 	$(BIN)/python lint/house.py
 
-# Lint, the tests of real engines, whose environment is built first, and those that need the testbed, which mostly wait,
-# run beside the others; all but the last are nice, so that the tests that wait for clusters need not wait for a core
-# too. What they print follows, and what failed of all. A pipe forgets the status of its first part: it is written down.
+# Beside the local tests run lint, and the cluster tests and after them those of real engines, whose environment is built
+# meanwhile: starts of engines beside clusters would wait for minutes. All but the cluster tests are nice, so that these,
+# which wait for clusters, need not wait for a core too. What they print follows, and what failed of all. A pipe forgets
+# the status of its first part: it is written down.
 test: $(STAMP)test ## Check, and run all tests that can run here
 	@mkdir -p build
 	@nice -n 5 $(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
-	nice -n 5 $(MAKE) --no-print-directory test-engines >build/test-engines.log 2>&1 & engines=$$!; \
-	$(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1 & cluster=$$!; \
-	echo "Lint, the tests of real engines and the cluster tests run beside these; what they print follows."; \
+	nice -n 5 $(BIN)/python requirements/vllm_environment.py >build/vllm-environment.log 2>&1 & \
+	{ $(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1; cluster=$$?; \
+	nice -n 5 $(MAKE) --no-print-directory test-engines >build/test-engines.log 2>&1 && [ $$cluster = 0 ]; } & beside=$$!; \
+	echo "Lint, and the cluster tests and those of real engines, run beside these; what they print follows."; \
 	{ nice -n 5 $(BIN)/python $(LOCAL_TESTS) 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
 	wait $$lint; lint=$$?; cat build/lint.log; \
-	wait $$engines; engines=$$?; cat build/test-engines.log; \
-	wait $$cluster; cluster=$$?; cat build/test-cluster.log; \
+	wait $$beside; beside=$$?; cat build/test-cluster.log build/test-engines.log; \
 	[ $$lint = 0 ] || echo "FAILED lint: see build/lint.log"; \
-	[ $$local$$engines$$cluster = 000 ] || \
-		grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-engines.log build/test-cluster.log; \
-	[ $$lint$$local$$engines$$cluster = 0000 ]
+	[ $$local$$beside = 00 ] || \
+		grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-cluster.log build/test-engines.log; \
+	[ $$lint$$local$$beside = 000 ]
 
 test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, nor more than a second of a core
 	$(BIN)/python $(LOCAL_TESTS) -m "not model and not long"

@@ -2,7 +2,7 @@
 
     python victims_inside.py WITHOUT list
     python victims_inside.py WITHOUT KIND SECONDS [SIGNAL]
-    python victims_inside.py "" left SECONDS
+    python victims_inside.py JOBS left SECONDS
 
 KIND is one of `KINDS`, or "tree": all of a worker's processes. It writes as JSON when that was, whose worker it was,
 and what of all that the victim had started, and of its sockets, is still there after so many seconds; or null if there
@@ -93,13 +93,13 @@ def _sockets(pids: dict[int, str]) -> set[str]:
     return {names[each] for each in found & names.keys()}
 
 
-def _left() -> list[str]:
-    """All that is here of runs: processes, shared memory, sockets."""
+def _left(jobs: list[str]) -> list[str]:
+    """All that is here of runs, and of these batch jobs: processes, shared memory, sockets."""
     marks = ("vine_worker", "ctxflow.pyz", "ctxflow.host", "llama-server", "warden.py")
     found = []
     for pid in _there():
-        words = _words(pid)
-        if pid != os.getpid() and (_variable(pid, "CTXFLOW_JOB") or any(m in w for m in marks for w in words[:5])):
+        words, job = _words(pid), _variable(pid, "CTXFLOW_JOB")
+        if pid != os.getpid() and (job in jobs if job else any(m in w for m in marks for w in words[:5])):
             found.append(f"{pid} {' '.join(words)[:200]}")
     for top in ("/tmp", "/scratch", "/var/lib/condor/execute"):
         for folder, _, files in os.walk(top):
@@ -107,11 +107,11 @@ def _left() -> list[str]:
     return found + os.listdir("/dev/shm")
 
 
-def _until_none(seconds: float) -> object:
+def _until_none(jobs: list[str], seconds: float) -> object:
     until = time.time() + seconds
     while True:
         with contextlib.suppress(FileNotFoundError):
-            left = _left()
+            left = _left(jobs)
             if not left or time.time() > until:
                 return {"time": time.time(), "left": left}
         time.sleep(0.02)
@@ -119,7 +119,7 @@ def _until_none(seconds: float) -> object:
 
 def main(without: str, kind: str, seconds: float = 5.0, number: str = "SIGKILL") -> object:
     if kind == "left":
-        return _until_none(seconds)
+        return _until_none(without.split(","), seconds)
     servers = [pid for pid in _engines() if _variable(pid, "CTXFLOW_WORKER_NAME") not in without.split(",")]
     if kind == "list":
         return sorted({(_variable(pid, "CTXFLOW_WORKER_NAME"), _variable(pid, "CTXFLOW_JOB")) for pid in servers})

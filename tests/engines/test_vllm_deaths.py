@@ -13,7 +13,7 @@ import vllm_programs
 from engine_belongings import kill
 from vllm_programs import SOURCE, run
 
-pytestmark = pytest.mark.timeout(900)  # Starts of engines, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(3000)  # Starts of engines, on a machine that may be busy.
 
 PROMPTS = ["The river that flows through the city", "A worker may be taken away"]
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
@@ -29,7 +29,7 @@ CASES = [
 
 
 def test_engines_of_one_and_two_processes_answer_alike_and_tell_who_waits_that_they_died_or_stopped(vllm_python, llama):
-    found = run(vllm_python, "deaths", str(llama), PROMPTS, CASES)
+    found = run(vllm_python, "deaths", str(llama), PROMPTS, CASES, starts=len(CASES))
     assert [each["workers"] for each in found] == [1, 2, 2, 1]
     for each in found:
         assert each["texts"] == found[0]["texts"], "in float32, greedy"

@@ -11,7 +11,7 @@ from vllm_programs import run
 
 from ctxflow.models import SentenceEncoder
 
-pytestmark = pytest.mark.timeout(900)  # Starts of engines, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(1800)  # Starts of engines, on a machine that may be busy.
 
 TEXTS = ["Paris is in France.", "A river carries water to the sea, and more than that. " * 3, "one"]
 
@@ -31,7 +31,7 @@ def found(vllm_python, llama, encoder):
     """What a language model told to embed answers, and what a real encoder does."""
     settings = {"runner": "pooling", "convert": "embed", "max_model_len": 512}
     models = [(str(llama), settings), *([(encoder, {})] if encoder else [])]
-    return run(vllm_python, "embeddings", models, [*TEXTS, TEXTS[0]])
+    return run(vllm_python, "embeddings", models, [*TEXTS, TEXTS[0]], starts=len(models))
 
 
 def test_a_language_model_of_random_weights_embeds_where_it_is_told_to(found):
