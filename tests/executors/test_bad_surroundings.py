@@ -77,7 +77,7 @@ def lacking():
     return surely_not_installed
 
 
-@context(load_timeout=0.7)
+@context(load_timeout=3)
 def hanging():
     print("waiting for the hub")
     time.sleep(600)
@@ -94,7 +94,7 @@ def hungry():
         (raising(), "could not be built: ValueError: the weights are corrupt", "reading the weights"),
         (exiting(), "exit status 4: raise an exception instead of calling os._exit", ""),
         (lacking(), "No module named 'surely_not_installed'; install it where the workers run", "lacking"),
-        (hanging(), "took longer than its load_timeout of 0.7 s: raise that, or see", "in hanging"),
+        (hanging(), "took longer than its load_timeout of 3 s: raise that, or see", "in hanging"),
         (hungry(), "more than the 0.40 GB that its context asks for: raise its memory=", ""),
     ],
     ids=["raises", "exits", "lacks", "hangs", "hungry"],

@@ -36,6 +36,7 @@ now = time.monotonic
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
+_TRACE_SECONDS = 0.5  # How long to wait for its printing where it is: it takes milliseconds, unless others are busy.
 _LOOK_SECONDS = 0.5
 _STUCK_SECONDS = 20.0  # After which a process in which nothing moves is reported as stuck.
 _INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
@@ -272,7 +273,7 @@ class LibraryProcess:
         """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)
-        readable(self.output, 0.1)
+        readable(self.output, _TRACE_SECONDS)
         time.sleep(0.02)  # It writes line by line.
 
     def end(self, seconds: float = _KILL_SECONDS) -> bool:
