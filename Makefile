@@ -74,8 +74,8 @@ lint: $(STAMP)quick ## Check style, types, the direction of imports, and names
 
 # Beside the local tests run lint, and the cluster tests and after them those of real engines, whose environment is built
 # meanwhile: starts of engines beside clusters would wait for minutes. All but the cluster tests are nice, so that these,
-# which wait for clusters, need not wait for a core too. What they print follows, and what failed of all. A pipe forgets
-# the status of its first part: it is written down.
+# which wait for clusters, need not wait for a core too; and of the local tests no more run at once than there are cores.
+# What they print follows, and what failed of all. A pipe forgets the status of its first part: it is written down.
 test: $(STAMP)test ## Check, and run all tests that can run here
 	@mkdir -p build
 	@nice -n 5 $(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
@@ -83,7 +83,7 @@ test: $(STAMP)test ## Check, and run all tests that can run here
 	{ $(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1; cluster=$$?; \
 	nice -n 5 $(MAKE) --no-print-directory test-engines >build/test-engines.log 2>&1 && [ $$cluster = 0 ]; } & beside=$$!; \
 	echo "Lint, and the cluster tests and those of real engines, run beside these; what they print follows."; \
-	{ nice -n 5 $(BIN)/python $(LOCAL_TESTS) 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
+	{ nice -n 5 $(BIN)/python $(LOCAL_TESTS) -n logical 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
 	wait $$lint; lint=$$?; cat build/lint.log; \
 	wait $$beside; beside=$$?; cat build/test-cluster.log build/test-engines.log; \
 	[ $$lint = 0 ] || echo "FAILED lint: see build/lint.log"; \

@@ -74,8 +74,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes `-n auto` means."""
-    return len(os.sched_getaffinity(0)) + _WAITING + ("not long" in config.option.markexpr)
+    """How many processes `-n auto` means; `-n logical`, for where other tests wait beside these: one for each core."""
+    cores = len(os.sched_getaffinity(0))
+    if config.option.numprocesses == "logical":
+        return cores
+    return cores + _WAITING + ("not long" in config.option.markexpr)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
