@@ -17,7 +17,7 @@ LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests papers
 	--ignore=tests/cluster --ignore=tests/engines --ignore=src/ctxflow/examples
 CLUSTER_TESTS := $(PYTEST) tests/cluster
 ENGINE_TESTS := $(PYTEST) tests/engines
-TESTBEDS ?= 4
+TESTBEDS ?= 3
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 

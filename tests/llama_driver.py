@@ -1,19 +1,22 @@
 """A program that has numbered rows answered by llama.cpp's server, and goes on where it was stopped.
 
-    llama_driver.py MODEL ROWS RESUME [--site FILE] [--workers N] [--server PROGRAM]
+    llama_driver.py MODEL ROWS RESUME [--until FILE] [--site FILE] [--workers N] [--server PROGRAM]
 
-It prints JSON, a line each time: where its run is; twice a second, how far it is; at last, what came of it. Tests kill
-it and what it starts, on this machine and in the testbed, and ask what it asks.
+It prints JSON, a line each time: where its run is; twice a second, how far it is; at last, what came of it. With
+--until there are more rows until that file is there. Tests kill it and what it starts, on this machine and in the
+testbed, and ask what it asks.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import logging
 import os
 import threading
+import time
 
 from ctxflow import ContextExecutor, item_app
 from ctxflow.models import server
@@ -23,6 +26,8 @@ PAUSE = 0.2
 """Seconds between the requests of one row: it asks several times, as an agent does."""
 LONG, LONG_EVERY = 75, 40
 """How often a long row asks, and which rows are long: one that just began cannot end in a grace of ten seconds."""
+AHEAD = 100
+"""How many rows there are, beyond those that are done, where their number is open."""
 
 
 def turns_of(number, rows):
@@ -68,11 +73,24 @@ def _watch(executor, ended, times):
         _tell(there=executor.status().workers, done=len(times))
 
 
+def _open_numbers(rows, until, done):
+    """The numbers of at least so many rows, and of more until a file is there, a few ahead of those that are done."""
+    for number in itertools.count():
+        while number >= max(rows, len(done) + AHEAD):
+            if os.path.exists(until):
+                return
+            time.sleep(0.05)
+        if number >= rows and os.path.exists(until):
+            return
+        yield number
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("rows", type=int)
     parser.add_argument("resume")
+    parser.add_argument("--until")
     parser.add_argument("--site")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--server", default="llama-server")
@@ -80,14 +98,15 @@ def main():
     asked = parser.parse_args()
     logging.basicConfig(format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     ask = asking(asked.server, asked.model, staged=True, unresponsive_seconds=asked.unresponsive)
-    numbers = range(asked.rows)
     times, wrong = collections.Counter(), []
+    numbers = range(asked.rows) if asked.until is None else _open_numbers(asked.rows, asked.until, times)
     ended = threading.Event()
     with ContextExecutor(site=asked.site, workers=asked.workers) as executor:
         _tell(directory=executor.calls.run.directory, pid=os.getpid())
         watcher = threading.Thread(target=_watch, args=(executor, ended, times), daemon=True)
         watcher.start()
-        turns = [turns_of(number, asked.rows) for number in numbers]
+        numbers, again = itertools.tee(numbers)
+        turns = (turns_of(number, asked.rows) for number in again)
         for number, answer in ask.map(numbers, turns, resume=asked.resume, order="completed"):
             times[number] += 1
             if not right(number, answer, asked.rows):
@@ -95,7 +114,7 @@ def main():
         ended.set()
         watcher.join()
     _tell(
-        missing=[number for number in numbers if not times[number]][:20],
+        missing=[number for number in range(max(asked.rows, max(times, default=0) + 1)) if not times[number]][:20],
         repeated=[number for number, count in times.items() if count > 1][:20],
         wrong=wrong[:20],
         done=len(times),

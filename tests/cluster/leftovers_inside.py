@@ -89,9 +89,9 @@ def end(kind: str, ending: str) -> None:
 
 
 def settled(before: set[str]) -> list[str]:
-    """What was not there before, once it gets no less for some seconds."""
+    """What was not there before, once it gets no less for longer than a worker looks for its manager."""
     found, since = there() - before, time.monotonic()
-    while found and time.monotonic() < since + 20:
+    while found and time.monotonic() < since + 40:
         time.sleep(0.5)
         now = there() - before
         if now != found:

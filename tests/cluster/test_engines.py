@@ -31,8 +31,9 @@ SITE = "/checkout/site-configs/testbed.toml"
 WAYS = ("vacate", "server", "vine_worker", "vacate", "library", "stop", "fast", "host", "tree", "cut", "warden", "kill")
 """In this order, again and again: notice, at once without notice, suddenly in all ways; a host's network and power."""
 EVICTIONS = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", "5"))
-PARTS = EVICTIONS + 5  # Rows are in flight at the last eviction too, however long it takes a busy machine.
+PARTS = EVICTIONS + 2
 ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(80 * PARTS)))
+"""At least: there are more until the last eviction, however long a busy machine takes for it."""
 GRACE = 10.0  # MachineMaxVacateTime of the testbed's pool.
 LEFT_SECONDS = 5.0
 
@@ -140,18 +141,21 @@ def take_away(testbed: Testbed, run: EngineRun, how: str) -> bool:
 
 @pytest.mark.first
 def test_each_row_is_answered_once_whatever_is_taken_away(testbed: Testbed, run: EngineRun) -> None:
-    driver = run.start(ROWS)
+    driver = run.start(ROWS, "--until", f"{run.folder}/enough")
     part, taken = ROWS // PARTS, []
     while (line := driver.line()) is not None:
         if len(taken) < EVICTIONS and line.get("there") and line["done"] >= part * (len(taken) + 1):
             how = WAYS[len(taken) % len(WAYS)]
             if take_away(testbed, run, how):
                 taken.append(how)
+            if len(taken) == EVICTIONS:
+                (run.outside / "enough").touch()
     assert driver.status() == 0, driver.said()
     found = run.log()
     print(json.dumps({"taken": taken, **found.told()}))
-    whole(driver.last, ROWS)
-    assert set(found.given) == set(range(ROWS))
+    rows = driver.last["done"]
+    whole(driver.last, rows)
+    assert rows >= ROWS and set(found.given) == set(range(rows))
     assert len(taken) == EVICTIONS and len(found.losses) >= EVICTIONS
     seldom_again(found, ROWS)
     testbed.eventually(lambda: not left(testbed), 60)

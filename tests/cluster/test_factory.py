@@ -142,7 +142,7 @@ def test_a_second_user_squeezes_the_workers_and_gives_them_back(
     done = driver.last["done"]
     driver.until(lambda line: line["done"] > done + 100)
     testbed.run("condor_rm", "bob", user="root")
-    driver.until(lambda line: line["there"] == 8, limit=90)
+    driver.until(lambda line: line["there"] == 8)
     done = driver.last["done"]
     driver.until(lambda line: line["done"] > done + 500)
     bench.enough()
