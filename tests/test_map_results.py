@@ -12,6 +12,7 @@ import time
 import pytest
 
 import forked
+from ctxflow import map_results
 
 PROGRAM = """
 import sys, time
@@ -65,6 +66,33 @@ def test_maps_that_take_a_while_show_themselves_on_a_terminal(tmp_path):
     first = text.index("nap.map")
     assert not re.search("nap.map", text[:first]) and text.count("Traceback") == 0
     assert raw.count(b"\x1b[?25l") == 1, "neither the quick one nor the one that is to be silent was shown"
+
+
+class EndsOnceShown:
+    """A map that ends just after it was looked at."""
+
+    called = "nap"
+
+    def __init__(self):
+        self.looks = 0
+
+    def is_over(self):
+        self.looks += 1
+        return self.looks > 1
+
+    def answered_items(self):
+        return 2 * self.looks
+
+
+def test_a_map_that_ends_once_it_was_shown_is_shown_again(capsys, monkeypatch):
+    monkeypatch.setattr(map_results, "_AFTER_SECONDS", 0.0)
+    board = map_results._Board()
+    board.add(EndsOnceShown(), 4)
+    thread = board._thread
+    if thread is not None:
+        thread.join(30)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("nap.map: 2 of 4") and last.startswith("nap.map: ") and " in " in last
 
 
 @pytest.mark.long

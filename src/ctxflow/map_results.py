@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from ctxflow.app_options import MappedApp, Result
@@ -158,8 +158,11 @@ class _Board:
         try:
             going = True
             while going:
+                ended = set()
                 for watched, total, began in list(self._maps):
                     seconds, over = time.monotonic() - began, watched.is_over()
+                    if over:
+                        ended.add(id(watched))
                     task = tasks.get(id(watched))
                     if task is None and (over or seconds < _AFTER_SECONDS):
                         continue
@@ -171,19 +174,23 @@ class _Board:
                     view.update(task, watched.answered_items(), total, seconds, over)
                 if view is not None:
                     view.draw()
-                going = self._wait()
+                going = self._wait(ended)
         finally:
             if view is not None:
                 view.close()
 
-    def _wait(self) -> bool:
-        """Wait until it is time to look again; False if there is nothing to show any more."""
+    def _wait(self, ended: Set[int]) -> bool:
+        """Wait until it is time to look again; False if there is nothing to show any more.
+
+        :param ended: the maps that were shown as over: one that has ended since is still to be shown so.
+        """
         with self._changed:
-            self._maps = [each for each in self._maps if not each[0].is_over()]
+            self._maps = [each for each in self._maps if id(each[0]) not in ended]
             if not self._maps or self._closing:
                 self._thread, self._shows = None, False
                 return False
-            self._changed.wait(_EVERY_SECONDS)
+            if not any(watched.is_over() for watched, _, _ in self._maps):
+                self._changed.wait(_EVERY_SECONDS)
             return True
 
 
