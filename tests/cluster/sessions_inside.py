@@ -79,7 +79,8 @@ def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) ->
         first.close()
         thread = threading.Thread(target=evict, daemon=True)
         thread.start()
-        walked = take_all(walk(0.05), sessions, chunks, suspensions=sessions // 2)
+        # Long enough that some are, on a machine that may be busy.
+        walked = take_all(walk(0.05), sessions, chunks, suspensions=sessions // 2, suspended=3.0)
         stop.set()
         thread.join()
         run = executor.run

@@ -98,9 +98,18 @@ class Walked:
 
 
 def take_all(
-    app: SessionApp, sessions: int, chunks: int, suspensions: int = 0, idling: float = 0.02, seed: int = 0
+    app: SessionApp,
+    sessions: int,
+    chunks: int,
+    suspensions: int = 0,
+    idling: float = 0.02,
+    seed: int = 0,
+    suspended: float = 0.3,
 ) -> Walked:
-    """Take chunks of sessions, each in a thread, with suspensions and pauses (after a share `idling`) at random."""
+    """Take chunks of sessions, each in a thread, with suspensions and pauses (after a share `idling`) at random.
+
+    :param suspended: for how long a session is suspended at most, in seconds.
+    """
     began, walked, lock = time.monotonic(), Walked(), threading.Lock()
     luck = random.Random(seed)
     pauses = [luck.randrange(sessions) for _ in range(suspensions)]
@@ -114,7 +123,7 @@ def take_all(
                 given.append(session.take(PATIENCE))
                 if len(given) in stops:
                     session.suspend()
-                    time.sleep(mine.uniform(0.0, 0.3))
+                    time.sleep(mine.uniform(0.0, suspended))
                     session.resume()
                 elif mine.random() < idling:
                     time.sleep(mine.uniform(0.0, 0.2))
