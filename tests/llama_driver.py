@@ -76,9 +76,7 @@ def _watch(executor, ended, times):
 def _open_numbers(rows, until, done):
     """The numbers of at least so many rows, and of more until a file is there, a few ahead of those that are done."""
     for number in itertools.count():
-        while number >= max(rows, len(done) + AHEAD):
-            if os.path.exists(until):
-                return
+        while number >= max(rows, len(done) + AHEAD) and not os.path.exists(until):
             time.sleep(0.05)
         if number >= rows and os.path.exists(until):
             return

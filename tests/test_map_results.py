@@ -86,6 +86,7 @@ class EndsOnceShown:
 
 def test_a_map_that_ends_once_it_was_shown_is_shown_again(capsys, monkeypatch):
     monkeypatch.setattr(map_results, "_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(map_results, "_view", map_results._Lines)  # As where there is neither terminal nor notebook.
     board = map_results._Board()
     board.add(EndsOnceShown(), 4)
     thread = board._thread

@@ -64,25 +64,27 @@ class EngineRun:
         lines = (self.directory / "taskvine" / "staging.jsonl").read_text().splitlines()
         return next(float(line["unix"]) for line in map(json.loads, lines) if line["is"] == "origin")
 
-    def look(self, host: str, *words: str, first: set[str] | None = None) -> Any:
-        """What victims_inside.py says on a host; first of the workers that do not count, or of what else is given."""
-        names = self.gone | self.log().idle if first is None else first
+    def look(self, host: str, names: set[str], *words: str) -> Any:
+        """What victims_inside.py says on a host, of jobs or but for workers of these names."""
         command = ["python", str(INSIDE / "victims_inside.py"), ",".join(names), *words]
         return json.loads(self._testbed.run(*command, user="root", host=host))
 
     def kill(self) -> dict[str, Any]:
         """Kill the driver: after how long it and the jobs that had an engine are gone, and what is left then."""
-        jobs = {job for host in HOSTS for _, job in self.look(host, "list", first=set()) or []}
+        jobs = {job for host in HOSTS for _, job in self.look(host, set(), "list")}
         hosts, killed = ["submit", *HOSTS], time.time()
         self._testbed.run("kill", "-KILL", str(self.pid), user="root")
         with ThreadPoolExecutor() as several:
-            looks = list(several.map(lambda host: self.look(host, "left", str(LEFT_SECONDS), first=jobs), hosts))
+            looks = list(several.map(lambda host: self.look(host, jobs, "left", str(LEFT_SECONDS)), hosts))
         left = {host: look["left"] for host, look in zip(hosts, looks, strict=True) if look["left"]}
         return {"gone": max(look["time"] for look in looks) - killed, "left": left}
 
     def victim(self, *words: str) -> tuple[str, Any] | None:
         """Take the first host's victim that has one; the host, and what was told."""
-        return next(((host, told) for host in HOSTS if (told := self.look(host, *words))), None)
+        for host in HOSTS:
+            if told := self.look(host, self.gone | self.log().idle, *words):
+                return host, told
+        return None
 
 
 @pytest.fixture(scope="session")

@@ -117,10 +117,10 @@ def _until_none(jobs: list[str], seconds: float) -> object:
         time.sleep(0.02)
 
 
-def main(without: str, kind: str, seconds: float = 5.0, number: str = "SIGKILL") -> object:
+def main(names: list[str], kind: str, seconds: float = 5.0, number: str = "SIGKILL") -> object:
     if kind == "left":
-        return _until_none(without.split(","), seconds)
-    servers = [pid for pid in _engines() if _variable(pid, "CTXFLOW_WORKER_NAME") not in without.split(",")]
+        return _until_none(names, seconds)
+    servers = [pid for pid in _engines() if _variable(pid, "CTXFLOW_WORKER_NAME") not in names]
     if kind == "list":
         return sorted({(_variable(pid, "CTXFLOW_WORKER_NAME"), _variable(pid, "CTXFLOW_JOB")) for pid in servers})
     if not servers:
@@ -149,4 +149,4 @@ def main(without: str, kind: str, seconds: float = 5.0, number: str = "SIGKILL")
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:3], *map(float, sys.argv[3:4]), *sys.argv[4:])))
+    print(json.dumps(main(sys.argv[1].split(","), sys.argv[2], *map(float, sys.argv[3:4]), *sys.argv[4:])))
