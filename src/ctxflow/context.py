@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ctxflow.errors import short
@@ -84,6 +84,7 @@ _V = TypeVar("_V")
 Paths = Mapping[str, str | os.PathLike[str]]
 Variables = Mapping[str, str | int | float | os.PathLike[str]]
 Affinity = Literal["guaranteed", "best-effort"]
+Preload = Sequence[str] | Literal[False]
 
 NO_OPTIONS: Mapping[str, Any] = {}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -152,6 +153,18 @@ def _concurrency(value: Any) -> int | None:
     return None if value is None else whole("concurrency", value, wanted, 1)
 
 
+def _preload(value: Any) -> tuple[str, ...] | None:
+    if value is False or value is None:  # None is what is kept of False.
+        return None
+    wanted = 'a list of modules, such as preload=["torch"], or False to have its process import everything itself'
+    listed = isinstance(value, Collection) and not isinstance(value, str)
+    if not listed or not all(isinstance(name, str) for name in value):
+        raise refuse("preload", value, wanted, TypeError)
+    if wrong := [name for name in value if not all(part.isidentifier() for part in name.split("."))]:
+        raise refuse("preload", wrong[0], 'names of modules, such as "transformers.models.bert"', ValueError)
+    return tuple(value)
+
+
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "files": _files,
     "env": _env,
@@ -162,6 +175,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "affinity": lambda value: None if value is None else choice("affinity", value, AFFINITIES),
     "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
     "concurrency": _concurrency,
+    "preload": _preload,
 }
 
 
@@ -206,6 +220,7 @@ class ContextFunction(Generic[Params, Value]):
         affinity: Affinity | Unchanged | None = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
         concurrency: int | Unchanged | None = UNCHANGED,
+        preload: Preload | Unchanged = UNCHANGED,
     ) -> ContextFunction[Params, Value]:
         """Return the same function with other files, variables or resources; see `context` for the options.
 
@@ -218,6 +233,7 @@ class ContextFunction(Generic[Params, Value]):
         changes = given(
             files=files, env=env, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
             load_timeout=load_timeout, affinity=affinity, priority=priority, concurrency=concurrency,
+            preload=preload,
         )  # fmt: skip
         return ContextFunction(self.function, {**self._options, **checked(changes)})
 
@@ -225,7 +241,8 @@ class ContextFunction(Generic[Params, Value]):
         return ContextFunction, (self.function, self._options)
 
     def __ctxflow_digest__(self) -> object:
-        return "context function", self.function, self._options
+        options = {name: value for name, value in self._options.items() if name != "preload"}
+        return "context function", self.function, options
 
 
 class _Decorator(Protocol):
@@ -250,7 +267,7 @@ def context(function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
 def context(
     *, files: Paths = ..., env: Variables = ..., gpus: int = ..., memory: int | str | None = ...,
     gpu_memory: int | str | None = ..., load_timeout: float | None = ..., affinity: Affinity | None = ...,
-    priority: int = ..., concurrency: int | None = ...,
+    priority: int = ..., concurrency: int | None = ..., preload: Preload = ...,
 ) -> _Decorator: ...
 # fmt: on
 
@@ -270,6 +287,7 @@ def context(
     affinity: Affinity | None = None,
     priority: int = 0,
     concurrency: int | None = None,
+    preload: Preload = (),
 ) -> Any:
     """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
 
@@ -287,6 +305,9 @@ def context(
     :param affinity: how close together several GPUs have to be: "guaranteed" or "best-effort" (see docs/preemption.md).
     :param priority: that of its apps, where they do not say: higher goes first.
     :param concurrency: the most calls that its library process runs at a time, where its apps' calls overlap.
+    :param preload: modules of installed packages that building it imports, `["torch", "transformers.models.bert"]`: a
+        worker's library processes are forked from one that has them. What the function imports first, and what was seen
+        to be imported, need not be named. False to have each process start, and import, by itself (docs/contexts.md).
     :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 
@@ -302,6 +323,7 @@ def context(
     said = {
         "files": files, "env": env, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
         "load_timeout": load_timeout, "affinity": affinity, "priority": priority, "concurrency": concurrency,
+        "preload": preload,
     }  # fmt: skip
     options = checked(said)
     if function is not None:

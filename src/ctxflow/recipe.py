@@ -50,6 +50,8 @@ class Context(Generic[Built_co]):
     :ivar affinity: how close together its GPUs have to be, one of `AFFINITIES`; None if that does not matter.
     :ivar priority: that of its apps, where they do not say: higher goes first.
     :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
+    :ivar preload: installed modules that building it imports, beside those that are seen to be; None if its library
+        process is to be spawned, and to import them itself.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Context(Generic[Built_co]):
     affinity: str | None = None
     priority: int = 0
     concurrency: int | None = None
+    preload: tuple[str, ...] | None = ()
 
     @property
     def is_async(self) -> bool:
@@ -316,8 +319,13 @@ def composed(recipe: Context) -> Context:
         memory=_sum_of_known(one.memory for one in every),
         gpu_memory=_sum_of_known(one.gpu_memory for one in every),
         affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
+        preload=None if any(one.preload is None for one in every) else _together(one.preload or () for one in every),
         concurrency=recipe.concurrency or min((one.concurrency for one in inner if one.concurrency), default=None),
     )
+
+
+def _together(modules: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in modules for name in names))
 
 
 def _sum_of_known(sizes: Iterable[int | None]) -> int | None:

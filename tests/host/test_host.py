@@ -17,6 +17,7 @@ from message_heads import instruction, report
 
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_process import LibraryProcess
+from ctxflow.host.linux import adopt_orphans
 from ctxflow.host.messages import FROM_HOST
 from ctxflow.host.wire import Channel, pack
 from ctxflow.recipe import Context
@@ -28,6 +29,7 @@ class Driven:
     def __init__(self, directory):
         import socket
 
+        adopt_orphans()
         self.selector = selectors.DefaultSelector()
         near, far = socket.socketpair()
         self._near, self._far = near, Channel(far)
@@ -95,6 +97,7 @@ class Driven:
         self._near.close()
         self._far.close()
         self.host.close()
+        adopt_orphans(False)
 
 
 @pytest.fixture
@@ -351,7 +354,7 @@ def test_a_machine_without_room_is_no_reason_to_die(driven, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(LibraryProcess, "_spawn", full)
+    monkeypatch.setattr(LibraryProcess, "_begin", full)
     driven.load()
     head, _ = driven.next("failed")
     assert (
@@ -416,4 +419,5 @@ def test_stop_ends_everything(driven):
     deadline = time.monotonic() + 10
     while os.path.exists(f"/proc/{child}"):
         assert time.monotonic() < deadline
+        driven.host.bury_orphans()
         time.sleep(0.01)

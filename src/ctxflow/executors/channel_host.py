@@ -17,10 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
 from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads
-from ctxflow.executors.protocol import call_message, events_of, is_late, plain_message
+from ctxflow.executors.protocol import LearnedModules, call_message, events_of, is_late, plain_message
 from ctxflow.host import library_messages
 from ctxflow.host import messages as msg
 from ctxflow.host.call_surroundings import state_path
+from ctxflow.host.forking import HOST, CannotFork, Zygote
+from ctxflow.host.linux import ChildProcess
 from ctxflow.host.local_files import cached
 from ctxflow.host.wire import Channel, pack
 from ctxflow.scheduler import commands as cmd
@@ -34,8 +36,9 @@ def start_host(
     prefix: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     directory: str | None = None,
-) -> tuple[subprocess.Popen[bytes], Channel]:
-    """Start a context host as a child of this process, in a session of its own.
+    zygote: Zygote | None = None,
+) -> tuple[ChildProcess, Channel]:
+    """Start a context host in a session of its own, which ends with this process.
 
     :param folder: its scratch folder, which it makes and removes.
     :param logs: where what its library processes print is kept.
@@ -43,13 +46,16 @@ def start_host(
     :param prefix: a command that becomes the host, such as `["nice", "-n", "5"]`.
     :param environment: all its variables, this process's if None.
     :param directory: where it runs, this process's current directory if None.
+    :param zygote: what it is forked from if that can be done, and a copy of which its library processes are forked
+        from; without a `prefix`, and with its `environment`. Else it is spawned.
     :raises OSError: if the machine has no room for it (processes, descriptors); nothing is left then.
     """
     with contextlib.ExitStack() as ours:
         near, far = socket.socketpair()
         ours.callback(near.close)
         with far:
-            process = subprocess.Popen(
+            process = _forked(zygote, folder, logs, far.fileno(), output, environment or os.environ, directory)
+            process = process or subprocess.Popen(
                 [*prefix, sys.executable, "-m", "ctxflow.host", str(far.fileno()), folder, logs, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -63,16 +69,36 @@ def start_host(
     return process, Channel(near)
 
 
+def _forked(
+    zygote: Zygote | None,
+    folder: str,
+    logs: str,
+    line: int,
+    output: IO[bytes],
+    environment: Mapping[str, str],
+    directory: str | None,
+) -> ChildProcess | None:
+    """Fork a context host, if that can be done."""
+    if zygote is None or not zygote.ready:
+        return None
+    words: list[str | int] = [0, folder, logs, str(os.getpid())]
+    with contextlib.suppress(CannotFork, OSError):
+        return zygote.fork(HOST, words, environment, directory or os.getcwd(), sys.path, [line, output.fileno()])
+    return None
+
+
 class SharedDisk:
     """What a run's workers have on a disk that all of them see, and the messages that name it.
 
     :param cache: the folder of the files that workers share.
     :param directory: where contexts are built, and calls run.
+    :ivar learned: what contexts import; whoever hears of one that is built passes that on.
     """
 
     def __init__(self, cache: str, directory: str) -> None:
         self._cache = cache
         self._directory = directory
+        self.learned = LearnedModules()
 
     def stage(self, context: ContextPayload, folder: str) -> msg.StageFiles:
         """Return the message to bring a context's files to the worker whose scratch folder is `folder`."""
@@ -94,6 +120,7 @@ class SharedDisk:
             directory=self._directory,
             path=[path or self._here() for path in sys.path if not (another and _installed(path))],
             states=_states(folder),
+            preload=self.learned.of(context),
             body=context.recipe,
         )
 
@@ -241,6 +268,8 @@ class ChannelHost:
             self._calls.difference_update(report.calls)
         elif isinstance(report, msg.WorkerStuck):
             self.stuck = report.reason
+        elif isinstance(report, library_messages.ContextBuilt):
+            self._disk.learned.learn(report)
         self.noticed |= isinstance(report, msg.NoticeGiven)
         return events_of(now, self.spec.id, report)
 

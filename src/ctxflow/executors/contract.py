@@ -29,6 +29,8 @@ class ContextPayload:
         or workers, and `Unload(files=True)` removes them; at other levels they stay, and the context may be loaded
         again without another `Stage`.
     :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
+    :ivar preload: modules that building it imports, as far as is known beforehand; None if its library process is to be
+        spawned, not forked from a zygote.
     """
 
     id: str
@@ -40,6 +42,7 @@ class ContextPayload:
     memory: int | None
     level: str = PERVASIVE
     concurrency: int | None = None
+    preload: Sequence[str] | None = ()
 
 
 class Pickled:

@@ -169,6 +169,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
     if context is None:
         return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
     from ctxflow.files import digest_path
+    from ctxflow.preloading import preloaded
 
     files = {name: (path, digest_path(path)) for name, path in context.files.items()}
     return ContextPayload(
@@ -181,6 +182,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         context.memory,
         level,
         context.concurrency,
+        preload=preloaded(context),
     )
 
 

@@ -24,6 +24,7 @@ from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices, curre
 from ctxflow.executors.local_hosts import LibraryLines, LocalHosts, LocalWatch
 from ctxflow.executors.local_workers import LibraryLine, LocalWorker, LocalWorkers
 from ctxflow.executors.protocol import Patience, events_of
+from ctxflow.host.forking import Zygote
 from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
 from ctxflow.host.linux import kill_tree, machine_memory
 from ctxflow.host.local_files import Scratch, sweep
@@ -125,6 +126,7 @@ class EmbeddedEngine:
                 f"workers have no place for their files ({error}): put scratch= of the site where there is one"
             ) from error
         disk = SharedDisk(os.path.join(self._scratch, "cache"), directory)
+        self._learned = disk.learned
         there = self._local.there
         self._hosts = LocalHosts(run, self._selector, self._lines, there, disk, self._event)
         self._watch = LocalWatch(self._patience, there, self._hosts)
@@ -262,6 +264,8 @@ class EmbeddedEngine:
         if isinstance(report, HostStarted):
             self._local.joined(worker)
             return [ev.WorkerJoined(self._run.clock(), self._spec(worker))]
+        if isinstance(report, ContextBuilt):
+            self._learned.learn(report)
         if isinstance(report, (ContextBuilt, BuildFailed, LibraryDied)):
             return self._lines.reported(worker, report)
         if isinstance(report, CallRaised) and (line := worker.lines.get(report.context)) is not None:
@@ -307,7 +311,19 @@ class EmbeddedEngine:
         if worker.joined:
             known = worker.evicted or worker.released
             self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known, reason=reason))
+            if modules := self._learned.all():  # The next worker need not import them.
+                self._local.preload(modules, self._watch_zygote)
         self._local.left(worker)
+
+    def _watch_zygote(self, zygote: Zygote) -> None:
+        def heard() -> None:
+            try:
+                zygote.heard()
+            except (EOFError, OSError):
+                self._selector.unregister(zygote.line)
+                zygote.end()
+
+        self._selector.register(zygote.line, selectors.EVENT_READ, heard)
 
     def _end(self, worker: LocalWorker) -> None:
         for context in list(worker.lines):
@@ -374,6 +390,7 @@ class EmbeddedEngine:
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
                 self._end(worker)
             self._local.there.clear()
+            self._local.close()
             self._lines.close()
             self._selector.close()
             os.close(self._wake_read)

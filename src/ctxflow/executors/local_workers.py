@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -9,6 +10,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +19,9 @@ from ctxflow.executors.channel_host import start_host
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
+from ctxflow.host.forking import Zygote
 from ctxflow.host.library_process import KeptLogs
+from ctxflow.host.library_start import library_variables
 from ctxflow.host.linux import advice, ended_within, kill_session, kill_tree, none_left, python_path, session_members
 from ctxflow.host.wire import Channel
 from ctxflow.scheduler import events as ev
@@ -27,6 +31,7 @@ from ctxflow.topology.machine import Device, read_machine
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
+_ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them.
 _FAILED_STARTS = 5  # Workers that may fail to start in a row, beside one for each place.
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _ALL_THREADS = "OMP_NUM_THREADS"
@@ -68,11 +73,32 @@ class LocalWorkers:
         ] = []  # With processes that were killed and do not end: they keep their GPUs.
         self._look_at = 0.0
         self._warned = False  # That there are no descriptors for another.
+        self._zygote: Zygote | None = None
         self._failed_starts = 0  # Workers that ended before they joined, since the last one that joined.
 
     def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[LocalWorker], None]) -> None:
         """Set where workers keep their files and their output, and what is called with each that begins."""
         self._scratch, self._logs, self._clock, self._tell = scratch, logs, clock, begun
+
+    def preload(self, modules: Sequence[str], heard: Callable[[Zygote], None]) -> None:
+        """Have the zygote that the next workers are forked from import modules; start it, unless it is there.
+
+        :param heard: called with one that is started: its `line` is to be watched.
+        """
+        if self._zygote is None:
+            variables = _of_libraries(share([], self._has_gpus, self._places))
+            with contextlib.suppress(OSError), open(os.path.join(self._logs, "zygote.log"), "wb") as output:
+                self._zygote = Zygote(variables, self._scratch, output)
+                heard(self._zygote)
+        zygote = self._zygote
+        if zygote is not None and not zygote.ended and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
+            with contextlib.suppress(OSError):
+                zygote.preload(lacks)
+
+    def close(self) -> None:
+        """End the zygote."""
+        if self._zygote is not None:
+            self._zygote.end()
 
     def want(self, count: int) -> None:
         """Have so many; those that are too many go by themselves, when they are released."""
@@ -131,14 +157,21 @@ class LocalWorkers:
             for worker in [worker for worker in self._unkillable if not worker.remains()]:
                 self._unkillable.remove(worker)
                 self._give_back(worker)
-        while self._respawn_at and self._respawn_at[0] <= self._clock():
+        while self._respawn_at and self._respawn_at[0] <= self._clock() and not self._zygote_seconds():
             del self._respawn_at[0]
             if self._ordinary() < self.wanted:
                 self.spawn()
         self._schedule()
 
     def _schedule(self) -> None:
-        self.next_at = min(self._respawn_at[:1] + [self._look_at] * bool(self._unkillable), default=None)
+        respawn_at = [max(at, self._clock() + self._zygote_seconds()) for at in self._respawn_at[:1]]
+        self.next_at = min(respawn_at + [self._look_at] * bool(self._unkillable), default=None)
+
+    def _zygote_seconds(self) -> float:
+        """Return how long to wait for the zygote, which imports what the next worker would import beside it."""
+        if self._zygote is None or self._zygote.busy_since is None or self._zygote.ended:
+            return 0.0
+        return max(0.0, self._zygote.busy_since + _ZYGOTE_SECONDS - time.monotonic())
 
     def spawn(self) -> None:
         """Start one."""
@@ -166,7 +199,9 @@ class LocalWorkers:
             variables[AROUND] = "ctxflow.testing.worker_calls:slowed"
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
-            worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables)
+            same = self._zygote is not None and self._zygote.has(_of_libraries(variables))
+            zygote = self._zygote if same else None
+            worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables, zygote)
         except OSError as error:
             self.shares.give_back(shares)
             if none_left(error) and not self._warned:
@@ -208,8 +243,17 @@ class LocalWorker:
     :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
     """
 
-    def __init__(self, name: str, devices: list[Device], parent: str, logs: str, share: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        devices: list[Device],
+        parent: str,
+        logs: str,
+        share: dict[str, str],
+        zygote: Zygote | None = None,
+    ) -> None:
         self.name = name
+        self._zygote = zygote  # What its host may be forked from.
         self.devices = devices
         self.scratch = os.path.join(parent, name)
         self.joined = False
@@ -223,7 +267,7 @@ class LocalWorker:
         self._log = os.path.join(logs, "host.log")
         with open(self._log, "wb") as output:  # It runs where no module of the user's hides one that the host needs.
             self.process, self.channel = start_host(
-                self.scratch, logs, output, environment={**os.environ, **share}, directory=parent
+                self.scratch, logs, output, environment={**os.environ, **share}, directory=parent, zygote=zygote
             )
 
     def give_up(self, error: Exception) -> None:
@@ -238,6 +282,8 @@ class LocalWorker:
         kill_tree(self.process.pid)  # Also what left the worker's session.
         kill_session(self.process.pid)  # Also what lost its parents.
         ended_within(self.process, _KILL_SECONDS)
+        if self._zygote is not None:
+            self._zygote.bury(self.process.pid)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def remains(self) -> list[int]:
@@ -285,6 +331,12 @@ def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> 
     if dealt:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
     return {**variables, **python_path()}
+
+
+def _of_libraries(share: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the library processes of a worker with that share."""
+    own = python_path()  # As a host has it, and not twice.
+    return library_variables({name: value for name, value in share.items() if name not in own})
 
 
 class GpuShares:

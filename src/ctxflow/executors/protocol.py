@@ -7,10 +7,11 @@ and lost if it does not answer; its context host answers, which runs none of the
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 
-from ctxflow.executors.contract import CallPayload
+from ctxflow.executors.contract import CallPayload, ContextPayload
 from ctxflow.host.library_messages import (
     BuildFailed,
     CallFinished,
@@ -35,6 +36,8 @@ from ctxflow.host.messages import (
 from ctxflow.host.wire import Message, Trouble
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+
+logger = logging.getLogger("ctxflow")
 
 
 def call_message(
@@ -77,6 +80,46 @@ def plain_message(command: cmd.Command) -> ToHost | None:
     if isinstance(command, cmd.Release):
         return LeaveWorker()
     return None
+
+
+class LearnedModules:
+    """What contexts were seen to import where they were built: a zygote imports it before the next build.
+
+    >>> learned, payload = LearnedModules(), ContextPayload("c", "model", b"", {}, {}, None, None, preload=["torch"])
+    >>> learned.of(payload)
+    ['torch']
+    >>> learned.learn(ContextBuilt("c", "1", 2.0, modules=["torch", "transformers"]))
+    >>> learned.of(payload), learned.all()
+    (['torch', 'transformers'], ['torch', 'transformers'])
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # Context -> its function's name: variants of one import the same.
+        self._modules: dict[str, dict[str, None]] = {}
+        self._told: set[str] = set()
+
+    def of(self, context: ContextPayload) -> list[str] | None:
+        """Return what is to be imported before a context is built; None if its process is to be spawned."""
+        if context.preload is None or context.level == ev.NONE:
+            return None
+        self._names[context.id] = context.name
+        return list(dict.fromkeys([*context.preload, *self._modules.get(context.name, ())]))
+
+    def learn(self, report: ContextBuilt) -> None:
+        """Take what was imported for a context; tell once why its process was not forked."""
+        name = self._names.get(report.context)
+        if name is None:
+            return
+        if report.modules:
+            self._modules.setdefault(name, {}).update(dict.fromkeys(report.modules))
+        _, _, why = report.started.partition(": ")
+        if why and why not in self._told:
+            self._told.add(why)
+            logger.info("the context %s was built in a process that was spawned, not forked: %s", name, why)
+
+    def all(self) -> list[str]:
+        """Return what any context was seen to import."""
+        return list(dict.fromkeys(module for modules in self._modules.values() for module in modules))
 
 
 def failure_of(trouble: Trouble, worker: str, host: str = "") -> ev.Failure:

@@ -7,21 +7,31 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ctxflow.host.context_host import Host
-from ctxflow.host.linux import adopt_orphans, kill_children, on_signal
+from ctxflow.host.forking import ForkedProcess, Zygote
+from ctxflow.host.library_start import library_variables
+from ctxflow.host.linux import adopt_orphans, kill_children, on_signal, readable
 from ctxflow.host.local_files import clear
 from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven
 from ctxflow.host.wire import Channel, pack
 
+if TYPE_CHECKING:
+    from ctxflow.host.zygote import ZygoteServer
 
-def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
-    """Serve until the driver (the parent process) closes the connection or is gone.
 
-    :param scratch: the worker's directory, in one that is the run's.
+def main(argv: Sequence[str], zygote: ZygoteServer | None = None) -> None:
+    """Serve until the driver closes the connection or is gone.
+
+    :param argv: the descriptor of the connection; the worker's directory, in one that is the run's; where the output of
+        library processes is kept; and the driver's process.
+    :param zygote: what this process was forked from, if it was: library processes are forked from a copy of it.
     """
+    line, scratch, logs, driver = argv
+    descriptor = int(line)
+    copied = None if zygote is None else _copied(zygote, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -29,7 +39,7 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     os.makedirs(scratch, exist_ok=True)
     # A process that the driver forked may hold the connection open for longer than the driver lives; and the
     # kernel's notice of a parent's death is one of its thread's.
-    driver_ended = os.pidfd_open(driver)
+    driver_ended = os.pidfd_open(int(driver))
     selector.register(driver_ended, selectors.EVENT_READ, lambda: None)
 
     def watch_writes() -> None:
@@ -43,7 +53,7 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
         if channel.pending:
             watch_writes()
 
-    host = Host(emit, selector, scratch, logs)
+    host = Host(emit, selector, scratch, logs, copied)
 
     released = False
 
@@ -67,7 +77,7 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     on_signal(signal.SIGTERM, selector, noticed)
     selector.register(channel, selectors.EVENT_READ, heard)
     emit(HostStarted(os.getpid(), sys.version.split()[0]))
-    _serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
+    _serve(host, selector, alive=lambda: not (released or channel.closed or readable(driver_ended, 0)))
     host.stop()
     kill_children()
     # The driver that did not release this worker has ended, or is about to: so has the run.
@@ -84,5 +94,13 @@ def _serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], boo
         host.check()
 
 
+def _copied(zygote: ZygoteServer, line: int) -> Zygote:
+    """Take along a copy of the zygote that this process was forked from, without the connection to the driver."""
+    near, far = socket.socketpair()
+    with far:
+        process = ForkedProcess(zygote.copy(far.fileno(), [line, near.fileno()]))
+    return Zygote(library_variables({}), os.getcwd(), process=(process, near))
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1:])

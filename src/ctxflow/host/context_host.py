@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ctxflow.host.closing_libraries import ClosingLibraries
+from ctxflow.host.forking import Zygote, Zygotes
 from ctxflow.host.library_limits import LibraryLimits
 from ctxflow.host.library_messages import (
     FROM_LIBRARY,
@@ -85,9 +86,17 @@ class Host:
     :param selector: where the host registers what it waits for; each key's data is a function to call.
     :param scratch: the worker's directory.
     :param logs: where the library processes' output is kept.
+    :param zygote: one that library processes can be forked from, if there is one already.
     """
 
-    def __init__(self, emit: Emit, selector: selectors.BaseSelector, scratch: str, logs: str) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        selector: selectors.BaseSelector,
+        scratch: str,
+        logs: str,
+        zygote: Zygote | None = None,
+    ) -> None:
         self._emit = emit
         self._selector = selector
         self._scratch = scratch
@@ -104,9 +113,10 @@ class Host:
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
         self._limits = LibraryLimits(self._fail)
         self.undead = Undead()
+        self._zygotes = Zygotes(selector, scratch, zygote)
         self._closing_libraries = ClosingLibraries(selector, self._end_for_good)
         self._leftovers = ShmLeftovers()
-        self._postponed: dict[str, BuildContext] = {}  # Loads that wait until there is room.
+        self._postponed: dict[str, BuildContext] = {}  # Loads that wait until there is room, or a zygote.
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             StageFiles: self._stage,
             BuildContext: self._load,
@@ -144,7 +154,7 @@ class Host:
     def timeout(self) -> float | None:
         """Return how long the selector may wait before `check` is due, in seconds."""
         due = min(self._limits.due(self._libraries.values()), self.undead.look_at, self._closing_libraries.look_at)
-        due = min(due, self._leftovers.due(len(self._libraries)))
+        due = min(due, self._leftovers.due(len(self._libraries)), self._zygotes.due())
         return None if due == float("inf") else max(0.0, due - now())
 
     def check(self) -> None:
@@ -153,6 +163,7 @@ class Host:
         self._limits.check(list(self._libraries.values()), time)
         self._closing_libraries.check(time)
         self._leftovers.check(self._pids(), time)
+        self._zygotes.check(time)
         if self.undead.look_at <= time and (reason := self.undead.look(time)) is not None:
             self._emit(WorkerStuck(reason))
         if self._postponed and not self.undead and not self._closing_libraries:
@@ -174,6 +185,7 @@ class Host:
             else:
                 kill_tree(library.process.pid)
         self._closing_libraries.finish()
+        self._zygotes.close()
         deadline = now() + _END_SECONDS
         for context in list(self._libraries):
             self._remove(context, max(0.0, deadline - now()))
@@ -232,10 +244,16 @@ class Host:
         if self.undead or self._closing_libraries:  # Which may still have the GPU's memory.
             self._postponed[context] = message
             return
+        zygote = self._zygotes.offer(message)
+        if zygote is None:  # It is importing.
+            self._postponed[context] = message
+            return
         self._started += 1
         scratch = os.path.join(self._scratch, f"library-{self._started}")
         log = os.path.join(self._logs, f"{message.name or 'plain'}-{self._started}.log")
-        library = LibraryProcess(context, scratch, message.environment, log)
+        forked_from, why = (None, zygote) if isinstance(zygote, str) else (zygote, "")
+        library = LibraryProcess(context, scratch, message.environment, log, forked_from, message.path)
+        library.started += f": {why}" if why else ""
         library.key = message.key
         self._libraries[context] = library
         self._kept_logs.add(log, [each.log for each in self._libraries.values()])
@@ -341,7 +359,7 @@ class Host:
             if self._limits.end_if_too_big(library):
                 return False
             library.load_deadline, library.ready = float("inf"), True
-            self._emit(message)
+            self._emit(dataclasses.replace(message, started=library.started))
         elif isinstance(message, (PartFinished, CallFinished, CallRaised)):
             self._emit(message)
         return True

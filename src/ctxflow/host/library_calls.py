@@ -32,6 +32,7 @@ from ctxflow.host.call_surroundings import (
 )
 from ctxflow.host.call_troubles import trouble_of
 from ctxflow.host.context_building import hide_shared_memory, measured_bytes, opened_recipe, seldom_collecting
+from ctxflow.host.installed_modules import imported_modules
 from ctxflow.host.library_messages import (
     BuildContext,
     BuildFailed,
@@ -99,6 +100,7 @@ class LibraryCalls:
         self._states = States(_readable(notice), self.end_fork)
         self._frozen_states = ""  # The folder of those in the worker's cache.
         self._load_began = 0.0
+        self._modules = frozenset(sys.modules)  # Those that are there already.
         when_lost(self._told_lost)
 
     @staticmethod
@@ -162,7 +164,8 @@ class LibraryCalls:
         self.output.mend()
         self._note_handlers()
         seconds = time.monotonic() - self._load_began
-        self.send(self.to_host, ContextBuilt(load.context, load.key, seconds, *measured_bytes()))
+        modules = imported_modules(self._modules) if load.preload is not None else ()
+        self.send(self.to_host, ContextBuilt(load.context, load.key, seconds, *measured_bytes(), modules))
 
     def lost(self, error: ContextLost) -> None:
         """Report that the context is of no more use: the host ends this process."""

@@ -29,6 +29,7 @@ class BuildContext(Message):
     :ivar directory: where builds and calls run, "" for a folder of its own for each call.
     :ivar path: `sys.path` of the process, empty for its own; where CTXFLOW_PYTHON names it, its own comes after.
     :ivar states: the folder of the worker's cache with frozen states of sessions.
+    :ivar preload: modules that it is known to import, which a zygote does beforehand; None to spawn the process.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -44,6 +45,7 @@ class BuildContext(Message):
     directory: str = ""
     path: Sequence[str] = ()
     states: str = ""
+    preload: Sequence[str] | None = ()
     body: bytes = b""
 
 
@@ -136,6 +138,8 @@ class ContextBuilt(Message):
     :ivar seconds: what building took. :ivar memory: bytes as measured, of the process and its descendants
         (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a process beside the
         library process has one open.
+    :ivar modules: those of installed packages that were imported for it, in their order, but those of the zygote.
+    :ivar started: "forked", "spawned", or "spawned: " and why; its host adds it.
     """
 
     context: str
@@ -143,6 +147,8 @@ class ContextBuilt(Message):
     seconds: float
     memory: int | None = None
     gpu_memory: int | None = None
+    modules: Sequence[str] = ()
+    started: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)

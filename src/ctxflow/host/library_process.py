@@ -9,22 +9,22 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from ctxflow.host.forking import LIBRARY, CannotFork, Zygote
 from ctxflow.host.library_messages import ForgetParts, GivePart, RunCall
+from ctxflow.host.library_start import command, library_variables
 from ctxflow.host.linux import (
     CALL_NUMBER_BYTES,
     INTERRUPT_SIGNAL,
+    ChildProcess,
     activity,
     ended_within,
     kill_adopted,
     kill_tree,
-    package_root,
     process_state,
-    python_path,
     readable,
 )
 from ctxflow.host.local_files import OF_LIBRARY
@@ -46,7 +46,7 @@ _ITEMS_LOOK_SECONDS = 1.0
 
 
 class LibraryProcess:
-    """A spawned library process.
+    """A library process, spawned, or forked from a zygote.
 
     Its host registers three things with its selector: the `channel`, the `output` pipe and the `death`
     descriptor, which becomes readable when the process has ended.
@@ -55,11 +55,21 @@ class LibraryProcess:
     :param scratch: a directory of its own; calls run below it.
     :param environment: the variables it gets beside the host's.
     :param log: the file that its output is kept in, up to 10 MB.
+    :param zygote: what it is forked from, if that can be done; `path`: its `sys.path` then, empty for its own.
     :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
     """
 
-    def __init__(self, context: str, scratch: str, environment: Mapping[str, str], log: str) -> None:
+    def __init__(
+        self,
+        context: str,
+        scratch: str,
+        environment: Mapping[str, str],
+        log: str,
+        zygote: Zygote | None = None,
+        path: Sequence[str] = (),
+    ) -> None:
         self.context, self.log = context, log
+        self.started = "spawned"  # Or "forked", or why it is not.
         self.scratch = scratch
         self.key = ""  # Tells this load of the context from earlier ones.
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
@@ -83,12 +93,12 @@ class LibraryProcess:
         self._tail: collections.deque[bytes] = collections.deque()
         self._tail_bytes = 0
         try:
-            self._spawn(scratch, environment)
+            self._begin(scratch, environment, zygote, path)
         except BaseException:
             self._close_log()
             raise
 
-    def _spawn(self, scratch: str, environment: Mapping[str, str]) -> None:
+    def _begin(self, scratch: str, environment: Mapping[str, str], zygote: Zygote | None, path: Sequence[str]) -> None:
         os.makedirs(scratch, exist_ok=True)
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             near, far = socket.socketpair()
@@ -106,28 +116,36 @@ class LibraryProcess:
             self._running = os.memfd_create("ctxflow-call", os.MFD_CLOEXEC)
             ours.callback(os.close, self._running)
             os.truncate(self._running, CALL_NUMBER_BYTES)
-            own = {**without_usage_statistics({**os.environ, **environment}), OF_LIBRARY: scratch}
-            given = (far.fileno(), scratch, os.getpid(), self.notice, asked, self._running)
-            self.process = subprocess.Popen(
-                [interpreter(), *_library(), *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                pass_fds=[far.fileno(), self.notice, asked, self._running],
-                env={
-                    **own,
-                    **os.environ,
-                    **environment,
-                    **python_path(environment),
-                    "PYTHONUNBUFFERED": "1",
-                },
-                cwd=scratch,
-            )
+            given = [far.fileno(), self.notice, asked, self._running, write_end]
+            self.process = self._started({OF_LIBRARY: scratch, **library_variables(environment)}, given, zygote, path)
             ours.callback(lambda: ended_within(self.process, _KILL_SECONDS))
             ours.callback(self.process.kill)
             self.death = os.pidfd_open(self.process.pid)
             self.channel = Channel(near)
             ours.pop_all()
+
+    def _started(
+        self, variables: Mapping[str, str], given: Sequence[int], zygote: Zygote | None, path: Sequence[str]
+    ) -> ChildProcess:
+        """Start the process with these descriptors, of which the last is for its output."""
+        words: list[str | int] = [0, self.scratch, str(os.getpid()), 1, 2, 3]  # As of `library.main`.
+        if zygote is not None:
+            try:
+                forked = zygote.fork(LIBRARY, words, variables, self.scratch, path, given)
+            except CannotFork as error:
+                self.started = f"spawned: {error}"
+            else:
+                self.started = "forked"
+                return forked
+        return subprocess.Popen(
+            [*command("library"), *(str(given[word]) if isinstance(word, int) else word for word in words)],
+            stdin=subprocess.DEVNULL,
+            stdout=given[-1],
+            stderr=given[-1],
+            pass_fds=given[:-1],
+            env=variables,
+            cwd=self.scratch,
+        )
 
     def give_notice(self) -> None:
         """Have calls that answer their items one by one end after the item in flight, now and from now on."""
@@ -295,7 +313,7 @@ class LibraryProcess:
         if not ended_within(self.process, _KILL_SECONDS):
             return "the library process has ended, but the system does not let go of it: see what traces it"
         status = self.process.returncode
-        if status >= 0:
+        if status is None or status >= 0:
             text = f"the code ended its library process with exit status {status}"
             return f"{text}: raise an exception instead of calling os._exit"
         known = -status in set(signal.Signals)  # Most real-time signals have no name.
@@ -318,45 +336,6 @@ _ADVICE: dict[int, str] = {
     signal.SIGKILL: "the machine's memory may be exhausted, so make batches smaller or run fewer workers",
     **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL), _CRASHED),
 }
-
-
-def interpreter() -> str:
-    """Return the Python that library processes run: the host's own, unless CTXFLOW_PYTHON names another."""
-    return os.environ.get("CTXFLOW_PYTHON") or sys.executable
-
-
-def _library() -> list[str]:
-    """Return the arguments that start a library process: in the zip file, by what imports its bytecode."""
-    root = package_root()
-    return [root, "library"] if os.path.isfile(root) else ["-m", "ctxflow.host.library"]
-
-
-_EVERYBODY = "DO_NOT_TRACK"  # Many libraries heed it; it would turn off one that somebody has turned on.
-_OFF = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TRTLLM_NO_USAGE_STATS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-_NO = ("", "0", "false", "no", "off")
-
-
-def without_usage_statistics(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that turn usage statistics off, beside those that somebody has set.
-
-    Nothing is turned off where `DO_NOT_TRACK` is 0, and what one library's own variable turns on stays on.
-
-    >>> without_usage_statistics({"VLLM_NO_USAGE_STATS": "0", "RAY_USAGE_STATS_ENABLED": "0"})
-    {'HF_HUB_DISABLE_TELEMETRY': '1', 'TRTLLM_NO_USAGE_STATS': '1'}
-    >>> without_usage_statistics({"DO_NOT_TRACK": "0"})
-    {}
-    """
-    if environment.get(_EVERYBODY, "1").lower() in _NO:
-        return {}
-    off = {name: value for name, value in _OFF.items() if name not in environment}
-    if not any((environment[name].lower() in _NO) == (value == "1") for name, value in _OFF.items() if name not in off):
-        off[_EVERYBODY] = environment.get(_EVERYBODY, "1")
-    return off
 
 
 class KeptLogs:
@@ -391,13 +370,13 @@ class Undead:
     def __init__(self) -> None:
         self.stuck_seconds = _STUCK_SECONDS
         self.look_at = float("inf")
-        self._killed: dict[subprocess.Popen[bytes], tuple[float, tuple[str, ...]]] = {}  # When it moved, and what.
+        self._killed: dict[ChildProcess, tuple[float, tuple[str, ...]]] = {}  # When it moved, and what.
         self._told = False
 
     def __bool__(self) -> bool:
         return bool(self._killed)
 
-    def add(self, process: subprocess.Popen[bytes], now: float) -> None:
+    def add(self, process: ChildProcess, now: float) -> None:
         """Look after one more."""
         self._killed[process] = now, activity(process.pid)
         self.look_at = now + _LOOK_SECONDS

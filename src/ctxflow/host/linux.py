@@ -16,10 +16,7 @@ import site
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import subprocess
+from typing import Any, Protocol
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -30,6 +27,30 @@ _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 _ENOUGH = 1 << 16
 _FEW = 64  # With fewer, not all libraries that a run needs can say what they lack.
 PAUSE_SECONDS = 0.5
+
+
+class ChildProcess(Protocol):
+    """What is common to a process that was spawned and one that was forked: the part of `subprocess.Popen` in use."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, once that was asked for: its status, or a signal's number less than 0."""
+
+    def poll(self) -> int | None:
+        """Return how it ended, None if it has not."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raise `subprocess.TimeoutExpired` if that takes too long."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+
+    def kill(self) -> None:
+        """Kill it."""
 
 
 def package_root() -> str:
@@ -73,9 +94,9 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(adopt: bool = True) -> None:
     """Have descendants of this process that lose their parent become its children, so that it can end them."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def bury_orphans(own: Collection[int]) -> None:
@@ -174,7 +195,7 @@ def _kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def ended_within(process: ChildProcess, seconds: float) -> bool:
     """Return whether a killed process ends in time; one that hangs in the kernel cannot be waited for for ever."""
     import subprocess  # Here, since a library process needs none.
 

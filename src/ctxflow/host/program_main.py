@@ -15,7 +15,8 @@ _PROGRAMS = {
     "worker": ("worker", "main"),
     "vine_library": ("vine_library", "main"),
     "doorbell": ("vine_protocol", "answer_rings"),
-    "library": ("library", "main"),  # For hosts alone (library_process.py).
+    "library": ("library", "main"),  # These two for hosts alone (library_start.py).
+    "zygote": ("zygote", "main"),
 }
 _PROBE_SECONDS = 10
 _FILE = os.path.dirname(__file__)
@@ -27,13 +28,13 @@ def main() -> None:
     if name == "probe":
         sys.exit(probe(*sys.argv[2:]))
     if name not in _PROGRAMS:
-        sys.exit(f"usage: python {sys.argv[0]} {{{'|'.join(list(_PROGRAMS)[:-1])}}} ...")
+        sys.exit(f"usage: python {sys.argv[0]} {{{'|'.join(list(_PROGRAMS)[:-2])}}} ...")
     if sys.version_info < (3, 10):  # noqa: UP036 - it is a worker's Python, whichever that is
         sys.exit(f"ctxflow needs Python 3.10 or later, and {sys.executable} is {sys.version.split()[0]}")
-    if name not in ("worker", "library"):
+    if name not in ("worker", "library", "zygote"):
         with suppress(PermissionError):
             os.setpgid(0, 0)  # Before anything that takes time: see vine_protocol.LibraryPipes.
-    if name == "library":
+    if name in ("library", "zygote"):
         # As `python -m` has it: for the user's code, this file is only the last entry of PYTHONPATH.
         sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [os.getcwd()]
     sys.path_hooks.insert(0, _importer)

@@ -27,7 +27,7 @@ from ctxflow.host import vine_calls, vine_protocol, worker_program
 from ctxflow.host.call_surroundings import complete
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_messages import BuildContext, BuildFailed, ForgetParts, GivePart, RunCall
-from ctxflow.host.library_process import interpreter
+from ctxflow.host.library_start import interpreter
 from ctxflow.host.linux import (
     adopt_orphans,
     kill_children,

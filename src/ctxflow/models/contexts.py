@@ -48,7 +48,7 @@ def built_class(name: str) -> Any:
         raise MissingPackageError.about("torch", "transformers", extra="transformers", why=error) from error
 
 
-@context
+@context(preload=["ctxflow.models.generate"])
 def generator(model: str, **settings: Any) -> TextGenerator:
     """Build a `TextGenerator`: a causal language model that writes text.
 
@@ -62,21 +62,21 @@ def generator(model: str, **settings: Any) -> TextGenerator:
     return built
 
 
-@context
+@context(preload=["ctxflow.models.classify"])
 def classifier(model: str, **settings: Any) -> LabelClassifier:
     """Build a `LabelClassifier`, like `generator`: a causal language model that chooses among labels."""
     built: LabelClassifier = built_class("LabelClassifier")(model, **settings)
     return built
 
 
-@context
+@context(preload=["ctxflow.models.encode", "sentence_transformers"])
 def encoder(model: str, **settings: Any) -> SentenceEncoder:
     """Build a `SentenceEncoder`, like `generator`: a model that turns texts into vectors."""
     built: SentenceEncoder = built_class("SentenceEncoder")(model, **settings)
     return built
 
 
-@context
+@context(preload=["asyncio", "ctxflow.models.transformers_serving"])
 async def transformers_engine(model: str, **settings: Any) -> TransformersEngine:
     """Build a `TransformersEngine`, like `generator`: an `OpenAIEngine` by transformers, for item apps.
 

@@ -27,7 +27,7 @@ from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import Losses, Reports, VineCalls, VineWorker, Watch, refusal
 from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.factory.limits import limits_of, standing
-from ctxflow.host.library_messages import CallFinished
+from ctxflow.host.library_messages import CallFinished, ContextBuilt
 from ctxflow.host.linux import advice
 from ctxflow.host.messages import (
     AskFacts,
@@ -336,6 +336,8 @@ class TaskVineEngine:
                 if not worker.noticed:
                     self._noticed.append(worker)
                 worker.noticed = worker.leaving = True
+            elif isinstance(report, ContextBuilt):
+                self._messages.learned.learn(report)
             elif isinstance(report, ModulesLacking):
                 self._stagings.bring_rest(worker)
             elif isinstance(report, WorkerStuck):

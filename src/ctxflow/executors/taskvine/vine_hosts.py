@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, OutputFile, Payloads, RunServices
-from ctxflow.executors.protocol import call_message, plain_message
+from ctxflow.executors.protocol import LearnedModules, call_message, plain_message
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, Undeclare
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.vine_workers import Reports, Then, VineCalls, VineWorker
@@ -45,6 +45,7 @@ class VineHosts:
 
     :param heard: called with the reports of each answer.
     :param happened: called with an event that a command leads to here.
+    :ivar learned: what contexts import; whoever hears of one that is built passes that on.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class VineHosts:
         self._run, self._calls, self._workers = run, calls, workers
         self._stagings, self._states = stagings, states
         self._heard, self._happened = heard, happened
+        self.learned = LearnedModules()
         self._attachments = Attachments(calls.link.send, os.path.join(run.directory, "taskvine", "outputs"))
 
     def tell(self, worker: VineWorker, command: cmd.Command, payloads: Payloads, before: list[ToWorker]) -> None:
@@ -169,6 +171,7 @@ class VineHosts:
             environment=context.environment,
             timeout=context.timeout,
             memory=context.memory,
+            preload=self.learned.of(context),
             body=context.recipe,
         )
 
