@@ -287,7 +287,7 @@ def why_unsafe(own: int) -> str:
 
 
 def _other_threads() -> str:
-    """Return the names of this process's threads but this one."""
+    """Return this process's threads but this one, by Python's names or the kernel's."""
     deadline = time.monotonic() + 0.2  # One that ends may still be seen.
     while True:
         names = []
@@ -296,6 +296,9 @@ def _other_threads() -> str:
                 with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
                     names.append(file.read().strip())
         if not names or time.monotonic() > deadline:
+            known = sys.modules.get("threading")
+            if known is not None and (python := known.enumerate()[1:]):
+                names = [thread.name for thread in python]
             return f"threads ({', '.join(sorted(set(names)))})" if names else ""
         time.sleep(0.01)
 
