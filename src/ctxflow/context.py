@@ -307,7 +307,7 @@ def context(
     :param concurrency: the most calls that its library process runs at a time, where its apps' calls overlap.
     :param preload: modules of installed packages that building it imports, `["torch", "transformers.models.bert"]`: a
         worker's library processes are forked from one that has them. What the function imports first, and what was seen
-        to be imported, need not be named. False to have each process start, and import, by itself (docs/contexts.md).
+        to be imported, need not be named. False to have each process start, and import, by itself (docs/loading.md).
     :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 

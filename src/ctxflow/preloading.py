@@ -11,7 +11,7 @@ from typing import Any
 from ctxflow.host.installed_modules import is_installed
 from ctxflow.recipe import Context, inner_recipes
 
-_CONDITIONAL = ("JUMP_IF", "FOR_ITER", "SETUP_FINALLY", "SEND")
+_CONDITIONAL = ("JUMP", "FOR_ITER", "SETUP_FINALLY", "SEND")
 
 
 def preloaded(recipe: Context) -> list[str] | None:

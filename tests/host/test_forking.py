@@ -63,8 +63,6 @@ def test_a_forked_process_is_as_a_spawned_one(driven):
     """Its parent, group, session, directory, variables, descriptors, signals, and what it imports."""
 
     def state():
-        with open("/proc/self/stat") as file:
-            name, _, rest = file.read().rpartition(")")
         handlers = [
             str(signal.getsignal(n)).partition(" at ")[0] for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
         ]
