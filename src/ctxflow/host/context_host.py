@@ -233,6 +233,7 @@ class Host:
             self._postponed[context] = message
             return
         self._started += 1
+        began = now()
         scratch = os.path.join(self._scratch, f"library-{self._started}")
         log = os.path.join(self._logs, f"{message.name or 'plain'}-{self._started}.log")
         library = LibraryProcess(context, scratch, message.environment, log)
@@ -250,7 +251,7 @@ class Host:
         register(library.channel, selectors.EVENT_READ, lambda: self._heard(library))
         register(library.output, selectors.EVENT_READ, library.read_output)
         register(library.death, selectors.EVENT_READ, lambda: self._died(library))
-        library.channel.send_frame(pack(message))
+        library.channel.send_frame(pack(dataclasses.replace(message, began=began)))
         self._watch_writes(library)
 
     def _unload(self, message: EndLibrary) -> None:

@@ -29,6 +29,7 @@ class BuildContext(Message):
     :ivar directory: where builds and calls run, "" for a folder of its own for each call.
     :ivar path: `sys.path` of the process, empty for its own; where CTXFLOW_PYTHON names it, its own comes after.
     :ivar states: the folder of the worker's cache with frozen states of sessions.
+    :ivar began: when the host began to start the process, by `time.monotonic`; from the host alone.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -44,6 +45,7 @@ class BuildContext(Message):
     directory: str = ""
     path: Sequence[str] = ()
     states: str = ""
+    began: float | None = None
     body: bytes = b""
 
 
@@ -133,9 +135,11 @@ class LineOpened(Message):
 class ContextBuilt(Message):
     """Answer `BuildContext`: calls may come.
 
-    :ivar seconds: what building took. :ivar memory: bytes as measured, of the process and its descendants
-        (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a process beside the
-        library process has one open.
+    :ivar seconds: what the load took, from the start of its process on. :ivar memory: bytes as measured, of the process
+        and its descendants (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a
+        process beside the library process has one open.
+    :ivar parts: what of these seconds went into which part (load_parts.py), all together the same.
+    :ivar started: how the process was started: "spawned".
     """
 
     context: str
@@ -143,6 +147,8 @@ class ContextBuilt(Message):
     seconds: float
     memory: int | None = None
     gpu_memory: int | None = None
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    started: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
