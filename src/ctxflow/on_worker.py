@@ -25,6 +25,9 @@ class Parts(Protocol):
     def leave(self, number: int) -> None:
         """Leave a part."""
 
+    def add(self, name: str, began: float, ended: float) -> None:
+        """Add a part that is over."""
+
 
 _parts: Parts | None = None
 
@@ -73,6 +76,12 @@ def load_part(name: str) -> Iterator[None]:
         yield
     finally:
         parts.leave(number)
+
+
+def add_load_part(name: str, began: float, ended: float) -> None:
+    """Add a part of this process's load that another process has measured, by `time.monotonic`; see `load_part`."""
+    if _parts is not None:
+        _parts.add(name, began, ended)
 
 
 def context_lost(message: str) -> None:

@@ -24,7 +24,7 @@ Mark: TypeAlias = tuple[float, int, str]
 def parts_of(marks: Iterable[Mark], began: float, ended: float) -> dict[str, float]:
     """Return the seconds of each part between two times, all together as long as these are apart.
 
-    :param marks: in the order in which they were made; one that is earlier than that before it counts as at its time.
+    :param marks: in any order; those outside the two times count as at the nearer one.
 
     >>> parts_of([(1.0, 1, "weights"), (2.0, 2, "imports"), (4.5, 2, ""), (5.0, 1, "")], 0.0, 6.0)
     {'build': 2.0, 'weights': 1.5, 'imports': 2.5}
@@ -32,8 +32,8 @@ def parts_of(marks: Iterable[Mark], began: float, ended: float) -> dict[str, flo
     parts = {BUILD: 0.0}
     entered: dict[int, str] = {}
     last = began
-    for time_, number, name in (*marks, (ended, 0, "")):
-        now = min(max(time_, last), ended)
+    for at, number, name in (*sorted(marks, key=lambda mark: mark[0]), (ended, 0, "")):
+        now = min(max(at, last), ended)
         part = next(reversed(entered.values()), BUILD)
         parts[part] = parts.get(part, 0.0) + now - last
         last = now
@@ -93,6 +93,12 @@ class LoadParts:
         """Leave a part, of those that are open whichever it is."""
         if number and not self._ended:
             self._marks.append((time.monotonic(), number, ""))
+
+    def add(self, name: str, began: float, ended: float) -> None:
+        """Add a part that is over, as somebody else measured it, by `time.monotonic`."""
+        if began < ended and not self._ended and len(self._marks) < _MOST_MARKS:
+            number = next(self._numbers)
+            self._marks += [(began, number, name), (ended, number, "")]
 
     def _hook(self) -> None:
         bootstrap._find_and_load = self._timed_import  # type: ignore[attr-defined]
