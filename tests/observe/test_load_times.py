@@ -1,6 +1,8 @@
 """Where the time of loads went: what the driver knows and what library processes tell, together."""
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from played_run import Played
 from test_page import EVIL, Parsed
 
+import forked
 from ctxflow import ContextExecutor, batch_app, context, load_part
 from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.load_times import LoadTimes, LoadTimesReader, load_rows, load_table, load_times_data
@@ -164,6 +167,19 @@ def test_a_real_run_tells_where_the_time_of_its_loads_went(tmp_path, monkeypatch
     [(ready, begun)] = _loads(log)
     assert times.total == pytest.approx(ready["time"] - begun, abs=1e-4)
     assert sum(ready["parts"].values()) == pytest.approx(ready["seconds"], abs=1e-5)
+
+
+def test_the_program_of_the_page_on_reports_names_its_parts(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    (tmp_path / "program.py").write_text(program)
+    run = forked.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+    )
+    assert (run.returncode, run.stdout) == (0, "100\n"), run.stderr
+    [log] = tmp_path.rglob("events.jsonl")
+    with open(log) as file:
+        assert {"imports", "weights", "index"} <= set(read_history(file).load_times.shares())
 
 
 def _loads(log):

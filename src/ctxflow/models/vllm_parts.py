@@ -1,8 +1,9 @@
-"""What the start of vLLM's engine core goes into: the core tells it the process that started it, in a file.
+"""What the start of vLLM's processes goes into: they tell it the process that started them, in a file.
 
-The core runs in a process of its own. It has its model when it looks for room for the cache of keys and values
-(`_initialize_kv_caches`), where it tries the model with the longest batch, compiles it, and captures graphs. A version
-of vLLM without that method is told of as a whole.
+The engine core, and its workers where these are processes too, first import what they need; then weights are read.
+After that the core looks for room for the cache of keys and values (`_initialize_kv_caches`), where the model is tried
+with the longest batch and compiled, and graphs are captured. Of a version of vLLM without that method only imports are
+told.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from ctxflow.on_worker import add_load_part
 
 FILE = "load-parts"
 """In the folder of vLLM's sockets, which is of this user alone, and removed once the engine answers."""
+_IMPORTED, _TRIED = "imported", "tried"
 
 
-def tell_parts(folder: str) -> None:
-    """Have this process, which is about to be an engine core, tell how long its imports, weights and tries took."""
+def tell_imported(folder: str) -> None:
+    """Tell that this process, an engine core or a worker of one, has its imports done."""
+    _tell(folder, _IMPORTED, time.monotonic())
+
+
+def tell_tried(folder: str) -> None:
+    """Have this process, which is about to be an engine core, tell how long it tries and compiles its model."""
     core = importlib.import_module("vllm.v1.engine.core").EngineCore
-    imported = time.monotonic()
     initialize = getattr(core, "_initialize_kv_caches", None)
     if initialize is None:
         return
@@ -31,19 +37,28 @@ def tell_parts(folder: str) -> None:
     def initialize_timed(self: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         result = initialize(self, config, *args, **kwargs)
-        ended = time.monotonic()
         compiled = float(getattr(config.compilation_config, "compilation_time", None) or 0.0)
-        warm = max(began, ended - compiled)
-        parts = [("imports", 0.0, imported), ("weights", imported, began), ("warm-up", began, warm)]
-        with contextlib.suppress(OSError), open(os.path.join(folder, FILE), "w") as file:
-            json.dump([*parts, ("compile", warm, ended)], file)
+        _tell(folder, _TRIED, began, time.monotonic(), compiled)
         return result
 
     core._initialize_kv_caches = initialize_timed
 
 
+def _tell(folder: str, what: str, *times: float) -> None:
+    with contextlib.suppress(OSError), open(os.path.join(folder, FILE), "a") as file:
+        file.write(json.dumps([what, *times]) + "\n")
+
+
 def add_parts(folder: str, began: float) -> None:
-    """Add what an engine core told, which was begun at a time, to the parts of this process's load."""
-    with contextlib.suppress(OSError, ValueError, TypeError), open(os.path.join(folder, FILE)) as file:
-        for name, since, until in json.load(file):
-            add_load_part(name, max(since, began), until)
+    """Add what an engine core and its workers told, which were begun at a time, to the parts of this process's load."""
+    imported = began
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, FILE)) as file:
+        for what, *times in map(json.loads, file):
+            if what == _IMPORTED:  # By the core, and then by its workers.
+                add_load_part("imports", imported, times[0])
+                imported = max(imported, times[0])
+            else:
+                tries, ended, compiled = times
+                add_load_part("weights", imported, tries)
+                add_load_part("warm-up", tries, ended - compiled)
+                add_load_part("compile", max(tries, ended - compiled), ended)

@@ -24,7 +24,7 @@ from ctxflow.errors import ContextLost, UsageError
 from ctxflow.host.linux import descendants, die_with_parent, process_state
 from ctxflow.host.local_files import OF_LIBRARY, Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
-from ctxflow.models.vllm_parts import add_parts, tell_parts
+from ctxflow.models.vllm_parts import add_parts, tell_imported, tell_tried
 from ctxflow.models.vllm_schemas import bind_by_patterns
 from ctxflow.on_worker import load_part
 
@@ -68,11 +68,11 @@ class VLLMProcesses:
         self._closed = False
         self._why: asyncio.Task[str] | None = None
         before = set(descendants(os.getpid()))
-        began = time.monotonic()
         # Its processes -> when each began, since a number may be given again, and what it is called.
         self._started: dict[int, tuple[str, str]] = {}
         try:
             with load_part("engine"), _sockets_apart() as self._sockets, _ending_with_us():
+                began = time.monotonic()
                 self.client: Any = _binding(AsyncLLM, config).from_vllm_config(
                     config,
                     enable_log_requests=arguments.enable_log_requests,
@@ -379,9 +379,10 @@ def _tied(parent: int, kind: str, *args: Any, **kwargs: Any) -> None:
     die_with_parent(parent)
     module, name, function = _STARTED[kind]
     run = _replaced.pop(kind, None) or getattr(getattr(importlib.import_module(module), name), function)
+    tell_imported(os.environ[_SOCKETS])
     if kind == "core":
         _tie("worker")
-        tell_parts(os.environ[_SOCKETS])
+        tell_tried(os.environ[_SOCKETS])
         _meet_in_library_scratch()
     run(*args, **kwargs)
 
