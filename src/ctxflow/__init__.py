@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ctxflow.executors import ContextExecutor
     from ctxflow.installing import __version__
     from ctxflow.map_results import MapResult
-    from ctxflow.on_worker import idle, last, load_variable_from_context, load_variable_in_serverless
+    from ctxflow.on_worker import idle, last, load_part, load_variable_from_context, load_variable_in_serverless
     from ctxflow.recipe import Context
     from ctxflow.sessions import Session, SessionApp, session_app
 
@@ -52,7 +52,7 @@ _NAMES = {
     "executors": ["ContextExecutor"],
     "installing": ["__version__"],
     "map_results": ["MapResult"],
-    "on_worker": ["idle", "last", "load_variable_from_context", "load_variable_in_serverless"],
+    "on_worker": ["idle", "last", "load_part", "load_variable_from_context", "load_variable_in_serverless"],
     "recipe": ["Context"],
     "sessions": ["Session", "SessionApp", "session_app"],
 }  # fmt: skip
@@ -88,6 +88,7 @@ __all__ = [
     "idle",
     "item_app",
     "last",
+    "load_part",
     "load_variable_from_context",
     "load_variable_in_serverless",
     "session_app",

@@ -1,10 +1,11 @@
-"""What a user's function calls on a worker: variables of its context, its loss, and the ends of a session's turns."""
+"""What a user's function calls on a worker: variables of its context, its loss, parts of its load, ends of turns."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, cast
 
 from ctxflow.errors import ContextLost
 
@@ -12,6 +13,23 @@ _Chunk = TypeVar("_Chunk")
 
 _loaded: Any = None
 _tell_lost: Callable[[str], None] | None = None
+_LONGEST_PART = 40  # Characters of a name.
+
+
+class Parts(Protocol):
+    """What notes the parts of a load; host/load_parts.py has it."""
+
+    def enter(self, name: str) -> int:
+        """Enter a part; return its number, with which it is left."""
+
+    def leave(self, number: int) -> None:
+        """Leave a part."""
+
+    def add(self, name: str, began: float, ended: float) -> None:
+        """Add a part that is over."""
+
+
+_parts: Parts | None = None
 
 
 def set_loaded(value: Any) -> None:
@@ -24,6 +42,46 @@ def when_lost(tell: Callable[[str], None]) -> None:
     """Remember how this library process tells that its context is lost; host/library_calls.py calls it."""
     global _tell_lost  # noqa: PLW0603 - as above
     _tell_lost = tell
+
+
+def time_parts(parts: Parts | None) -> None:
+    """Remember what notes the parts of this library process's load while it lasts; host/library_calls.py calls it."""
+    global _parts  # noqa: PLW0603 - as above
+    _parts = parts
+
+
+@contextlib.contextmanager
+def load_part(name: str) -> Iterator[None]:
+    """Have what a context's function does inside count as a part of its load, under a name.
+
+    `ctxflow report` shows how much of each load went into which part. Imports, and parts inside of others, count as
+    what they are alone. Of several that are open, on threads or in tasks, the one that was entered last counts. Outside
+    a load it does nothing.
+
+    :param name: "weights" (reading and placing them), "compile", "warm-up" and "files" (fetching them), or any other of
+        at most 40 characters, such as "index".
+    :raises ValueError: for a name that is empty or longer.
+
+    >>> with load_part("weights"):
+    ...     weights = list(range(3))
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_PART:
+        raise ValueError(f"a part of a load has a name of 1 to {_LONGEST_PART} characters, and not {name!r}")
+    parts = _parts
+    if parts is None:
+        yield
+        return
+    number = parts.enter(name)
+    try:
+        yield
+    finally:
+        parts.leave(number)
+
+
+def add_load_part(name: str, began: float, ended: float) -> None:
+    """Add a part of this process's load that another process has measured, by `time.monotonic`; see `load_part`."""
+    if _parts is not None:
+        _parts.add(name, began, ended)
 
 
 def context_lost(message: str) -> None:

@@ -31,6 +31,13 @@ def test_it_answers_as_the_generator_by_transformers(found, llama):
     assert found["answers"][0]["text"].startswith(found["stopped"]) and len(found["stopped"]) <= 3
 
 
+def test_its_start_tells_its_parts_those_of_the_engine_core_too(found):
+    seconds, parts = found["parts"]
+    assert {"imports", "weights", "warm-up", "engine", "build"} <= set(parts)
+    assert min(parts["imports"], parts["weights"], parts["warm-up"]) > 0
+    assert sum(parts.values()) == pytest.approx(seconds, abs=1e-4)
+
+
 def test_it_goes_on_after_ctrl_c(found):
     assert found["interrupted"] == 1
 

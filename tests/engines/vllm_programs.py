@@ -150,12 +150,18 @@ async def until_killed(model: str) -> None:
 def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
     import dataclasses
 
+    from ctxflow import on_worker
     from ctxflow.errors import ContextLost
+    from ctxflow.host.load_parts import LoadParts
+
+    parts = LoadParts()
+    parts.begin()
+    on_worker.time_parts(parts)
     from ctxflow.models import VLLMGenerator
 
     options = {name: value for name, value in SMALL.items() if name not in ("dtype", "max_model_len")}
     written = VLLMGenerator(model, dtype="float32", max_model_len=100, options=options)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"parts": parts.end()}
     found["answers"] = [dataclasses.asdict(each) for each in written.generate(prompts, max_new_tokens=limits)]
     long = [[{"role": "user", "content": "many words " * 80}]]
     chats = [[{"role": "user", "content": "Hi"}], *long]

@@ -56,7 +56,8 @@ def report(
     - what each tier gave: workers, evictions, lifetimes, time in the queue,
       why jobs were held
     - the placement that holds, where one is planned
-    - how long calls and context loads took
+    - how long calls and context loads took, and where the time of loads
+      went: files, imports, weights, compiling, and what contexts name
     - who sent which context file to whom: a line for each transfer, below
       the one that brought the file to its sender
     - why calls, contexts and items failed, grouped by cause

@@ -69,6 +69,7 @@ def simulate(
     entry goes by its name; 2x is twice what it was; KEY= is the default.
       --set batching=opportunistic --set tiers.a10.workers=40
       --set workload.evictions.per_hour=6
+      --set workload.zygote=worker --set workload.cache=true
       --sweep batching.size=10,100,1000
 
     \b

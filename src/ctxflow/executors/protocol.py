@@ -154,7 +154,8 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     if isinstance(report, LibraryDied):
         return _died(now, worker, report, failure_of(report.trouble, worker, host))
     if isinstance(report, ContextBuilt):
-        return [ev.ContextReady(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
+        told = report.memory, report.gpu_memory, report.parts, report.started
+        return [ev.ContextReady(now, worker, report.context, report.seconds, *told)]
     if isinstance(report, (BuildFailed, StagingFailed)):
         return [ev.ContextFailed(now, worker, report.context, failure_of(report.trouble, worker, host))]
     if isinstance(report, FilesStaged):

@@ -246,8 +246,10 @@ class Host:
             return
         zygote = self._zygotes.offer(message)
         if zygote is None:  # It is importing.
-            self._postponed[context] = message
+            self._postponed[context] = dataclasses.replace(message, began=message.began or now())
             return
+        began = message.began or now()
+        message = dataclasses.replace(message, began=began, waited=now() - began if message.began else 0.0)
         self._started += 1
         scratch = os.path.join(self._scratch, f"library-{self._started}")
         log = os.path.join(self._logs, f"{message.name or 'plain'}-{self._started}.log")

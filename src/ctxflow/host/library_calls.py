@@ -51,9 +51,10 @@ from ctxflow.host.library_messages import (
     ToLibrary,
 )
 from ctxflow.host.linux import INTERRUPT_SIGNAL, resident_bytes, tree_bytes
+from ctxflow.host.load_parts import LoadParts
 from ctxflow.host.running_calls import CallInterrupted, Interrupts
 from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
-from ctxflow.on_worker import set_loaded, when_lost
+from ctxflow.on_worker import set_loaded, time_parts, when_lost
 from ctxflow.recipe import needs_loop
 
 _HOST_LOOKS_WITHIN = 2.0  # Seconds within which a busy host has looked at the memory of its processes, too.
@@ -99,7 +100,7 @@ class LibraryCalls:
         self._opening = _thread.allocate_lock()
         self._states = States(_readable(notice), self.end_fork)
         self._frozen_states = ""  # The folder of those in the worker's cache.
-        self._load_began = 0.0
+        self._parts = LoadParts()  # Of the load.
         self._modules = frozenset(sys.modules)  # Those that are there already.
         when_lost(self._told_lost)
 
@@ -133,6 +134,7 @@ class LibraryCalls:
 
     def begin_load(self, load: BuildContext) -> None:
         """Have imports, and the line to the driver, as a load says."""
+        self._parts = LoadParts(load.began, load.waited)
         own = sys.path if not load.path or os.environ.get("CTXFLOW_PYTHON") else []
         sys.path[:] = [*load.path, *(entry for entry in own if entry not in load.path)]
         self._frozen_states = load.states
@@ -140,7 +142,8 @@ class LibraryCalls:
         if load.line:
             self.to_line = self.line = BlockingChannel(connect(load.line))
             self.send(self.line, LineOpened(load.key))
-        self._load_began = time.monotonic()
+        self._parts.begin()
+        time_parts(self._parts)
 
     def enter_load(self, load: BuildContext) -> None:
         """Go where the context is built."""
@@ -151,6 +154,7 @@ class LibraryCalls:
     def load_failed(self, load: BuildContext, error: BaseException) -> None:
         """Report why the context was not built."""
         self.end_fork()
+        self._end_parts()
         full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         trouble, body = self.trouble("memory" if full else "exception", error)
         self.send(self.to_host, BuildFailed(load.context, load.key, trouble, body))
@@ -163,9 +167,14 @@ class LibraryCalls:
         self.end_fork()
         self.output.mend()
         self._note_handlers()
-        seconds = time.monotonic() - self._load_began
+        seconds, parts = self._end_parts()
         modules = imported_modules(self._modules) if load.preload is not None else ()
-        self.send(self.to_host, ContextBuilt(load.context, load.key, seconds, *measured_bytes(), modules))
+        memory, gpu_memory = measured_bytes()
+        self.send(self.to_host, ContextBuilt(load.context, load.key, seconds, memory, gpu_memory, parts, modules))
+
+    def _end_parts(self) -> tuple[float, dict[str, float]]:
+        time_parts(None)
+        return self._parts.end()
 
     def lost(self, error: ContextLost) -> None:
         """Report that the context is of no more use: the host ends this process."""

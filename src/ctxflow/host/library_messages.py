@@ -30,6 +30,8 @@ class BuildContext(Message):
     :ivar path: `sys.path` of the process, empty for its own; where CTXFLOW_PYTHON names it, its own comes after.
     :ivar states: the folder of the worker's cache with frozen states of sessions.
     :ivar preload: modules that it is known to import, which a zygote does beforehand; None to spawn the process.
+    :ivar began: when the host was asked for the process, by `time.monotonic`, and `waited`, the seconds from then on in
+        which a zygote imported for it; from the host alone.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -46,6 +48,8 @@ class BuildContext(Message):
     path: Sequence[str] = ()
     states: str = ""
     preload: Sequence[str] | None = ()
+    began: float | None = None
+    waited: float = 0.0
     body: bytes = b""
 
 
@@ -135,9 +139,10 @@ class LineOpened(Message):
 class ContextBuilt(Message):
     """Answer `BuildContext`: calls may come.
 
-    :ivar seconds: what building took. :ivar memory: bytes as measured, of the process and its descendants
-        (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a process beside the
-        library process has one open.
+    :ivar seconds: what the load took, from the start of its process on. :ivar memory: bytes as measured, of the process
+        and its descendants (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a
+        process beside the library process has one open.
+    :ivar parts: what of these seconds went into which part (load_parts.py), all together the same.
     :ivar modules: those of installed packages that were imported for it, in their order, but those of the zygote.
     :ivar started: "forked", "spawned", or "spawned: " and why; its host adds it.
     """
@@ -147,6 +152,7 @@ class ContextBuilt(Message):
     seconds: float
     memory: int | None = None
     gpu_memory: int | None = None
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     modules: Sequence[str] = ()
     started: str = ""
 

@@ -29,6 +29,7 @@ from ctxflow.models.transformers import (
     right_padded,
     without_progress_bars,
 )
+from ctxflow.on_worker import load_part
 
 AHEAD = 24
 """How many internal batches' texts are looked at to find some of similar lengths: of short ones, which are many."""
@@ -269,7 +270,7 @@ def load_sentence_transformer(
     level = logger.level
     logger.setLevel(logging.ERROR)  # It warns where a folder has no configuration of its own, and of half types.
     try:
-        with without_progress_bars():
+        with load_part("weights"), without_progress_bars():
             modules = SentenceTransformer(
                 str(folder), device=str(place), trust_remote_code=trust, local_files_only=True, model_kwargs=kwargs
             )
@@ -281,10 +282,11 @@ def load_sentence_transformer(
     transformer = _transformer(modules)
     first_weight = next(iter(modules[0].parameters()), torch.zeros(0))
     wanted = resolve_dtype(dtype, first_weight.dtype, place)
-    if first_weight.dtype != wanted and getattr(transformer, "hf_quantizer", None) is None:
-        modules.to(wanted)
-    for module in list(modules)[1:]:
-        module.to(torch.promote_types(wanted, torch.float32))
+    with load_part("weights"):
+        if first_weight.dtype != wanted and getattr(transformer, "hf_quantizer", None) is None:
+            modules.to(wanted)
+        for module in list(modules)[1:]:
+            module.to(torch.promote_types(wanted, torch.float32))
     tokenizer = modules.tokenizer
     return modules, LoadedModel(name, folder, modules if transformer is None else transformer, tokenizer, place)
 

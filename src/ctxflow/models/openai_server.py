@@ -21,6 +21,7 @@ from ctxflow.models.openai_requests import hazard
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.server_command import ServerCommand, read_command
 from ctxflow.models.server_process import ServerFailed, ServerProcess, free_port
+from ctxflow.on_worker import load_part
 
 if TYPE_CHECKING:
     from ctxflow.models.server_client import Answer, Client
@@ -72,8 +73,9 @@ async def start_server(
         process = ServerProcess(read.name, read.filled(places), environment, scratch.path, key)
         client = Client(path, port, key, lambda: process.listeners(port)[1])
         started = OpenAIServer(read, process, client, scratch, port)
-        await process.started
-        await started.be_ready()
+        with load_part("server"):
+            await process.started
+            await started.be_ready()
     except BaseException:
         if started is not None:
             await asyncio.shield(started.aclose())

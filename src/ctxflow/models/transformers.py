@@ -21,6 +21,7 @@ from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_limits import BatchLimits, Result, alike
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import Read, Tokens
+from ctxflow.on_worker import load_part
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
@@ -117,7 +118,7 @@ def load_language_model(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
-        with without_progress_bars():
+        with load_part("weights"), without_progress_bars():
             loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=resolve_dtype(dtype, _saved_dtype(config), place), **options
             )
@@ -126,7 +127,8 @@ def load_language_model(
         raise ValueError(f"{folder} could not be loaded as an AutoModelForCausalLM: {first}") from error
     loaded.eval().requires_grad_(False)
     if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
-        loaded.to(place)
+        with load_part("weights"):
+            loaded.to(place)
     return LoadedModel(os.fspath(model), folder, loaded, tokenizer, place)
 
 

@@ -24,7 +24,9 @@ from ctxflow.errors import ContextLost, UsageError
 from ctxflow.host.linux import descendants, die_with_parent, process_state
 from ctxflow.host.local_files import OF_LIBRARY, Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
+from ctxflow.models.vllm_parts import add_parts, tell_imported, tell_tried
 from ctxflow.models.vllm_schemas import bind_by_patterns
+from ctxflow.on_worker import load_part
 
 SHARED_MEMORY = "/dev/shm"
 _TICK_SECONDS = 1.0
@@ -69,12 +71,14 @@ class VLLMProcesses:
         # Its processes -> when each began, since a number may be given again, and what it is called.
         self._started: dict[int, tuple[str, str]] = {}
         try:
-            with _sockets_apart() as self._sockets, _ending_with_us():
+            with load_part("engine"), _sockets_apart() as self._sockets, _ending_with_us():
+                began = time.monotonic()
                 self.client: Any = _binding(AsyncLLM, config).from_vllm_config(
                     config,
                     enable_log_requests=arguments.enable_log_requests,
                     disable_log_stats=arguments.disable_log_stats,
                 )
+                add_parts(self._sockets.path, began)
         except BaseException:
             self._note_processes(before)
             _kill(self._started)
@@ -93,7 +97,8 @@ class VLLMProcesses:
 
         :raises ctxflow.errors.ContextLost: if it ends meanwhile.
         """
-        await self.run(self.client.reset_mm_cache())  # Of what it was tried with.
+        with load_part("engine"):
+            await self.run(self.client.reset_mm_cache())  # Of what it was tried with.
         self._sockets.close()
 
     def _note_processes(self, before: Iterable[int]) -> None:
@@ -374,8 +379,10 @@ def _tied(parent: int, kind: str, *args: Any, **kwargs: Any) -> None:
     die_with_parent(parent)
     module, name, function = _STARTED[kind]
     run = _replaced.pop(kind, None) or getattr(getattr(importlib.import_module(module), name), function)
+    tell_imported(os.environ[_SOCKETS])
     if kind == "core":
         _tie("worker")
+        tell_tried(os.environ[_SOCKETS])
         _meet_in_library_scratch()
     run(*args, **kwargs)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ctxflow.observe.accounts import Accounts
+from ctxflow.observe.load_times import LoadTimes, load_times_data
 from ctxflow.observe.measures import Histogram, Timeline, percentiles
 
 MOST = 500  # Causes that are kept apart.
@@ -224,13 +225,14 @@ class AppHistory:
 
 @dataclasses.dataclass
 class ContextLoads:
-    """How often a context was built, how long that took, and how often it failed."""
+    """How often a context was built, how long that took, into what the time went, and how often it failed."""
 
     name: str
     spec: dict[str, Any] = dataclasses.field(default_factory=dict)
     staged: int = 0
     failed: int = 0
     load_seconds: Histogram = dataclasses.field(default_factory=Histogram)
+    times: LoadTimes = dataclasses.field(default_factory=LoadTimes)
 
 
 @dataclasses.dataclass
@@ -263,7 +265,8 @@ class History:
     :ivar duration: the time of the last event.
     :ivar losses: (time, whether it was an eviction) of each worker that was lost and had not been given back.
     :ivar apps: by id, as are `contexts`; `tiers` by name.
-    :ivar accounts: what the workers' time went into; `causes`: why calls, contexts and items failed.
+    :ivar accounts: what the workers' time went into; `load_times`: what that of loads did; `causes`: why calls,
+        contexts and items failed.
     :ivar chunks: that sessions got.
     :ivar simulated: whether it was a run in virtual time, without workers.
     :ivar plans, quarantines: (since when, the command) of each placement, and of each bad host or worker, in order.
@@ -282,6 +285,7 @@ class History:
     hosts: set[str] = dataclasses.field(default_factory=set)
     by_host: dict[str, HostFigures] = dataclasses.field(default_factory=dict)
     accounts: Accounts = dataclasses.field(default_factory=Accounts)
+    load_times: LoadTimes = dataclasses.field(default_factory=LoadTimes)
     causes: Causes = dataclasses.field(default_factory=Causes)
     plans: list[tuple[float, dict[str, Any]]] = dataclasses.field(default_factory=list)
     quarantines: list[tuple[float, dict[str, Any]]] = dataclasses.field(default_factory=list)
@@ -328,7 +332,7 @@ def history_data(history: History) -> dict[str, Any]:
         "contexts": {
             id: {
                 "name": context.name, "staged": context.staged, "failed": context.failed,
-                "load_seconds": context.load_seconds.summary(),
+                "load_seconds": context.load_seconds.summary(), "load_parts": load_times_data(context.times),
             }
             for id, context in history.contexts.items()
         },

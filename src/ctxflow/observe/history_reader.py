@@ -8,6 +8,7 @@ from typing import Any
 
 from ctxflow.observe.accounts import AccountsReader
 from ctxflow.observe.history import AppHistory, ContextLoads, History, HostFigures, TierHistory
+from ctxflow.observe.load_times import LoadTimesReader
 from ctxflow.observe.measures import SeenItems
 
 
@@ -91,6 +92,7 @@ class _Reader:
         self._answered: dict[int, int] = {}  # Attempt -> how many items it has answered one by one.
         self._ran, self._closed = SeenItems(), SeenItems()
         self._accounts = AccountsReader(self.history.accounts)
+        self._load_times = LoadTimesReader()
         self._takes = {
             "WorkerJoined": self._joined,
             "WorkerLost": self._lost,
@@ -121,6 +123,10 @@ class _Reader:
         if take is not None:
             take(event)
         self._accounts.take(event, commands)
+        parts = self._load_times.take(event, commands)
+        if parts is not None:
+            for times in (history.load_times, self._loads_of(event["context"]).times):
+                times.add(parts, event.get("started", ""))
         for command in commands:
             kind = command["is"]
             if kind == "Run":

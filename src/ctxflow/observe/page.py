@@ -19,9 +19,10 @@ from ctxflow.errors import CtxflowError
 from ctxflow.files import written_whole
 from ctxflow.installing import __version__, how_to_install
 from ctxflow.observe import summary as summaries
+from ctxflow.observe.load_times import PARTS, load_rows
 from ctxflow.observe.measures import DARK, STYLE, WIDTH, even, figure, percent, seconds, span_unit
 from ctxflow.observe.plots import pictures
-from ctxflow.observe.run_report import EVENTS, Report, counts_text, overview, tables
+from ctxflow.observe.run_report import EVENTS, Report, counts_text, loads_table, overview, tables
 from ctxflow.observe.summary import conclusion
 from ctxflow.observe.transfers import FileTree, Transfers, TreeNode, describe, title
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOST_CAUSES, _MOST_HOSTS = 50, 400
+_SHOWN_PARTS = frozenset(PARTS)  # Of loads, which have a colour each.
 _PICTURES = {
     "workers_and_items": ("Workers and items", "Above the workers connected, below the items completed, both by tier."),
     "call_times": ("Durations of calls", "How many calls took how long."),
@@ -56,6 +58,7 @@ def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = 
         overview=overview(report.history) if report.history is not None else [],
         summary=report.summary,
         time=_time(report.summary),
+        loads=_loads(report),
         tables=tables(report.history) if report.history is not None else [],
         pictures=[(name, *_PICTURES[name], *drawings[name]) for name in _PICTURES if name in drawings],
         trees=tree_sections(report, every),
@@ -155,6 +158,29 @@ def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "rows": rows,
         "hosts": hosts[:_MOST_HOSTS],
         "hosts_left": max(0, len(hosts) - _MOST_HOSTS),
+    }  # fmt: skip
+
+
+def _loads(report: Report) -> dict[str, Any] | None:
+    """Return what the time of context loads went into, as a bar and tables; None where nobody told it."""
+    history = report.history
+    found = None if history is None else loads_table(history)
+    if history is None or found is None:
+        return None
+    times, hours = history.load_times, (report.summary or {}).get("hours", {})
+    connected = hours.get("connected")
+    return {
+        "count": times.loads.count,
+        "median": seconds(times.loads.percentile(50)),
+        "parts": [
+            {"part": part if part in _SHOWN_PARTS else "other", "name": name, "median": median,
+             "share": percent(share), "width": 100 * share}
+            for part, name, median, share in load_rows(times)
+        ],
+        "useful": percent(hours["useful"] / connected) if connected else "",
+        "loading": percent(hours["loading"] / connected) if connected else "",
+        "heads": found[0],
+        "rows": found[1],
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ctxflow.errors import UsageError, counted
 from ctxflow.observe.history import AppHistory, Cause, Causes, History, TierHistory, history_data
 from ctxflow.observe.history_reader import read_history
+from ctxflow.observe.load_times import load_table
 from ctxflow.observe.manager_log import read_transfers
 from ctxflow.observe.measures import Histogram, even, figure, percent, percentiles, seconds, table
 from ctxflow.observe.summary import SUMMARY, summarise, summary_text
@@ -211,6 +212,9 @@ def as_text(report: Report, every: bool = False) -> str:
         parts.append("\n".join(f"{name:<10}{text}" for name, text in overview(report.history)))
         if report.summary is not None and report.summary["places"]:
             parts.append(summary_text(report.summary))
+        loads = loads_table(report.history)
+        if loads is not None:
+            parts.append(table(*loads))
         parts += [table(heads, rows) for heads, rows in tables(report.history)]
     if report.causes:
         parts.append(causes_text(report.causes, None if every else _MOST_CAUSES))
@@ -300,6 +304,11 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
     if lived:
         found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
     return found
+
+
+def loads_table(history: History) -> tuple[list[str], list[list[str]]] | None:
+    """Return what the time of each context's loads went into: heads and rows; None where nobody told it."""
+    return load_table({context.name: context.times for context in history.contexts.values()}, history.load_times)
 
 
 def _host_table(history: History) -> tuple[list[str], list[list[str]]]:

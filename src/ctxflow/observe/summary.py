@@ -15,6 +15,7 @@ from ctxflow.errors import counted
 from ctxflow.files import written_whole
 from ctxflow.observe.accounts import PARTS, AccountGroup, Accounts
 from ctxflow.observe.history import History
+from ctxflow.observe.load_times import load_times_data, mostly
 from ctxflow.observe.measures import Histogram, even, gpus_text, percent, seconds, span_unit, table
 
 SUMMARY = "summary.json"
@@ -116,6 +117,7 @@ def summarise(history: History) -> dict[str, Any]:
         "workers": {"joined": history.workers.joined, "mean": history.mean_workers, "most": history.peak_workers,
                     "evicted": history.workers.evicted, "lost": history.workers.unexplained},
         "loads": sum(context.load_seconds.count for context in history.contexts.values()),
+        "load_parts": load_times_data(history.load_times),
         "fluid": fluid,
         "unit": "GPU-hours" if of_gpus else "worker-hours",
         "hours": _hours(groups, of_gpus),
@@ -283,12 +285,13 @@ def _loading(history: History) -> str:
     failed = sum(context.failed for context in history.contexts.values())
     if not loads:
         return f"no context was built ({failed:,} failed)" if failed else "no context was built to its end"
+    took = f"a load took {seconds(load)}{mostly(history.load_times)}"
     if _gone(history) and _gone(history) * 2 >= history.workers.joined:
-        return f"a worker lived {seconds(_lived(history))} on average, and a load took {seconds(load)}"
+        return f"a worker lived {seconds(_lived(history))} on average, and {took}"
     if loads > history.workers.joined * max(1, len(history.contexts)):
         on = f"{counted(loads, 'load')} on {counted(history.workers.joined, 'worker')}"
         return f"contexts replaced each other: {on}"
-    return f"a load took {seconds(load)}, and the run was over after {seconds(history.duration)}"
+    return f"{took}, and the run was over after {seconds(history.duration)}"
 
 
 def _staging(history: History) -> str:

@@ -340,13 +340,19 @@ class ContextStaged(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextReady(Event):
-    """A context is built; its memory in bytes, as measured (docs/glossary.md, "memory of a context")."""
+    """A context is built; its memory in bytes, as measured (docs/glossary.md, "memory of a context").
+
+    :ivar seconds: from the start of its library process on. :ivar parts: what of them went into which part of the load,
+        for the log alone, as is `started`, how the process was started ("spawned"); empty where nobody says.
+    """
 
     worker: str
     context: str
     seconds: float
     memory: int | None = None
     gpu_memory: int | None = None
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
+    started: str = dataclasses.field(default="", repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -276,6 +276,7 @@ class MixedTimes:
     :ivar matching: tier -> seconds from asking for a worker until it has joined; at once where it is not named.
     :ivar dispatched: seconds of a call's way to its worker and back.
     :ivar paces: machine name -> how many times longer its items take than those of its kind; 1 where it is not named.
+    :ivar importing: context id -> kind -> the share of these seconds that imports and the start of the process take.
     :ivar shared: app id -> kind -> how an engine runs several of its items together, for apps of items.
     """
 
@@ -285,6 +286,7 @@ class MixedTimes:
     dispatched: Drawn = Drawn()
     paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
     shared: Mapping[str, Mapping[Kind, SharedPace]] = dataclasses.field(default_factory=dict)
+    importing: Mapping[str, Mapping[Kind, float]] = dataclasses.field(default_factory=dict)
 
     def pace(self, app: str, machine: SimulatedMachine) -> SharedPace | None:
         """Return how an engine on a machine runs an app's items together; None if its calls take turns."""
@@ -302,6 +304,10 @@ class MixedTimes:
         """Draw the seconds of loading a context."""
         kinds = self.loading.get(context)
         return 0.0 if kinds is None else kinds[machine.tier, machine.gpu_model].draw(generator)
+
+    def imports(self, context: str, machine: SimulatedMachine) -> float:
+        """Return the share of a load that is spared where its process is forked with all imports done."""
+        return self.importing.get(context, {}).get((machine.tier, machine.gpu_model), 0.0)
 
     def dispatch(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds of a call's way to its worker and back."""

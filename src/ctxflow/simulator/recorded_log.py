@@ -108,6 +108,8 @@ class Recording:
         the first on a context that is kept.
     :ivar salvaged: apps that answered items one by one.
     :ivar loads: (context, kind) -> seconds from the command to the context's being ready; `stages` likewise.
+    :ivar imports: (context, kind) -> seconds that imports and the start of its process took, of loads that tell it and
+        whose processes were not forked.
     :ivar memory: (context, "memory" or "gpu_memory") -> the most that was measured.
     :ivar ways: seconds of calls beyond what their workers say, of those that ran alone.
     :ivar waits: seconds that jobs waited.
@@ -128,6 +130,7 @@ class Recording:
         self._owners: list[str] = []
         self.loads: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
         self.stages: dict[str, list[float]] = collections.defaultdict(list)
+        self.imports: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
         self.memory: dict[tuple[str, str], int] = {}
         self.ways: list[float] = []
         self.waits: list[float] = []
@@ -253,7 +256,10 @@ class Recording:
         context = event["context"]
         if self.contexts[context].get("level", PERVASIVE) == PERVASIVE:
             self._unused.add((event["worker"], context))
-        self.loads[context, self.workers[event["worker"]].kind].append(event["time"] - begun)
+        kind, parts = self.workers[event["worker"]].kind, event.get("parts")
+        self.loads[context, kind].append(event["time"] - begun)
+        if parts and event.get("started") != "forked":
+            self.imports[context, kind].append(parts.get("imports", 0.0) + parts.get("process", 0.0))
         for key in ("memory", "gpu_memory"):
             if event[key] is not None:
                 self.memory[context, key] = max(self.memory.get((context, key), 0), event[key])

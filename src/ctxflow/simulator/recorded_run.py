@@ -50,7 +50,10 @@ class FittedApp:
 
 @dataclasses.dataclass(frozen=True)
 class FittedContext:
-    """A context with its fitted parameters. `load_seconds` by kind; sizes in bytes."""
+    """A context with its fitted parameters. `load_seconds` by kind; sizes in bytes.
+
+    :ivar import_seconds: of these, by kind, those of imports and the process's start; None where none told them.
+    """
 
     name: str
     load_seconds: Mapping[str, float]
@@ -61,6 +64,7 @@ class FittedContext:
     memory: int | None
     gpu_memory: int | None
     level: str
+    import_seconds: Mapping[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,10 +167,11 @@ class Recorded:
         contexts = []
         for context in self.contexts:
             sizes = {"memory_gb": context.memory, "gpu_memory_gb": context.gpu_memory}
+            imports = {} if context.import_seconds is None else {"import_seconds": _one(context.import_seconds)}
             contexts.append(
                 {
                     "name": context.name, "load_seconds": _one(context.load_seconds),
-                    "load_spread": context.load_spread, "files_gb": context.size / 1e9,
+                    "load_spread": context.load_spread, **imports, "files_gb": context.size / 1e9,
                     "unpack_seconds": context.stage_seconds, "gpus": context.gpus, "level": context.level,
                     **{key: size / 1e9 for key, size in sizes.items() if size},
                 }
@@ -358,6 +363,12 @@ class _Fit:
         seen = loads.get(kind) or [each for seconds in loads.values() for each in seconds] or [0.0]
         return statistics.fmean(seen) + self._warming(context, kind)
 
+    def _import_seconds(self, context: str) -> dict[str, float] | None:
+        """Return the mean of what imports and the process's start took of loads, as `_load_seconds`; None if untold."""
+        told = {kind: seconds for (each, kind), seconds in self.log.imports.items() if each == context}
+        every = [each for seconds in told.values() for each in seconds]
+        return self._by_kind(lambda kind: statistics.fmean(told.get(kind) or every)) if every else None
+
     def _context(self, id: str, name: str, rate: float | None) -> FittedContext:
         spec = self.log.contexts[id]
         loads = [seconds for (context, _), seconds in self.log.loads.items() if context == id and len(seconds) > 1]
@@ -378,6 +389,7 @@ class _Fit:
             memory=max(filter(None, (spec["memory"], self.log.memory.get((id, "memory")))), default=None),
             gpu_memory=max(filter(None, (spec["gpu_memory"], self.log.memory.get((id, "gpu_memory")))), default=None),
             level=spec.get("level", "pervasive"),
+            import_seconds=self._import_seconds(id),
         )
 
 

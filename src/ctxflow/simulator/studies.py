@@ -116,7 +116,9 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     faults = pools.faults_of(workload.faults, machines, seed)
     notice = workload.evictions.notice_seconds
     poison = {app.name: app.poison for app in workload.apps if app.poison is not None}
-    engine = SimulatedEngine(machines, times, staging, seed, notice, salvage, faults=faults, poison=poison)
+    engine = SimulatedEngine(
+        machines, times, staging, seed, notice, salvage, faults=faults, poison=poison, zygote=workload.zygote
+    )
     policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
     arrivals = arrivals_of(workload, seed)
     apps = [
@@ -173,6 +175,9 @@ def _times(
         for app in workload.apps
     }
     loading = {context.name: {kind: _load(context, kind, models) for kind in kinds} for context in workload.contexts}
+    importing = {
+        context.name: {kind: _import_share(context, kind, models) for kind in kinds} for context in workload.contexts
+    }
     matching = {}
     for tier in tiers:
         if scenario.places(tier.spec.name):
@@ -180,7 +185,7 @@ def _times(
         mean = workload.matching.seconds if tier.spec.boot_seconds is None else tier.spec.boot_seconds
         matching[tier.spec.name] = Drawn(mean, workload.matching.spread * mean)
     dispatched = Drawn(workload.dispatch_seconds)
-    return MixedTimes(items, loading, matching, dispatched, paces, shared)
+    return MixedTimes(items, loading, matching, dispatched, paces, shared, importing)
 
 
 def _figure(given: float | dict[str, float], kind: Kind, models: Mapping[str, str]) -> float:
@@ -196,6 +201,14 @@ def _figure(given: float | dict[str, float], kind: Kind, models: Mapping[str, st
 def _load(context: ContextEntry, kind: Kind, models: Mapping[str, str]) -> Drawn:
     mean = _figure(context.load_seconds, kind, models)
     return Drawn(mean, context.load_spread * mean)
+
+
+def _import_share(context: ContextEntry, kind: Kind, models: Mapping[str, str]) -> float:
+    """Return the share of a load that its imports and the start of its process take."""
+    load = _figure(context.load_seconds, kind, models)
+    if context.import_seconds is None or not load:
+        return 0.0
+    return min(1.0, _figure(context.import_seconds, kind, models) / load)
 
 
 def _contexts(scenario: Scenario, tiers: Iterable[ScenarioTier]) -> Iterator[ev.ContextSpec]:

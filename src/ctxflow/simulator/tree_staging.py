@@ -162,12 +162,14 @@ class TreeStaging:
 
     A host has a file once, whichever of its workers fetched it, and sends a shared part to at most `fan_out` others at
     a time over its own link, which they share; the origin sends it to `from_origin` at a time. Hosts that find no free
-    source wait in line. A lost worker's files go with it, and transfers from its host begin anew from elsewhere.
+    source wait in line. A lost worker's files go with it, unless hosts keep them, and transfers from its host begin
+    anew from elsewhere.
 
     :param files: context -> its parts; a context that is not named has no files. :param origins: by name.
     :param peer_bandwidth: of a host's link, in bytes a second.
     :param fan_out: how many others a host sends a part to at a time.
     :param from_origin: how many transfers of a shared part its origin makes at a time.
+    :param cache: whether a host keeps, unpacked, what its workers had, for the next worker there.
     :raises ValueError: for a part whose origin is not given.
     """
 
@@ -178,12 +180,14 @@ class TreeStaging:
         peer_bandwidth: float = 1.25e9,
         fan_out: int = 3,
         from_origin: int = 1,
+        cache: bool = False,
     ) -> None:
         for part in (part for parts in files.values() for part in parts):
             if part.origin not in origins:
                 raise ValueError(f"the origin {part.origin!r} of {part.name!r} is not given: there are {list(origins)}")
         self._files, self._origins, self._peer_bandwidth = files, origins, peer_bandwidth
-        self._fan_out, self._from_origin = fan_out, from_origin
+        self._fan_out, self._from_origin, self._cache = fan_out, from_origin, cache
+        self._kept: set[tuple[str, str]] = set()  # Hosts, and the parts that they keep.
         self._fetches: dict[tuple[str, str], _Fetch] = {}
         self._of_worker: dict[str, set[str]] = {}
         self._trees: dict[str, _Tree] = {}
@@ -218,7 +222,9 @@ class TreeStaging:
         self._fetches[worker, context] = fetch
         for part in parts:
             if part.shared:
-                self._tree(part).want(fetch)
+                self._tree(part).want(fetch, self.keeps(fetch.host, part))
+            elif self.keeps(fetch.host, part):
+                self.arrived(fetch, part)
             else:
                 link = self._links[part.origin]
                 self.open_files(part, lambda part=part, link=link: self._read(fetch, part, link))  # type: ignore[misc]
@@ -236,9 +242,16 @@ class TreeStaging:
 
     def arrived(self, fetch: _Fetch, part: Part) -> None:
         """Note that a part is on a fetch's worker."""
-        self._timers.at(self._timers.now + part.unpacking, self._unpacked, fetch)
+        unpacking = 0.0 if self.keeps(fetch.host, part) else part.unpacking
+        self._timers.at(self._timers.now + unpacking, self._unpacked, fetch, part)
 
-    def _unpacked(self, fetch: _Fetch) -> None:
+    def keeps(self, host: str, part: Part) -> bool:
+        """Return whether a host has a part from an earlier worker, or another one that is there."""
+        return (host, part.name) in self._kept
+
+    def _unpacked(self, fetch: _Fetch, part: Part) -> None:
+        if self._cache and not fetch.cancelled:
+            self._kept.add((fetch.host, part.name))
         fetch.left -= 1
         if not fetch.left and not fetch.cancelled:
             fetch.done()
@@ -249,7 +262,13 @@ class TreeStaging:
         return self._trees[part.name]
 
     def remove(self, worker: str, context: str) -> None:
-        """Remove a context's files from a worker, or cancel their transfers."""
+        """Remove a context's files from a worker, and what its host keeps of them, or cancel their transfers."""
+        fetch = self._fetches.get((worker, context))
+        if fetch is not None:
+            self._kept.difference_update((fetch.host, part.name) for part in self._files[context])
+        self._release(worker, context)
+
+    def _release(self, worker: str, context: str) -> None:
         fetch = self._fetches.pop((worker, context), None)
         if fetch is None:
             return
@@ -261,9 +280,9 @@ class TreeStaging:
                 self._trees[part.name].release(fetch)
 
     def lost(self, worker: str) -> None:
-        """Remove a lost worker with all its files."""
+        """Remove a lost worker with all its files, but for those that its host keeps."""
         for context in sorted(self._of_worker.pop(worker, ())):
-            self.remove(worker, context)
+            self._release(worker, context)
 
 
 class _Tree:
@@ -276,12 +295,16 @@ class _Tree:
         self._senders: dict[str, _Copy] = {}  # Hosts that could send to one more, longest free first.
         self._line: collections.deque[_Copy] = collections.deque()
 
-    def want(self, fetch: _Fetch) -> None:
-        """Bring the part to a worker's host, unless it is there."""
+    def want(self, fetch: _Fetch, kept: bool = False) -> None:
+        """Bring the part to a worker's host, unless it is there, or was `kept` there."""
         copy = self._copies.get(fetch.host)
         if copy is None:
-            copy = self._copies[fetch.host] = _Copy(fetch.host, set())
-            self._line.append(copy)
+            copy = self._copies[fetch.host] = _Copy(fetch.host, set(), there=kept)
+            if kept:
+                self._senders[copy.host] = copy
+                self._pump()
+            else:
+                self._line.append(copy)
         copy.users.add(fetch)
         if copy.there:
             self._staging.arrived(fetch, self._part)
@@ -380,7 +403,7 @@ def staging_of(workload: WorkloadFile, fan_out: int) -> TreeStaging:
         ),
         "internet": Origin(links.internet * _BYTES),
     }
-    return TreeStaging(files, origins, links.peers * _BYTES, fan_out)
+    return TreeStaging(files, origins, links.peers * _BYTES, fan_out, cache=workload.cache)
 
 
 def has_files(context: ContextEntry) -> bool:

@@ -71,6 +71,11 @@ class ContextEntry(_Entry):
     load_seconds: NotNegative | dict[str, NotNegative] = Field(
         15.0, description="Seconds of building it: a number, or a table by GPU model or tier."
     )
+    import_seconds: NotNegative | dict[str, NotNegative] | None = Field(
+        None,
+        description="Those of `load_seconds` that imports and the start of a process take, which a zygote saves; a "
+        "number, or a table by GPU model or tier.",
+    )
     load_spread: NotNegative = Field(0.3, description="Their standard deviation, as a share of their mean; log-normal.")
     files_gb: NotNegative = Field(0.0, description="Size of its files in GB (weights, an environment).")
     files: int = Field(1, ge=1, description="Number of files, if opening them takes time.")
@@ -170,6 +175,14 @@ class WorkloadFile(_Entry):
     matching: Matching = Field(Matching.model_validate({}), description="The delay until workers join.")
     faults: tuple[FaultEntry, ...] = Field((), description="Bad hosts.")
     workers_per_host: Annotated[int, Field(ge=1)] = Field(1, description="Number of a tier's workers on one host.")
+    zygote: Literal["none", "worker", "host"] = Field(
+        "none",
+        description="Whose loads after the first are spared `import_seconds`: nobody's, a worker's, or all of a host, "
+        "evictions or not. As if all contexts imported the same, and a fork took no time.",
+    )
+    cache: bool = Field(
+        False, description="Whether hosts keep files for the next worker there, which then has them at once."
+    )
     dispatch_seconds: NotNegative = Field(
         0.01,
         description="Seconds in which a worker waits for a call to be sent to it, and for its answer to be sent back.",
@@ -312,9 +325,7 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[FileP
         best = app.tokens_per_second
         if best is not None:
             yield from _covers(best, ("apps", number, "tokens_per_second"), f"app {app.name}", tiers)
-    for number, context in enumerate(workload.contexts):
-        place = ("contexts", number, "load_seconds")
-        yield from _covers(context.load_seconds, place, f"context {context.name}", tiers)
+    yield from _context_problems(workload, tiers)
     for number, fault in enumerate(workload.faults):
         if fault.tier is not None and fault.tier not in tiers:
             text = f"a fault names a tier {fault.tier!r} that the site has not: there are {', '.join(tiers)}"
@@ -323,6 +334,20 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[FileP
             text = f"fault {number + 1} has hosts and share: both say how many hosts are bad, so leave one out"
             yield FileProblem(("faults", number, "share"), text)
     yield from _eviction_problems(workload.evictions, tiers)
+
+
+def _context_problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[FileProblem]:
+    for number, context in enumerate(workload.contexts):
+        for key in ("load_seconds", "import_seconds"):
+            figures = getattr(context, key)
+            if figures is not None:
+                yield from _covers(figures, ("contexts", number, key), f"context {context.name}", tiers)
+    if workload.zygote != "none" and all(context.import_seconds is None for context in workload.contexts):
+        text = (
+            "a zygote saves the import_seconds of contexts, and none has any: give them, or a run whose event log has "
+            "the parts of loads, which earlier versions of ctxflow did not write"
+        )
+        yield FileProblem(("zygote",), text)
 
 
 def _covers(

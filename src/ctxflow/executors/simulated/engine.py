@@ -108,6 +108,8 @@ class SimulatedEngine:
     :param planning_seconds: how long a plan is computed; by default it is there at once.
     :param faults: what is wrong with hosts; by default nothing is.
     :param poison: app -> of how many of its items one raises wherever it runs, and its call with it.
+    :param zygote: whose loads after the first are spared the share of `times.imports`, if it has that: "none", a
+        "worker"'s, or all of a "host".
     :param concurrency: context -> how many calls of plain apps its library process runs at a time, each as fast as if
         it were alone; 1 for others. What a run declares of its contexts is known besides.
 
@@ -142,8 +144,11 @@ class SimulatedEngine:
         planning_seconds: float = 0.0,
         faults: Iterable[Fault] = (),
         poison: Mapping[str, int] | None = None,
+        zygote: str = "none",
         concurrency: Mapping[str, int] | None = None,
     ) -> None:
+        self._zygote, self._zygotes = zygote, set[str]()  # Workers, or hosts, that have one.
+        self._imports: Callable[[str, SimulatedMachine], float] | None = getattr(times, "imports", None)
         self._concurrency = dict(concurrency or {})
         self._faults = Faults(faults)
         self._poison = poison or {}
@@ -346,6 +351,8 @@ class SimulatedEngine:
         worker.libraries[command.context] = library
         machine, generator = worker.place.machine, worker.place.generator
         seconds = self._times.load(command.context, machine, generator)
+        if self._zygotes and self._imports is not None and self._zygote_of(worker) in self._zygotes:
+            seconds *= 1.0 - self._imports(command.context, machine)
         fault = self._faults.of_build(machine, self.now, generator)
         ends = self.now + (seconds if fault is None else fault.seconds)
         self.at(ends, self._built, worker, command.context, library, seconds, fault)
@@ -362,9 +369,14 @@ class SimulatedEngine:
             self._out.append(ev.ContextFailed(self.now, worker.id, context, failure))
             return
         library.ready = True
+        if self._zygote != "none":
+            self._zygotes.add(self._zygote_of(worker))
         self.account.loads += 1
         self.account.load_seconds += seconds
         self._out.append(ev.ContextReady(self.now, worker.id, context, seconds))
+
+    def _zygote_of(self, worker: SimulatedWorker) -> str:
+        return worker.id if self._zygote == "worker" else worker.place.machine.host_name
 
     def _unload(self, worker: SimulatedWorker, command: cmd.Unload) -> None:
         worker.libraries.pop(command.context, None)
