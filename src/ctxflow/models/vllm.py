@@ -28,6 +28,7 @@ from ctxflow.models.reading import (
 from ctxflow.models.results import Generation, MissingPackageError, Sampling
 from ctxflow.models.vllm_options import parse_options
 from ctxflow.models.vllm_process import VLLMProcesses
+from ctxflow.models.weight_reading import vllm_loader
 from ctxflow.topology.machine import cuda_devices
 
 
@@ -85,7 +86,9 @@ class VLLMGenerator:
             "max_model_len": max_model_len,
             **(options or {}),
         }
-        self._engine = _EngineThread(parse_options(str(folder), {**chosen, **spread(chosen)}))
+        self._engine = _EngineThread(
+            parse_options(str(folder), {**chosen, **spread(chosen), **vllm_loader(folder, chosen)})
+        )
 
     def generate(self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any) -> list[Generation]:
         """Continue each prompt; parameters, answers and errors as `TextGenerator.generate`.

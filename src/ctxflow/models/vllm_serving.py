@@ -18,6 +18,7 @@ from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
 from ctxflow.models.vllm_options import check_vllm_options, parse_options
 from ctxflow.models.vllm_process import VLLMProcesses
+from ctxflow.models.weight_reading import vllm_loader
 
 _NOWHERE = "no-address-was-allowed.invalid"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -92,7 +93,8 @@ class VLLMEngine:
         check_vllm_options(given)
         folder = locate_model(model, revision=revision)
         loras = {name: _adapter(name, path) for name, path in (adapters or {}).items()}
-        arguments = parse_options(str(folder), {**given, **_for_adapters(loras, given), **spread(given)})
+        chosen = {**given, **_for_adapters(loras, given), **spread(given), **vllm_loader(folder, given)}
+        arguments = parse_options(str(folder), chosen)
         if arguments.allowed_media_domains is None:
             arguments.allowed_media_domains = [_NOWHERE]
         arguments.lora_modules = _modules(loras)
