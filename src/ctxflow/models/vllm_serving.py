@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import ContextLost, ItemRefused, closest, short
+from ctxflow.host.private_shm import one_path
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
 from ctxflow.models.openai_requests import as_sent, refusal
@@ -94,7 +95,7 @@ class VLLMEngine:
         folder = locate_model(model, revision=revision)
         loras = {name: _adapter(name, path) for name, path in (adapters or {}).items()}
         chosen = {**given, **_for_adapters(loras, given), **spread(given), **vllm_loader(folder, given)}
-        arguments = parse_options(str(folder), chosen)
+        arguments = parse_options(one_path(str(folder)), chosen)
         if arguments.allowed_media_domains is None:
             arguments.allowed_media_domains = [_NOWHERE]
         arguments.lora_modules = _modules(loras)
