@@ -34,7 +34,7 @@ def read_ahead(model: str | os.PathLike[str]) -> list[threading.Thread]:
 
     Ready-made contexts do so before they import anything; a context of your own may, as its first statement. It is a
     hint: nothing is read of a model that is not on this machine yet, nor of one that would take more than half of the
-    memory that is free. What is in memory already takes 0.05 s a GB.
+    memory that is free. What is in memory already is passed over.
 
     :param model: a folder, a file, `package:NAME` or a hub id; see `ctxflow.models.locate_model`.
     :returns: the threads that read. They need not be waited for, and end with the process.
@@ -69,8 +69,19 @@ def _read(parts: collections.deque[tuple[str, int]]) -> None:
             file, start = parts.popleft()
             with open(file, "rb") as source:
                 end = start + _PART
+                if _in_memory(source.fileno(), start, end):
+                    continue
                 while start < end and (sent := os.sendfile(nowhere.fileno(), source.fileno(), start, end - start)):
                     start += sent
+
+
+def _in_memory(file: int, start: int, end: int) -> bool:
+    """Return whether a part of a file seems to be in the page cache: a byte of each MB of it can be had at once."""
+    byte = bytearray(1)
+    try:
+        return all(os.preadv(file, [byte], place, os.RWF_NOWAIT) >= 0 for place in range(start, end, 1 << 20))
+    except OSError:  # It would have to be waited for, or the file system cannot say.
+        return False
 
 
 def _streams(file: str) -> int:
