@@ -195,7 +195,8 @@ def test_code_that_names_a_part_in_a_loop_costs_a_bounded_list_and_names_beyond_
     assert sum(parts.values()) == pytest.approx(seconds, abs=5e-5)
 
 
-def test_a_load_tells_the_parts_of_its_process_and_build(driven):
+@pytest.mark.parametrize("preload, started", [(None, "spawned"), ([], "forked"), (["wave", "colorsys"], "forked")])
+def test_a_load_tells_the_parts_of_its_process_and_build(driven, preload, started):
     def build():
         import time
 
@@ -207,14 +208,14 @@ def test_a_load_tells_the_parts_of_its_process_and_build(driven):
             time.sleep(0.1)
         return 10
 
-    driven.load(build)
+    driven.load(build, preload=preload)
     head, _ = driven.next("ready")
     parts = head["parts"]
     assert sum(parts.values()) == pytest.approx(head["seconds"], abs=2e-5)
     assert parts["weights"] >= 0.2
     assert parts["index"] >= 0.1
-    assert parts[PROCESS] > 0.01, "a Python was started"
-    assert head["started"] == "spawned"
+    assert parts[PROCESS] > (0.01 if started == "spawned" else 0.0)
+    assert head["started"] == started
     driven.call(lambda value, items: [value for _ in items], [1])
     driven.next("finished")
 

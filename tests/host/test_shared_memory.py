@@ -201,3 +201,58 @@ def test_a_context_that_needs_what_is_in_the_machines_gets_none(driven):
     os.kill(child, signal.SIGKILL)
     for name in (own, theirs):
         (SHM / name).unlink(missing_ok=True)
+
+
+PATHS = """
+import os, sys
+from ctxflow.host import private_shm
+
+given, taken = sys.argv[1:]
+before = private_shm.one_path(given), private_shm.entered()
+assert before == (given, False), before
+if not private_shm.enter():
+    sys.exit(77)
+assert private_shm.entered()
+named = private_shm.one_path(given)
+assert private_shm.one_path(given) == named and private_shm.one_path(named) == named
+assert private_shm.one_path(taken) == taken, "what is not in a cache keeps its path"
+print(named, open(os.path.join(named, "config.json")).read())
+"""
+
+
+def test_files_of_a_context_have_one_path_on_all_workers_where_they_have_a_shared_memory_of_their_own(tmp_path):
+    """Each gets the files of its own worker, by a name that only its own processes see."""
+    said = []
+    for worker in ("one", "other"):
+        folder = tmp_path / worker / "cache" / ("0ab1" * 8) / "model"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(worker)
+        words = [sys.executable, "-c", PATHS, os.fspath(folder), os.fspath(tmp_path)]
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        if done.returncode == 77:
+            pytest.skip("the kernel lets this user mount nothing")
+        assert not done.returncode, done.stderr
+        said.append(done.stdout.split())
+    (one, first), (other, second) = said
+    assert one == other and (first, second) == ("one", "other")
+    assert not os.path.lexists(one), "it went with the processes, and was never in the machine's"
+
+
+def test_a_link_that_leads_elsewhere_is_not_taken_for_a_file(tmp_path):
+    """As that of another file of the same digest and name, in the same process."""
+    program = (
+        PATHS.partition("named =")[0]
+        + """
+folder, other = given, os.path.join(taken, "other", os.path.basename(os.path.dirname(given)), "model")
+os.makedirs(other)
+assert private_shm.one_path(given) != given
+assert private_shm.one_path(other) == other
+"""
+    )
+    folder = tmp_path / "cache" / ("0ab1" * 8) / "model"
+    folder.mkdir(parents=True)
+    words = [sys.executable, "-c", program, os.fspath(folder), os.fspath(tmp_path)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip("the kernel lets this user mount nothing")
+    assert not done.returncode, done.stderr

@@ -96,7 +96,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _machine() -> Iterable[Finding]:
-    from ctxflow.host.linux import machine_memory
+    from ctxflow.host.linux import free_memory, machine_memory
 
     def needed(name: str, good: bool, found: str, advice: str) -> Finding:
         return Finding("Machine", name, "ok" if good else "bad", found, "" if good else advice)
@@ -105,23 +105,12 @@ def _machine() -> Iterable[Finding]:
     yield needed("Python", sys.version_info >= (3, 10), python, "ctxflow needs Python 3.10 or newer")
     yield Finding("Machine", "ctxflow", "ok", __version__)
     yield Finding("Machine", "cores", "ok", f"{os.cpu_count()}")
-    yield Finding("Machine", "memory", "ok", f"{_free_memory() / 1e9:.1f} of {machine_memory() / 1e9:.1f} GB free")
+    yield Finding("Machine", "memory", "ok", f"{free_memory() / 1e9:.1f} of {machine_memory() / 1e9:.1f} GB free")
     scratch = tempfile.gettempdir()
     free = shutil.disk_usage(scratch).free
     advice = "free some, or set the site's scratch (or TMPDIR) to a larger disk"
     yield needed("scratch disk", free > 1e9, f"{free / 1e9:.1f} GB free in {scratch}", advice)
     yield needed("system", sys.platform == "linux", platform.platform(), "workers need Linux")
-
-
-def _free_memory() -> int:
-    """Return the memory available without paging, in bytes; all of it where that is not known."""
-    from ctxflow.host.linux import machine_memory
-
-    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return machine_memory()
 
 
 def _packages() -> Iterable[Finding]:

@@ -249,6 +249,15 @@ def machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * _PAGE
 
 
+def free_memory() -> int:
+    """Return the memory available without paging, in bytes; all of it where that is not known."""
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return machine_memory()
+
+
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process (RSS) in bytes, 0 if it is gone."""
     try:

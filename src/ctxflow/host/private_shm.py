@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 FOLDER = "/dev/shm"
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _RECURSIVE_SLAVE = 0x4000 | 0x80000
 _NO_DEVICES_NOR_SETUID = 0x4 | 0x2
+_SOURCE = b"ctxflow"  # What the kernel says is mounted.
+_LINKS = "ctxflow-files"
 _MPS = "CUDA_MPS_PIPE_DIRECTORY"  # Whose clients and server share memory.
 
 
@@ -42,6 +45,42 @@ def enter() -> bool:
     alone = len(os.listdir("/proc/self/task")) == 1
     # Half of it done, it could not be undone: a child tries first.
     return alone and _tried_by_child(_NEW_MOUNTS | _NEW_USERS) and _tried(_NEW_MOUNTS | _NEW_USERS)
+
+
+def entered() -> bool:
+    """Return whether this process has a /dev/shm of its own."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as mounts:
+            there = [line.split() for line in mounts if line.split()[4] == FOLDER.encode()]
+    except (OSError, IndexError):
+        return False
+    return bool(there) and there[-1][-3:-1] == [b"tmpfs", _SOURCE]
+
+
+def one_path(path: str) -> str:
+    """Return a staged file's or folder's name that is the same on all workers, whose caches are at different places.
+
+    Engines whose caches are keyed by a model's path find what another worker's made. It is a link in this process's own
+    /dev/shm: no other process can have made it, nor is it there when these have ended. Without such a /dev/shm, and of
+    what is not in a worker's cache, it is the path as it is.
+
+    :param path: in the cache, which is DIGEST/NAME there (local_files.py).
+
+    >>> one_path("/data/model")
+    '/data/model'
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    digest = os.path.basename(folder)
+    if not re.fullmatch("[0-9a-f]{32,64}", digest) or not entered():
+        return path
+    link = os.path.join(FOLDER, _LINKS, digest, name)
+    try:
+        os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
+        if not os.path.lexists(link):
+            os.symlink(os.path.join(folder, name), link)
+        return link if os.path.samefile(link, path) else path
+    except OSError:
+        return path
 
 
 def _tried_by_child(what: int) -> bool:
@@ -73,7 +112,7 @@ def _tried(what: int) -> bool:
     # What is mounted on the machine later is seen here too, and nothing of this there.
     if libc.mount(b"none", b"/", None, _RECURSIVE_SLAVE, None):
         return False
-    return not libc.mount(b"ctxflow", FOLDER.encode(), b"tmpfs", _NO_DEVICES_NOR_SETUID, options)
+    return not libc.mount(_SOURCE, FOLDER.encode(), b"tmpfs", _NO_DEVICES_NOR_SETUID, options)
 
 
 def _write(path: str, text: str) -> None:

@@ -32,6 +32,7 @@ from ctxflow.models.results import (
     OutOfMemoryError,
     Sampling,
 )
+from ctxflow.models.weight_reading import read_ahead
 
 if TYPE_CHECKING:
     from ctxflow.models.classify import LabelClassifier
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Classification", "Generation", "LabelClassifier", "MissingPackageError", "ModelNotFoundError", "OpenAIEngine",
     "OpenAIServer", "OutOfMemoryError", "Sampling", "SentenceEncoder", "TextGenerator", "TransformersEngine",
-    "VLLMEngine", "VLLMGenerator", "classifier", "encoder", "generator", "locate_model", "server",
-    "transformers_engine", "vllm_engine", "vllm_generator",
+    "VLLMEngine", "VLLMGenerator", "classifier", "encoder", "generator", "locate_model", "read_ahead",
+    "server", "transformers_engine", "vllm_engine", "vllm_generator",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.context import context
 from ctxflow.models.results import MissingPackageError
+from ctxflow.models.weight_reading import read_ahead
 
 if TYPE_CHECKING:
     from ctxflow.models.classify import LabelClassifier
@@ -58,6 +59,7 @@ def generator(model: str, **settings: Any) -> TextGenerator:
     :param model: a folder, `package:NAME` or a hub id, found where the context is built.
     :param settings: `dtype`, `device`, `max_batch_tokens` and the other parameters of `TextGenerator`.
     """
+    read_ahead(model)
     built: TextGenerator = built_class("TextGenerator")(model, **settings)
     return built
 
@@ -65,6 +67,7 @@ def generator(model: str, **settings: Any) -> TextGenerator:
 @context(preload=["ctxflow.models.classify"])
 def classifier(model: str, **settings: Any) -> LabelClassifier:
     """Build a `LabelClassifier`, like `generator`: a causal language model that chooses among labels."""
+    read_ahead(model)
     built: LabelClassifier = built_class("LabelClassifier")(model, **settings)
     return built
 
@@ -72,6 +75,7 @@ def classifier(model: str, **settings: Any) -> LabelClassifier:
 @context(preload=["ctxflow.models.encode", "sentence_transformers"])
 def encoder(model: str, **settings: Any) -> SentenceEncoder:
     """Build a `SentenceEncoder`, like `generator`: a model that turns texts into vectors."""
+    read_ahead(model)
     built: SentenceEncoder = built_class("SentenceEncoder")(model, **settings)
     return built
 
@@ -84,6 +88,7 @@ async def transformers_engine(model: str, **settings: Any) -> TransformersEngine
     """
     import asyncio  # Here: this is imported where nothing is built, too.
 
+    read_ahead(model)
     built: TransformersEngine = await asyncio.to_thread(built_class("TransformersEngine"), model, **settings)
     return built
 
@@ -95,6 +100,7 @@ def vllm_generator(model: str, **settings: Any) -> VLLMGenerator:
     It asks for one GPU at least, and spreads the model over all that its worker has; `vllm_generator.options(gpus=4)`
     asks for four, and `tensor_parallel_size=1` leaves the others alone.
     """
+    read_ahead(model)
     built: VLLMGenerator = built_class("VLLMGenerator")(model, **settings)
     return built
 
@@ -112,6 +118,7 @@ async def vllm_engine(model: str, **settings: Any) -> VLLMEngine:
     >>> vllm_engine("my/model", dtype="bfloat16", max_model_len=4096).gpus
     1
     """
+    read_ahead(model)
     built: VLLMEngine = await built_class("VLLMEngine").start(model, **settings)
     return built
 
@@ -162,6 +169,8 @@ async def server(
     """
     from ctxflow.models.openai_server import start_server
 
+    if model is not None:
+        read_ahead(model)
     return await start_server(
         command, model=model, kind=kind, options=options, socket=socket, port=port, key=key, health=health, env=env,
         unresponsive_seconds=unresponsive_seconds,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from ctxflow.models.transformers import (
     right_padded,
     without_progress_bars,
 )
+from ctxflow.models.weight_reading import tell_weights
 from ctxflow.on_worker import load_part
 
 AHEAD = 24
@@ -269,6 +271,7 @@ def load_sentence_transformer(
     logger = logging.getLogger("sentence_transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)  # It warns where a folder has no configuration of its own, and of half types.
+    began = time.perf_counter()
     try:
         with load_part("weights"), without_progress_bars():
             modules = SentenceTransformer(
@@ -288,6 +291,7 @@ def load_sentence_transformer(
         for module in list(modules)[1:]:
             module.to(torch.promote_types(wanted, torch.float32))
     tokenizer = modules.tokenizer
+    tell_weights(name, folder, modules, time.perf_counter() - began)
     return modules, LoadedModel(name, folder, modules if transformer is None else transformer, tokenizer, place)
 
 

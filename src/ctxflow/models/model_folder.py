@@ -120,7 +120,7 @@ def _in_package(name: str) -> Path:
     root = Path(next(iter(spec.submodule_search_locations)))
     if inside:
         return _checked(root / inside)
-    found = [path.parent for path in sorted(root.rglob("config.json")) if _weights(path.parent)]
+    found = [path.parent for path in sorted(root.rglob("config.json")) if _own_weights(path.parent)]
     if len(found) == 1:
         return found[0].resolve()
     if not found:
@@ -129,16 +129,31 @@ def _in_package(name: str) -> Path:
     raise ModelNotFoundError(f"the package {package} holds {len(found)} models: give {choices}")
 
 
-def _weights(folder: Path) -> bool:
-    """Return whether the folder holds all of a model's weights, in one file or in every file that an index lists."""
+def weight_files(folder: Path | None) -> list[Path]:
+    """Return the files of a model's weights in the order of their names: one, or every file that an index lists.
+
+    Where there are both, those of safetensors. Of an encoder whose parts have folders, those of all parts; none if
+    some are missing.
+    """
+    if folder is None:
+        return []
+    own = _own_weights(folder)
+    parts = [folder / str(part.get("path", "")) for part in read_json(folder / "modules.json", []) if part.get("path")]
+    return own + [file for part in parts for file in _own_weights(part)]
+
+
+def _own_weights(folder: Path) -> list[Path]:
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         if (folder / f"{stem}.{suffix}").is_file():
-            return True
+            return [folder / f"{stem}.{suffix}"]
         index = folder / f"{stem}.{suffix}.index.json"
         if index.is_file():
-            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            return all((folder / part).is_file() for part in parts)
-    return False
+            parts = [
+                folder / part
+                for part in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            ]
+            return parts if all(part.is_file() for part in parts) else []
+    return []
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
@@ -186,9 +201,9 @@ def _cached(hub: Any, name: str, revision: str | None) -> Path | None:
         if not isinstance(found, str):
             continue
         folder = Path(found).parent
-        if _weights(folder) and any(folder.glob("tokenizer*")):
+        if _own_weights(folder) and any(folder.glob("tokenizer*")):
             return folder
-        if mark == "modules.json" and any(map(_weights, filter(Path.is_dir, folder.iterdir()))):
+        if mark == "modules.json" and any(map(_own_weights, filter(Path.is_dir, folder.iterdir()))):
             return folder
     return None
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_limits import BatchLimits, Result, alike
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import Read, Tokens
+from ctxflow.models.weight_reading import tell_weights
 from ctxflow.on_worker import load_part
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
@@ -118,6 +120,7 @@ def load_language_model(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
+        began = time.perf_counter()
         with load_part("weights"), without_progress_bars():
             loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=resolve_dtype(dtype, _saved_dtype(config), place), **options
@@ -129,6 +132,7 @@ def load_language_model(
     if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
         with load_part("weights"):
             loaded.to(place)
+    tell_weights(os.fspath(model), folder, loaded, time.perf_counter() - began)
     return LoadedModel(os.fspath(model), folder, loaded, tokenizer, place)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from ctxflow.errors import ContextLost, counted
+from ctxflow.host.private_shm import one_path
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import (
     Message,
@@ -28,6 +29,7 @@ from ctxflow.models.reading import (
 from ctxflow.models.results import Generation, MissingPackageError, Sampling
 from ctxflow.models.vllm_options import parse_options
 from ctxflow.models.vllm_process import VLLMProcesses
+from ctxflow.models.weight_reading import vllm_loader
 from ctxflow.topology.machine import cuda_devices
 
 
@@ -85,7 +87,8 @@ class VLLMGenerator:
             "max_model_len": max_model_len,
             **(options or {}),
         }
-        self._engine = _EngineThread(parse_options(str(folder), {**chosen, **spread(chosen)}))
+        chosen |= {**spread(chosen), **vllm_loader(folder, chosen)}
+        self._engine = _EngineThread(parse_options(one_path(str(folder)), chosen))
 
     def generate(self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any) -> list[Generation]:
         """Continue each prompt; parameters, answers and errors as `TextGenerator.generate`.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import ContextLost, ItemRefused, closest, short
+from ctxflow.host.private_shm import one_path
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
 from ctxflow.models.openai_requests import as_sent, refusal
@@ -18,6 +19,7 @@ from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
 from ctxflow.models.vllm_options import check_vllm_options, parse_options
 from ctxflow.models.vllm_process import VLLMProcesses
+from ctxflow.models.weight_reading import vllm_loader
 
 _NOWHERE = "no-address-was-allowed.invalid"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -92,7 +94,8 @@ class VLLMEngine:
         check_vllm_options(given)
         folder = locate_model(model, revision=revision)
         loras = {name: _adapter(name, path) for name, path in (adapters or {}).items()}
-        arguments = parse_options(str(folder), {**given, **_for_adapters(loras, given), **spread(given)})
+        chosen = {**given, **_for_adapters(loras, given), **spread(given), **vllm_loader(folder, given)}
+        arguments = parse_options(one_path(str(folder)), chosen)
         if arguments.allowed_media_domains is None:
             arguments.allowed_media_domains = [_NOWHERE]
         arguments.lora_modules = _modules(loras)
