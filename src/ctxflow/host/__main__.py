@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from ctxflow.host.context_host import Host
 from ctxflow.host.forking import ForkedProcess, Zygote
@@ -18,20 +18,20 @@ from ctxflow.host.local_files import clear
 from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven
 from ctxflow.host.wire import Channel, pack
 
-if TYPE_CHECKING:
-    from ctxflow.host.zygote import ZygoteServer
+CopyZygote: TypeAlias = Callable[[int, Sequence[int]], int]
 
 
-def main(argv: Sequence[str], zygote: ZygoteServer | None = None) -> None:
+def main(argv: Sequence[str], copy: CopyZygote | None = None) -> None:
     """Serve until the driver closes the connection or is gone.
 
     :param argv: the descriptor of the connection; the worker's directory, in one that is the run's; where the output of
         library processes is kept; and the driver's process.
-    :param zygote: what this process was forked from, if it was: library processes are forked from a copy of it.
+    :param copy: forks a copy of the zygote that this process was forked from, if it was, for library processes, with
+        this socket and without these descriptors.
     """
     line, scratch, logs, driver = argv
     descriptor = int(line)
-    copied = None if zygote is None else _copied(zygote, descriptor)
+    copied = None if copy is None else _copied(copy, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -94,11 +94,11 @@ def _serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], boo
         host.check()
 
 
-def _copied(zygote: ZygoteServer, line: int) -> Zygote:
+def _copied(copy: CopyZygote, line: int) -> Zygote:
     """Take along a copy of the zygote that this process was forked from, without the connection to the driver."""
     near, far = socket.socketpair()
     with far:
-        process = ForkedProcess(zygote.copy(far.fileno(), [line, near.fileno()]))
+        process = ForkedProcess(copy(far.fileno(), [line, near.fileno()]))
     return Zygote(library_variables({}), os.getcwd(), process=(process, near))
 
 

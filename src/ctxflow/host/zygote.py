@@ -147,7 +147,7 @@ class ZygoteServer:
             os.setsid()  # Ctrl-C is the driver's; and the worker can be ended as a whole.
             from ctxflow.host import __main__ as host
 
-            host.main(self._become(message, descriptors, "ctxflow-host"), self)
+            host.main(self._become(message, descriptors, "ctxflow-host"), self.copy)
 
         return _fork(begin)
 
