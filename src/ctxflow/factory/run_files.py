@@ -234,6 +234,8 @@ def worker_command(tier: Tier, lead: Lead) -> list[str]:
     words = [lead.python, lead.program, "worker", f"{lead.address}:{lead.port}", "--password", lead.password_file]
     words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
     words += [] if tier.disk is None else ["--disk", str(tier.disk // 10**6)]
+    if tier.cache is not None:
+        words += ["--cache", tier.cache, "--cache-gb", f"{tier.cache_gb:g}"]
     words += ["--gpus", "0"]  # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
     return [*words, "--ssl"] if lead.ssl else words
 
