@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -422,3 +423,9 @@ def test_workers_that_are_killed_at_any_moment_leave_nothing_wrong_or_half_made(
             assert digest_path(path, again=True) == key
     assert all(json.loads(Path(cache.path, "kept", entry.key, "index").read_text()) for entry in entries)
     cache.close()
+
+
+def test_the_page_runs_as_it_is_printed():
+    page = Path(__file__).parents[2] / "docs" / "host-cache.md"
+    [program] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", program], check=True)
