@@ -1,6 +1,6 @@
 """Brings contexts' files to workers: the orders of `worker_transfers.Tree` become calls, whose answers it is told.
 
-A folder travels as a tar archive. At level "none" the manager sends the files to each worker anew, without the tree.
+A folder travels as a tar archive. What a worker finds in its host's cache is not sent. At level "none" the manager sends the files to each worker anew, without the tree.
 """
 
 from __future__ import annotations
