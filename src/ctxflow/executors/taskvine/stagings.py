@@ -1,6 +1,7 @@
 """Brings contexts' files to workers: the orders of `worker_transfers.Tree` become calls, whose answers it is told.
 
-A folder travels as a tar archive. What a worker finds in its host's cache is not sent. At level "none" the manager sends the files to each worker anew, without the tree.
+A folder travels as a tar archive. What a worker finds in its host's cache is not sent. At level "none" the manager
+sends the files to each worker anew, without the tree or the cache.
 """
 
 from __future__ import annotations
