@@ -34,18 +34,19 @@ Tell = Callable[[int, int], None]
 """Called with the bytes read and the bytes to read, once a second, after two seconds."""
 
 
-def digest_path(path: str | os.PathLike[str]) -> str:
+def digest_path(path: str | os.PathLike[str], again: bool = False) -> str:
     """Return the content digest of a file, or of a folder with the names and contents of all in it.
 
+    :param again: whether to read it now, whatever is cached.
     :raises FileNotFoundError: if there is nothing there.
     """
     root = Path(path)
     if root.is_dir():
         hasher = hashlib.blake2b(digest_size=_SIZE)
         for file in sorted(p for p in root.rglob("*") if p.is_file()):
-            hasher.update(f"{file.relative_to(root).as_posix()}\0{digest_path(file)}\n".encode())
+            hasher.update(f"{file.relative_to(root).as_posix()}\0{digest_path(file, again)}\n".encode())
         return hasher.hexdigest()
-    return _digest(_stamp(root))
+    return digest_now(root) if again else _digest(_stamp(root))
 
 
 def digest_now(path: str | os.PathLike[str]) -> str:

@@ -188,3 +188,21 @@ def test_a_folder_that_nodes_do_not_share_and_a_disk_that_nobody_deals_out_are_m
 )
 def test_the_line_that_explains_is_chosen_not_the_last(words, explained):
     assert explaining_line(words).startswith(explained)
+
+
+def test_it_says_what_the_hosts_cache_holds_and_what_is_wrong_with_it(tmp_path):
+    from ctxflow.host.host_cache import HostCache
+
+    folder = str(tmp_path / "cache")
+    answer = probed(site(cache=folder))
+    assert f"; its cache {folder}/{os.geteuid()} has 0 entries, 0.0 GB, and its disk " in answer.found
+    assert not answer.problems and not os.path.exists(folder)
+    cache = HostCache(folder)
+    cache.put("a", lambda path: Path(path).write_bytes(b"x" * 200_000_000))
+    cache.close()
+    assert "has 1 entry, 0.2 GB" in probed(site(cache=folder)).found
+    os.chmod(cache.path, 0o755)
+    [problem] = probed(site(cache=folder)).problems
+    assert (
+        problem.startswith(f"the cache {cache.path} on ") and "is not a folder of this user alone: have it" in problem
+    )

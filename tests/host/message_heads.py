@@ -23,6 +23,7 @@ KINDS = {
     "listen": v.Listen,
     "seed": v.SeedFile,
     "fetch": v.FetchFile,
+    "take": v.TakeKept,
     "link": v.LinkFile,
     "forget": v.ForgetFile,
     "environment": v.OpenEnvironment,

@@ -18,6 +18,7 @@ import pytest
 from message_heads import frame
 from vine_player import Player
 
+from ctxflow.files import digest_path
 from ctxflow.installing import __version__
 
 
@@ -282,6 +283,99 @@ def test_what_was_altered_on_the_way_is_not_used(player, tmp_path, kind):
     assert (failed["is"], failed["digest"]) == ("failed", "d1")
     assert "the worker cannot fetch /data/m: what came is not what the driver" in failed["failure"]["message"]
     assert not (tmp_path / "ctxflow-cache").exists()
+
+
+@pytest.fixture
+def with_cache(tmp_path, monkeypatch):
+    """Start workers one after another on a host with a cache."""
+    monkeypatch.setenv("CTXFLOW_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setenv("CTXFLOW_CACHE_GB", "0.1")
+    players = []
+
+    def start():
+        players.append(Player(tmp_path / f"worker{len(players)}"))
+        players[-1].message()
+        return players[-1], players[-1].ask("hello")[0]
+
+    yield start
+    for each in players:
+        each.close()
+
+
+def kept_fetch(path, content, kind="file"):
+    given = archive("a", "deep/b") if kind == "tar" else content
+    told = hashlib.blake2b(given, digest_size=16).hexdigest()
+    about = {"digest": digest_path(path), "content": told, "source": str(path), "kind": kind, "input": "input"}
+    return frame({"do": "fetch", **about, "keep": True}), {"input": given}
+
+
+def test_a_worker_that_comes_back_to_a_host_has_what_the_one_before_was_sent(with_cache, tmp_path):
+    folder, large = tmp_path / "model", tmp_path / "weights.bin"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("a", "deep/b"):
+        (folder / name).write_text("42")
+    large.write_bytes(os.urandom(5 << 20))
+    first, hello = with_cache()
+    assert (hello["kept"], hello["kept_problem"]) == (str(tmp_path / "kept" / str(os.geteuid())), "")
+    for path, kind in ((folder, "tar"), (large, "file")):
+        take = {"digest": digest_path(path), "source": str(path)}
+        assert first.ask("take", **take) == ({"is": "done"}, b"")
+        message, files = kept_fetch(path, path.read_bytes() if kind == "file" else b"", kind)
+        _, ((fetched, _),) = first.answer(first.send(message, files=files))
+        assert fetched["is"] == "fetched" and "unkept" not in fetched
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    second, _ = with_cache()
+    found = {}
+    for path in (folder, large):
+        report, _ = second.ask("take", digest=digest_path(path), source=str(path))
+        found[path] = pathlib.Path(report["path"])
+        assert found[path] == tmp_path / "worker1" / "ctxflow-cache" / digest_path(path) / path.name
+        assert digest_path(found[path], again=True) == digest_path(path)
+    (found[folder] / "a").write_text("its own")  # What is small is copied.
+    assert found[large].stat().st_nlink > 1 and found[large].stat().st_mode & 0o222 == 0
+    load = second.load(
+        lambda model: pathlib.Path(model, "deep", "b").read_text(),
+        cached_files={"model": [digest_path(folder), str(folder)]},
+    )
+    assert values(second.answer(second.send(load, *second.call(lambda text, items: [text], [1])))[1]) == [["42"]]
+    third, _ = with_cache()
+    assert third.ask("take", digest=digest_path(folder), source=str(folder))[0]["is"] == "fetched"
+    assert (tmp_path / "worker2" / "ctxflow-cache" / digest_path(folder) / "model" / "a").read_text() == "42"
+
+
+def test_what_was_altered_in_the_hosts_cache_is_told_and_not_used(with_cache, tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"x" * (5 << 20))
+    first, hello = with_cache()
+    message, files = kept_fetch(path, path.read_bytes())
+    first.answer(first.send(message, files=files))
+    [content] = pathlib.Path(hello["kept"]).glob("kept/*/content")
+    content.chmod(0o600)
+    with content.open("r+b") as file:
+        file.write(b"evil")
+    second, _ = with_cache()
+    report, _ = second.ask("take", digest=digest_path(path), source=str(path))
+    assert (report["is"], report["failure"]["error"]) == ("failed", "SpoiledEntry")
+    assert second.ask("take", digest=digest_path(path), source=str(path))[0] == {"is": "done"}
+    _, ((fetched, _),) = second.answer(second.send(message, files=files))
+    assert pathlib.Path(fetched["path"]).read_bytes() == path.read_bytes()
+
+
+def test_a_cache_that_is_full_or_not_its_own_costs_no_file(with_cache, tmp_path, monkeypatch):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"x" * 2000)
+    monkeypatch.setenv("CTXFLOW_CACHE_GB", "0.000001")
+    first, _ = with_cache()
+    message, files = kept_fetch(path, path.read_bytes())
+    _, ((fetched, _),) = first.answer(first.send(message, files=files))
+    assert pathlib.Path(fetched["path"]).read_bytes() == path.read_bytes()
+    assert "weights.bin is not kept in the host's cache: 0.0 GB are more" in fetched["unkept"]
+    (tmp_path / "kept" / str(os.geteuid())).chmod(0o755)
+    second, hello = with_cache()
+    assert hello["kept"] == "" and "can be entered by others" in hello["kept_problem"]
+    _, ((fetched, _),) = second.answer(second.send(message, files=files))
+    assert pathlib.Path(fetched["path"]).read_bytes() == path.read_bytes()
 
 
 def test_staging_from_a_shared_disk(player, tmp_path):

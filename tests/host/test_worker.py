@@ -89,6 +89,7 @@ def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job, tmp_pat
     given = ["--name-prefix", "host_1#12.0", "--cores", "4", "--memory", "2000", "--gpus", "1", "--disk", "9", "--ssl"]
     (tmp_path / "secret").write_text("open sesame")
     given += ["--remove-password", "--password", str(tmp_path / "secret")]
+    given += ["--cache", "/scratch/c", "--cache-gb", "9.5"]
     work = job({"do": "exit", "status": 7}, *given, "--idle-timeout", "60", "--debug-file", "d")
     assert work.ended() == 7
     notes = work.notes()
@@ -108,6 +109,7 @@ def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job, tmp_pat
         assert words[words.index(option) + 1] == value
     assert words[words.index("--workspace") + 1].startswith(environment["CTXFLOW_WORKER_DIRECTORY"])
     assert environment["CTXFLOW_WORKER_DIRECTORY"].startswith(str(work.scratch))
+    assert (environment["CTXFLOW_CACHE"], environment["CTXFLOW_CACHE_GB"]) == ("/scratch/c", "9.5")
     assert not (tmp_path / "secret").exists()
     assert bytes.fromhex(environment["CTXFLOW_KEY"]) == key_of(b"open sesame")
 

@@ -230,10 +230,14 @@ def worker_command(tier: Tier, lead: Lead) -> list[str]:
 
     >>> print(*worker_command(Tier(name="a10", disk_gb=9), Lead("n1", 9123, "ctxflow.pyz", "password")))
     python3 ctxflow.pyz worker n1:9123 --password password --tier a10 --cores 2 --memory 10000 --disk 9000 --gpus 0
+    >>> print(*worker_command(Tier(cache="/scratch/c", cache_gb=9), Lead("n1", 9123, "p.pyz", "password"))[-6:])
+    --cache /scratch/c --cache-gb 9 --gpus 0
     """
     words = [lead.python, lead.program, "worker", f"{lead.address}:{lead.port}", "--password", lead.password_file]
     words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
     words += [] if tier.disk is None else ["--disk", str(tier.disk // 10**6)]
+    if tier.cache is not None:
+        words += ["--cache", tier.cache, "--cache-gb", f"{tier.cache_gb:g}"]
     words += ["--gpus", "0"]  # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
     return [*words, "--ssl"] if lead.ssl else words
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxflow.environments.opening import UnusableEnvironment, read_manifest
+from ctxflow.errors import counted
 from ctxflow.factory.provider import JobChange, Provider, ProviderError, explaining_line
 from ctxflow.factory.run_files import job_of, python_of
 from ctxflow.factory.tier_providers import provider_of
@@ -262,6 +263,7 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         python = python_of(site.python_environment)
         port = str(listener.getsockname()[1])
         words = [python, "program_main.py", "probe", site.taskvine.address or own_address(), port, "secret"]
+        words += [tier.cache] if tier.cache is not None else []
         job = job_of(tier, words, [program, secret])
         begun = time.monotonic()
         [name] = lends.submit(job, 1)
@@ -373,6 +375,12 @@ def _judged(tier: Tier, facts: Mapping[str, Any], seconds: float) -> ProbeAnswer
             "or have TMPDIR name a larger disk"
         )
     has = f"Python {facts['python']}, {free:.0f} GB free in {facts['place']}"
+    if cache := facts.get("cache"):
+        there = f"{counted(cache['entries'], 'entry', 'entries')}, {cache['bytes'] / 1e9:.1f} GB"
+        has += f"; its cache {cache['path']} has {there}, and its disk {cache['free'] / 1e9:.0f} GB free"
+        if cache["problem"]:
+            instead = "have it removed, or write another folder as cache"
+            problems.append(f"the cache {cache['path']} on {where} {cache['problem']}: {instead}")
     found = f"a probe on {where} connected to this machine after {seconds:.1f} s: {has}"
     return ProbeAnswer(tier.name, found, tuple(problems))
 

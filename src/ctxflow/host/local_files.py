@@ -187,16 +187,29 @@ def link(path: str, digest: str, source: str, cache: str) -> str:
 
 def unpack(archive: str, digest: str, source: str, cache: str) -> str:
     """Put a folder into the cache that comes as a tar archive of its content; raise `TarError` if it is none."""
+    return _put(lambda copy: extract(archive, copy), digest, source, cache)
+
+
+def extract(archive: str, folder: str) -> None:
+    """Make a folder of a tar archive of its content; raise `TarError` if it is none."""
     import tarfile  # Here, with what opens it: few workers need them, and they are much to import.
 
     from ctxflow.environments.opening import extract_inside
 
-    def make(copy: str) -> None:
-        os.mkdir(copy)
-        with tarfile.open(archive) as tar:
-            extract_inside(tar, copy)
+    os.mkdir(folder)
+    with tarfile.open(archive) as tar:
+        extract_inside(tar, folder)
 
-    return _put(make, digest, source, cache)
+
+def present(path: str, digest: str, source: str, cache: str, in_place: bool) -> str:
+    """Put into the cache what the host's cache has at `path`: folders and small files become the worker's own.
+
+    Large files are clones where that costs no room, else hard links, which are read-only; where these are not possible
+    they are links to the very files.
+
+    :param in_place: whether such links will do; else they are copied.
+    """
+    return _put(lambda copy: _copy(path, copy, _Presented(in_place)), digest, source, cache)
 
 
 def forget(digest: str, cache: str) -> None:
@@ -258,7 +271,35 @@ class _Apart:
         if size <= min(_COPIED_BYTES, self._left):
             self._left -= size
             return shutil.copy(source, target)
+        return self._bring_large(source, target)
+
+    def _bring_large(self, source: str, target: str) -> str:
         return link_or_copy(source, target)
+
+
+class _Presented(_Apart):
+    """Brings files of the host's cache, which are read-only, and no links."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self._in_place = in_place
+
+    def __call__(self, source: str, target: str) -> str:
+        """Bring one; a copy of its own may be written to."""
+        super().__call__(source, target)
+        found = os.lstat(target)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            os.chmod(target, found.st_mode | stat.S_IWUSR)
+        return target
+
+    def _bring_large(self, source: str, target: str) -> str:
+        try:
+            os.link(source, target)
+        except OSError:  # Another disk, or one that has no hard links.
+            if not self._in_place:
+                return shutil.copy(source, target)
+            os.symlink(source, target)
+        return target
 
 
 def _clone(source: str, target: str) -> bool:

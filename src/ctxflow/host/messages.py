@@ -207,6 +207,7 @@ class FetchFile(Message):
     :ivar content: the digest of what is sent.
     :ivar source: its path on the driver, whose name it keeps.
     :ivar kind: "file", or "tar" for the archive of a folder.
+    :ivar keep: whether it is for the host's cache too, where there is one.
     """
 
     digest: str
@@ -214,6 +215,18 @@ class FetchFile(Message):
     source: str
     kind: str
     input: str
+    keep: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TakeKept(Message):
+    """Put in the cache what the host's cache has.
+
+    Answered by `FileCached`, by `FileDone` if that has none, or by `FileFailed` if it is not what it should be.
+    """
+
+    digest: str
+    source: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -269,7 +282,9 @@ class TakeState(Message):
     cache: str = ""
 
 
-FileMessage: TypeAlias = SeedFile | FetchFile | LinkFile | ForgetFile | OpenEnvironment | SendState | TakeState
+FileMessage: TypeAlias = (
+    SeedFile | FetchFile | TakeKept | LinkFile | ForgetFile | OpenEnvironment | SendState | TakeState
+)
 """What is done with files, beside calls; what goes wrong is reported with `FileFailed`."""
 ToWorker: TypeAlias = ToHost | AskFacts | Listen | FileMessage
 
@@ -291,6 +306,7 @@ class WorkerFacts(Message):
     :ivar devices: the ids of its GPUs; `topology`: their machine's, as `ctxflow.topology.to_graph` writes it.
     :ivar pin: the number of the `AcquireAt` that it was submitted for.
     :ivar problem: why it cannot be used, if so.
+    :ivar kept: the folder of its host's cache, "" for none; `kept_problem`: why the site's cannot be used.
     """
 
     host: str
@@ -315,14 +331,20 @@ class WorkerFacts(Message):
     devices: Sequence[str] = ()
     topology: Mapping[str, Any] | None = None
     pin: float | None = None
+    kept: str = ""
+    kept_problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FileCached(Message):
-    """Answer `FetchFile` or `LinkFile`: the file is at this path of the worker."""
+    """Answer `FetchFile`, `TakeKept` or `LinkFile`: the file is at this path of the worker.
+
+    :ivar unkept: what is wrong with the host's cache, None if nothing.
+    """
 
     digest: str
     path: str
+    unkept: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)

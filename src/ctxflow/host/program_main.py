@@ -43,10 +43,11 @@ def main() -> None:
     sys.exit(getattr(import_module("ctxflow.host." + module), function)(sys.argv[2:]))
 
 
-def probe(host: str, port: str, secret: str) -> int:
+def probe(host: str, port: str, secret: str, cache: str = "") -> int:
     """Connect back to whoever sent this job, say what a worker would find here, and return the exit status.
 
     :param secret: a file with what proves that the job is one of theirs.
+    :param cache: the folder of the host's cache, "" for none.
     """
     import hashlib  # Here, since every start of a program reads this file.
     import hmac
@@ -65,6 +66,7 @@ def probe(host: str, port: str, secret: str) -> int:
             "vine_worker": shutil.which("vine_worker"),
             "place": place,
             "free": shutil.disk_usage(place).free,
+            "cache": cache and look_at_cache(cache),
         }
     ).encode()
     proof = hmac.new(key, facts, hashlib.sha256).hexdigest().encode()
@@ -79,6 +81,32 @@ def probe(host: str, port: str, secret: str) -> int:
         sys.stdout.write(f"couldn't connect to {host}:{port}: {error}\n")
         return 1
     return 0
+
+
+def look_at_cache(folder: str) -> "dict[str, str | int]":
+    """Say what the host's cache in a folder (host_cache.py) has for this user, and what is wrong with it."""
+    import json
+
+    own, near = os.path.join(folder, str(os.geteuid())), folder
+    while not os.path.isdir(near):
+        near = os.path.dirname(near)
+    disk = os.statvfs(near)
+    entries = size = 0
+    problem = ""
+    try:
+        found = os.lstat(own)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
+            problem = "is not a folder of this user alone"
+        else:
+            for key in os.listdir(os.path.join(own, "kept")):
+                with open(os.path.join(own, "kept", key, "index")) as file:
+                    size += json.load(file)["bytes"]
+                entries += 1
+    except (OSError, ValueError, KeyError):
+        if not os.path.lexists(own) and not os.access(near, os.W_OK | os.X_OK):
+            problem = f"cannot be made: {near} is not writable"
+    free = disk.f_bavail * disk.f_frsize
+    return {"path": own, "free": free, "entries": entries, "bytes": size, "problem": problem}
 
 
 class Importer(zipimporter):

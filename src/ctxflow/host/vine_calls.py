@@ -12,7 +12,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxflow.host import local_files
 from ctxflow.host.call_surroundings import state_path
@@ -36,11 +36,15 @@ from ctxflow.host.messages import (
     SeedFile,
     SendState,
     StagingFailed,
+    TakeKept,
     TakeState,
     ToWorker,
 )
 from ctxflow.host.vine_protocol import Request
 from ctxflow.host.wire import Message, Trouble, pack
+
+if TYPE_CHECKING:
+    from ctxflow.host.host_cache import HostCache
 
 _FAILURES = (BuildFailed, StagingFailed, FileFailed, CallRaised, LibraryDied)
 
@@ -232,11 +236,20 @@ class OpenCalls:
             self._answer(call)
 
 
-def carry_out(message: FileMessage, sandbox: str, cache: str) -> FileCached | FileDone | FileFailed:
-    """Do what a message says, and return its report; the call's files are in `sandbox`."""
+@dataclasses.dataclass(frozen=True)
+class FilePlaces:
+    """Where a message finds files, and puts them: the call's own, the worker's cache, and that of its host."""
+
+    sandbox: str
+    cache: str
+    kept: HostCache | None = None
+
+
+def carry_out(message: FileMessage, places: FilePlaces) -> FileCached | FileDone | FileFailed:
+    """Do what a message says, and return its report."""
     do, work = _WORK[type(message)]
     try:
-        return work(message, sandbox, cache) or FileDone()
+        return work(message, places) or FileDone()
     except Exception as error:
         where = getattr(error, "filename", None)
         reason = f"{getattr(error, 'strerror', None) or error}" + (f": {where}" if where else "")
@@ -250,65 +263,86 @@ def states_folder(cache: str) -> str:
     return os.path.join(cache, "sessions")
 
 
-def _seed(message: SeedFile, sandbox: str, cache: str) -> None:
+def _seed(message: SeedFile, at: FilePlaces) -> None:
     """Make a call's input its output too, which TaskVine keeps as a temp file and sends from peer to peer."""
-    link_or_copy(os.path.join(sandbox, message.input), os.path.join(sandbox, message.output))
+    link_or_copy(os.path.join(at.sandbox, message.input), os.path.join(at.sandbox, message.output))
 
 
-def _fetch(message: FetchFile, sandbox: str, cache: str) -> FileCached:
+def _fetch(message: FetchFile, at: FilePlaces) -> FileCached:
     """Keep a call's input: a file, or a folder's content as a tar archive.
 
     It came through TaskVine, in clear from another worker perhaps; the call, which is sealed, tells its digest.
     """
     from ctxflow.files import digest_now  # Here: not every worker is sent files.
 
-    given = os.path.join(sandbox, message.input)
+    given = os.path.join(at.sandbox, message.input)
     if digest_now(given) != message.content:
         text = (
             "what came is not what the driver knows by its digest: it was altered on the way, or the file was changed"
         )
         raise ValueError(f"{text} while the run had it")
-    make = local_files.unpack if message.kind == "tar" else local_files.stage_as
-    return _cached(message, make(given, message.digest, message.source, cache))
+    is_folder, trouble = message.kind == "tar", None
+    if message.keep and at.kept is not None:
+        make, name = local_files.extract if is_folder else link_or_copy, os.path.basename(message.source)
+        try:
+            kept = at.kept.put(message.digest, lambda copy: make(given, copy), name, os.path.getsize(given))
+            return _presented(message, kept, at.kept, at.cache)
+        except OSError as error:  # The worker's own cache has room, perhaps.
+            trouble = f"{name} is not kept in the host's cache: {error.strerror or error}"
+    place = local_files.unpack if is_folder else local_files.stage_as
+    return _cached(message, place(given, message.digest, message.source, at.cache), trouble)
 
 
-def _link(message: LinkFile, sandbox: str, cache: str) -> FileCached:
-    """Take a file or folder from the cache of another worker on this machine, by hard links."""
-    return _cached(message, local_files.link(message.path, message.digest, message.source, cache))
+def _take_kept(message: TakeKept | LinkFile, at: FilePlaces) -> FileCached | None:
+    """Take a file or folder from the host's cache, if that has it."""
+    kept = None if at.kept is None else at.kept.get(message.digest)
+    return None if kept is None or at.kept is None else _presented(message, kept, at.kept, at.cache)
 
 
-def _send_state(message: SendState, sandbox: str, cache: str) -> None:
+def _link(message: LinkFile, at: FilePlaces) -> FileCached:
+    """Take a file or folder from the cache of another worker on this machine, by hard links, or from the host's."""
+    trouble = None
+    try:
+        if (found := _take_kept(message, at)) is not None:
+            return found
+    except (OSError, ValueError) as error:
+        trouble = str(error)
+    return _cached(message, local_files.link(message.path, message.digest, message.source, at.cache), trouble)
+
+
+def _send_state(message: SendState, at: FilePlaces) -> None:
     """Make a session's frozen state a call's output, which TaskVine keeps as a temp file; it is no longer here then."""
-    shutil.move(_state(cache, message), os.path.join(sandbox, message.output))
+    shutil.move(_state(at.cache, message), os.path.join(at.sandbox, message.output))
 
 
-def _take_state(message: TakeState, sandbox: str, cache: str) -> None:
+def _take_state(message: TakeState, at: FilePlaces) -> None:
     """Put a session's frozen state in the cache: a call's input, or what another worker on the machine has in its."""
-    target = _state(cache, message)
+    target = _state(at.cache, message)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if message.cache:
         shutil.move(_state(message.cache, message), target)
     else:
-        link_or_copy(os.path.join(sandbox, message.input), target)
+        link_or_copy(os.path.join(at.sandbox, message.input), target)
 
 
-def _forget(message: ForgetFile, sandbox: str, cache: str) -> None:
+def _forget(message: ForgetFile, at: FilePlaces) -> None:
     """Remove a file or folder from the cache."""
-    local_files.forget(message.digest, cache)
+    local_files.forget(message.digest, at.cache)
 
 
-def _environment(message: OpenEnvironment, sandbox: str, cache: str) -> None:
+def _environment(message: OpenEnvironment, at: FilePlaces) -> None:
     """Open a packed environment, whose archive is in the cache, and have library processes run its Python."""
     from ctxflow.environments.opening import open_environment  # Here: few workers need it.
 
-    archive = local_files.cached(message.digest, message.source, cache)
-    place = os.path.join(cache, f"environment-{message.digest[:12]}")
+    archive = local_files.cached(message.digest, message.source, at.cache)
+    place = os.path.join(at.cache, f"environment-{message.digest[:12]}")
     os.environ["CTXFLOW_PYTHON"] = str(open_environment(archive, place))
 
 
-_WORK: dict[type[Message], tuple[str, Callable[[Any, str, str], FileCached | None]]] = {
+_WORK: dict[type[Message], tuple[str, Callable[[Any, FilePlaces], FileCached | None]]] = {
     SeedFile: ("seed", _seed),
     FetchFile: ("fetch", _fetch),
+    TakeKept: ("take from the host's cache", _take_kept),
     LinkFile: ("link", _link),
     ForgetFile: ("forget", _forget),
     OpenEnvironment: ("environment", _environment),
@@ -318,8 +352,12 @@ _WORK: dict[type[Message], tuple[str, Callable[[Any, str, str], FileCached | Non
 """What is done for each message, and its name in what is said of a failure."""
 
 
-def _cached(message: FetchFile | LinkFile, place: str) -> FileCached:
-    return FileCached(message.digest, os.path.abspath(place))
+def _presented(message: FetchFile | TakeKept | LinkFile, kept: str, host: HostCache, cache: str) -> FileCached:
+    return _cached(message, local_files.present(kept, message.digest, message.source, cache, host.in_place))
+
+
+def _cached(message: FetchFile | TakeKept | LinkFile, place: str, trouble: str | None = None) -> FileCached:
+    return FileCached(message.digest, os.path.abspath(place), trouble)
 
 
 def _state(cache: str, message: SendState | TakeState) -> str:

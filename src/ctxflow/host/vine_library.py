@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ctxflow.host import vine_calls, vine_protocol, worker_program
 from ctxflow.host.call_surroundings import complete
@@ -57,12 +58,15 @@ from ctxflow.host.messages import (
     WorkerFacts,
     WorkerStuck,
 )
-from ctxflow.host.vine_calls import OpenCall, OpenCalls
+from ctxflow.host.vine_calls import FilePlaces, OpenCall, OpenCalls
 from ctxflow.host.vine_protocol import SEAL_BYTES, LibraryPipes, Once, Request, key_of, open_call, parse, seal_answer
 from ctxflow.host.wire import Trouble, unframe
 from ctxflow.installing import __version__
 from ctxflow.topology import to_graph
 from ctxflow.topology.machine import cuda_devices, machine_of, order_devices
+
+if TYPE_CHECKING:
+    from ctxflow.host.host_cache import HostCache
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _LOOK_SECONDS = 5.0
@@ -110,6 +114,7 @@ class VineLibrary:
         self._name = os.environ.get("CTXFLOW_WORKER_NAME", "")
         self._key = bytes.fromhex(os.environ.pop("CTXFLOW_KEY", "")) or key_of(b"")
         self._once = Once()
+        self._kept: HostCache | None = None
 
     # --- the loop
 
@@ -139,6 +144,8 @@ class VineLibrary:
             if time.monotonic() >= self._look_at:
                 self._look_at_wrapper()
         host.stop()
+        if self._kept is not None:
+            self._kept.close()
         if self._may_end():
             self._leave(death)
 
@@ -253,11 +260,23 @@ class VineLibrary:
         if isinstance(message, Listen):
             self._calls.listen(call)
         elif isinstance(message, AskFacts):
-            self._host.in_background(lambda: worker_facts(given.worker, given.cores, self._cache), report)
+            self._host.in_background(lambda: self._facts(given.worker, given.cores), report)
         else:
-            sandbox = call.request.sandbox
-            self._host.in_background(lambda: vine_calls.carry_out(message, sandbox, self._cache), report)
+            places = FilePlaces(call.request.sandbox, self._cache, self._kept)
+            self._host.in_background(lambda: vine_calls.carry_out(message, places), report)
         return False
+
+    def _facts(self, worker: int, cores: int) -> WorkerFacts:
+        facts = worker_facts(worker, cores, self._cache)
+        if self._kept is None and (folder := os.environ.get("CTXFLOW_CACHE")):
+            from ctxflow.host.host_cache import HostCache  # Here: not every site has one.
+
+            limit = _number(os.environ.get("CTXFLOW_CACHE_GB"))
+            try:
+                self._kept = HostCache(folder, None if limit is None else int(limit * 1e9))
+            except OSError as error:
+                return dataclasses.replace(facts, kept_problem=error.strerror or str(error))
+        return dataclasses.replace(facts, kept="" if self._kept is None else self._kept.path)
 
     # --- the end
 

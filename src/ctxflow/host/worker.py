@@ -79,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, unit in (("cores", ""), ("memory", ", in MB"), ("disk", ", in MB"), ("gpus", "")):
         parser.add_argument(f"--{name}", metavar="N", help=f"what it offers{unit} (default: all that is found)")
+    parser.add_argument("--cache", metavar="DIR", help="the host's cache, which outlives the worker (default: none)")
+    parser.add_argument("--cache-gb", metavar="GB", type=float, help="how much that may hold (default: any)")
     parser.add_argument("--ssl", action="store_true", help="encrypt the connection to the manager")
     parser.add_argument("--vine-worker", metavar="PROGRAM", default="vine_worker", help="TaskVine's worker")
     parser.add_argument("--idle-timeout", metavar="S", help="leave after so many seconds without work")
@@ -92,6 +94,7 @@ class Wrapper:
 
     def __init__(self, program: str, options: argparse.Namespace, directory: str) -> None:
         self._tier = options.tier
+        self._cache, self._cache_gb = options.cache, options.cache_gb
         # Feature characters only; what tells incarnations of one job apart comes last.
         prefix = re.sub(r"[^A-Za-z0-9.-]", "-", options.name_prefix)
         self._name = f"{prefix}.{secrets.token_hex(4)}"
@@ -175,6 +178,10 @@ class Wrapper:
         }
         if self._tier:
             variables["CTXFLOW_TIER"] = self._tier
+        if self._cache:
+            variables["CTXFLOW_CACHE"] = os.path.abspath(self._cache)
+        if self._cache_gb is not None:
+            variables["CTXFLOW_CACHE_GB"] = str(self._cache_gb)
         # The vine_worker overwrites it with numbers of its own.
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             variables["CTXFLOW_CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -54,6 +54,7 @@ _COMPILED = (
 # And what users' functions import there.
 _NEEDED = (*_COMPILED, "ctxflow/models/")
 _ELSEWHERE = ("ctxflow/host/__main__.py",)  # What TaskVine workers do not run.
+_SELDOM = ("ctxflow/host/cache_folder.py", "ctxflow/host/host_cache.py")  # What only workers with a cache import.
 _DIGEST_BYTES = 16  # As files.py has it.
 
 
@@ -102,7 +103,7 @@ def _content(apart: bool) -> tuple[bytes, bytes]:
     members = {"__main__.py": main, **files}
     if apart:
         members[MEMBER] = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES).hexdigest().encode()
-    compiled = {path: files[path] for path in files if path.startswith(_COMPILED) and path not in _ELSEWHERE}
+    compiled = {path: files[path] for path in files if path.startswith(_COMPILED) and path not in _ELSEWHERE + _SELDOM}
     members |= {_pyc(path): data for path, data in _bytecode(compiled).items()}
     # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
     # has none, and an empty one would break importlib.metadata in library processes.

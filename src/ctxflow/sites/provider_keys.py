@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import os
 import re
 from collections.abc import Iterator
 
@@ -246,9 +247,15 @@ def tier_problems(tier: Tier, acquire: str = "run") -> Iterator[FileProblem]:
         instead = f"write at most {tier.workers}, or more workers"
         text = f"minimum = {tier.minimum} {whose} is more than workers = {tier.workers}: {instead}"
         yield FileProblem(("minimum",), text)
-    for key in ("memory_gb", "disk_gb", "gpu_memory_gb", "price", "boot_seconds"):
+    for key in ("memory_gb", "disk_gb", "cache_gb", "gpu_memory_gb", "price", "boot_seconds"):
         if math.isinf(getattr(tier, key) or 0):
             yield FileProblem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
+    if (cache := tier.cache) is not None and (not os.path.isabs(cache) or re.search(r"[$\s]", cache)):
+        instead = 'write a whole path without spaces and variables, such as cache = "/scratch/ctxflow"'
+        yield FileProblem(("cache",), f"cache {whose} cannot be {shown(cache)}: {instead}")
+    if cache is None and tier.cache_gb != Tier.model_fields["cache_gb"].default:
+        instead = 'write the folder too, such as cache = "/scratch/ctxflow"'
+        yield FileProblem(("cache_gb",), f"cache_gb {whose} limits no cache: {instead}")
     for name in tier.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or name == "CTXFLOW_JOB":
             yield FileProblem(("env",), f"env {whose} cannot set {name!r}: write another name")

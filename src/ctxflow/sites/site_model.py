@@ -56,6 +56,12 @@ class Tier(pydantic.BaseModel):
         "space. A worker with less than the given size does not start.",
         gt=0,
     )
+    cache: str | None = key(
+        None,
+        "A folder on a local disk of the machines, for files of contexts that outlive workers and runs: a worker that "
+        "comes back to a machine fetches nothing it has. By default, there is none.",
+    )
+    cache_gb: float = key(200, "The most that `cache` may hold on a machine, in GB, of each user.", gt=0)
     gpus: int = key(1, "GPUs of a worker.", ge=0)
     machine_gpus: int = key(
         0,

@@ -210,6 +210,18 @@ def test_with_one_transfer_per_source_a_host_takes_one_copy_and_all_take_one_and
     assert all(isinstance(link, Link) for link in links)
 
 
+def test_who_finds_a_file_in_its_hosts_cache_serves_its_siblings_and_is_sent_nothing():
+    tree = Tree()
+    assert tree.want("a1", "a", "d") == [Seed("d", "a1", 1)]
+    assert tree.want("a2", "a", "d") == tree.want("b1", "b", "d") == []
+    assert tree.found("a3", "a", "d", "/a3") == [Link("d", "a2", "/a3")]
+    assert tree.found("b1", "b", "d", "/b1") == []
+    assert tree.has("b1", "d") and not tree.has("a1", "d")
+    assert tree.want("b1", "b", "d") == []
+    assert tree.want("b2", "b", "d") == [Link("d", "b2", "/b1")]
+    assert tree.seeded("a1", "d", 1) == [Fetch("d", "a1", 1)]
+
+
 HOSTS = ("a", "b", "c")
 DIGESTS = ("d", "e")
 HOW = {Seed: "seed", Fetch: "fetch", Link: "link"}
@@ -271,6 +283,8 @@ class RandomTaskVine(RuleBasedStateMachine):
         for sibling in self.siblings(order.worker):
             if {sibling, order.worker} & self.ever_failed_a_link:
                 continue
+            if order.worker in self.replicas.get((order.digest, order.generation), ()):
+                continue  # A seeder has it at hand, though a sibling may have found it meanwhile.
             assert (sibling, order.digest) not in self.cached, f"{order} beside a holder"
             assert not isinstance(self.running.get((sibling, order.digest)), (Seed, Fetch)), f"{order} beside another"
 
@@ -339,6 +353,20 @@ class RandomTaskVine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.host_of)))
         self.wanted.add((worker, digest))
         self.carry_out(self.tree.want(worker, self.host_of[worker], digest))
+
+    @precondition(lambda self: self.host_of)
+    @rule(data=st.data(), digest=st.sampled_from(DIGESTS))
+    def find(self, data, digest):
+        """A worker has it from its host's cache, which it asked before it would be sent the file, or meanwhile."""
+        worker = data.draw(st.sampled_from(sorted(self.host_of)))
+        key = (worker, digest)
+        if key in self.cached:
+            return
+        self.wanted.add(key)
+        if key not in self.running:
+            self.names += 1
+            self.cached[key] = f"/{worker}/{self.names}"
+        self.carry_out(self.tree.found(worker, self.host_of[worker], digest, self.cached.get(key, "/unused")))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -272,6 +272,8 @@ class TaskVineEngine:
             self._end(worker)
             return
         worker.learn(facts, self._site.tiers)
+        if facts.kept_problem:
+            self._warn_once(f"workers on {facts.host} do without a cache: {facts.kept_problem}")
         self._watch.greeted(worker)
         self._listen(worker)
         packed = self._setup.packed

@@ -1,6 +1,7 @@
 """Brings contexts' files to workers: the orders of `worker_transfers.Tree` become calls, whose answers it is told.
 
-A folder travels as a tar archive. At level "none" the manager sends the files to each worker anew, without the tree.
+A folder travels as a tar archive. What a worker finds in its host's cache is not sent. At level "none" the manager
+sends the files to each worker anew, without the tree or the cache.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ctxflow.host.messages import (
     LinkFile,
     OpenEnvironment,
     SeedFile,
+    TakeKept,
 )
 from ctxflow.scheduler import events as ev
 
@@ -62,7 +64,7 @@ class _File:
 
     def fetch(self, name: str) -> FetchFile:
         """Return the instruction to take it into a worker's cache by a name."""
-        return FetchFile(name, self.content, self.path, self.kind, self.input)
+        return FetchFile(name, self.content, self.path, self.kind, self.input, keep=name == self.digest)
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,6 +99,7 @@ class Stagings:
         self._holders: dict[str, str] = {}  # Path in a cache -> the worker whose it is.
         self._packing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ctxflow-pack")
         self._packed: list[tuple[_File, str | None]] = []  # Archives that are ready, or why not.
+        self._told: set[tuple[str, str]] = set()  # Host, and what was told of its cache.
 
     def stage(self, worker: VineWorker, context: ContextPayload) -> None:
         """Bring a context's files to a worker, and report it."""
@@ -176,23 +179,52 @@ class Stagings:
             return
         self._workers[worker.name] = worker
         self._wants.setdefault(worker.name, []).append(_Want(missing, done))
-        for name in missing:
+        for name in sorted(missing):
             path, digest = files[name]
-            file = self._files.get(digest)
-            if file is None:
-                file = _File(path, digest, context)
-                try:
-                    self._prepare(file)
-                except OSError as error:  # It was removed at this moment.
-                    message = f"a file to stage cannot be read ({error}): see that it is there as long as the run lasts"
-                    failure = ev.Failure("exception", type(error).__name__, message, worker=worker.name)
-                    self._settle(worker.name, name, failure)
-                    return
-                self._files[digest] = file
-            if file.sent is None:
-                file.waiting.append((worker, name))
+            if worker.kept and name == digest:
+                self._take_kept(worker, path, digest, context)
             else:
-                self._want(worker, file, name)
+                self._send(worker, name, path, digest, context)
+
+    def _take_kept(self, worker: VineWorker, path: str, digest: str, context: str) -> None:
+        """Have a worker look in its host's cache first: what is there need not be sent, nor packed."""
+
+        def answered(worker: VineWorker, reports: Reports) -> None:
+            there = next((report for report in reports if isinstance(report, FileCached)), None)
+            if there is None:
+                if (failure := _failure(worker, reports)) is not None:
+                    self._tell_of_cache(worker, failure.message)
+                self._send(worker, digest, path, digest, context)
+                return
+            self._setup.note({"is": "kept", "time": self._run.clock(), "worker": worker.name, "digest": digest})
+            self._holders[there.path] = worker.name
+            self._order(self._tree.found(worker.name, worker.place, digest, there.path))
+            self._settle(worker.name, digest, None)
+
+        self._calls.make(worker, [TakeKept(digest, path)], answered)
+
+    def _tell_of_cache(self, worker: VineWorker, trouble: str) -> None:
+        if (worker.host, trouble) not in self._told:
+            self._told.add((worker.host, trouble))
+            logger.warning("on %s: %s", worker.host, trouble)
+
+    def _send(self, worker: VineWorker, name: str, path: str, digest: str, context: str) -> None:
+        """Have a worker sent a file, by a name in its cache."""
+        file = self._files.get(digest)
+        if file is None:
+            file = _File(path, digest, context)
+            try:
+                self._prepare(file)
+            except OSError as error:  # It was removed at this moment.
+                message = f"a file to stage cannot be read ({error}): see that it is there as long as the run lasts"
+                failure = ev.Failure("exception", type(error).__name__, message, worker=worker.name)
+                self._settle(worker.name, name, failure)
+                return
+            self._files[digest] = file
+        if file.sent is None:
+            file.waiting.append((worker, name))
+        else:
+            self._want(worker, file, name)
 
     def _want(self, worker: VineWorker, file: _File, name: str) -> None:
         if name != file.digest:
@@ -311,7 +343,10 @@ class Stagings:
         self._calls.make(worker, [LinkFile(file.digest, file.path, path)], answered)
 
     def _arrived(self, worker: VineWorker, file: _File, reports: Reports, generation: int | None = None) -> None:
-        path = next(report.path for report in reports if isinstance(report, FileCached))
+        cached = next(report for report in reports if isinstance(report, FileCached))
+        path = cached.path
+        if cached.unkept is not None:
+            self._tell_of_cache(worker, cached.unkept)
         self._holders[path] = worker.name
         self._order(self._tree.arrived(worker.name, file.digest, path, generation))
         self._settle(worker.name, file.digest, None)

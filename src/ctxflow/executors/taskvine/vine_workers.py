@@ -68,6 +68,7 @@ class VineWorker:
     job: str | None = None
     place: str = ""
     cache: str = ""  # Its host's, on its machine.
+    kept: str = ""  # Its host's cache, which outlives it.
     transfer_port: int | None = None  # Where it serves files to its peers.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
@@ -99,7 +100,7 @@ class VineWorker:
         self.host, self.job = facts.host, facts.job
         names = [tier.name for tier in tiers]
         self.tier = facts.tier if facts.tier in names else names[0]
-        self.cache, self.transfer_port = facts.cache, facts.port
+        self.cache, self.kept, self.transfer_port = facts.cache, facts.kept, facts.port
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{facts.host}:{facts.device}"
 

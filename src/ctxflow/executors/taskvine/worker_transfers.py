@@ -98,15 +98,18 @@ class Tree:
 
     def want(self, worker: str, host: Hashable, digest: str) -> list[Order]:
         """Ask for a file; `host` is a key of machine and disk on which hard links work (ValueError if it changes)."""
-        if self._host_of.setdefault(worker, host) != host:
-            raise ValueError(f"worker {worker} is on host {self._host_of[worker]!r}: ask with that host, not {host!r}")
-        self._digests_of.setdefault(worker, set()).add(digest)
-        file = self._files.setdefault(digest, _File(digest))
-        siblings = file.hosts.setdefault(host, _Siblings())
+        siblings = self._enter(worker, host, digest)
         if worker in siblings.holders or worker in siblings.outstanding or worker in siblings.waiting:
             return []
         siblings.waiting[worker] = None
-        return self._serve(file, siblings)
+        return self._serve(self._files[digest], siblings)
+
+    def _enter(self, worker: str, host: Hashable, digest: str) -> _Siblings:
+        """Return the entry of this worker's host, which is made if need be."""
+        if self._host_of.setdefault(worker, host) != host:
+            raise ValueError(f"worker {worker} is on host {self._host_of[worker]!r}: ask with that host, not {host!r}")
+        self._digests_of.setdefault(worker, set()).add(digest)
+        return self._files.setdefault(digest, _File(digest)).hosts.setdefault(host, _Siblings())
 
     def seeded(self, worker: str, digest: str, generation: int) -> list[Order]:
         """Note that a seed succeeded: the worker has the temp file, though not yet in its own cache."""
@@ -130,6 +133,15 @@ class Tree:
             file.replicas.add(worker)
         siblings.holders[worker] = path
         return self._serve(file, siblings)
+
+    def found(self, worker: str, host: Hashable, digest: str, path: str) -> list[Order]:
+        """Note that a worker has a file that nobody sent it: from its host's cache, at `path` of its own cache now."""
+        siblings = self._enter(worker, host, digest)
+        if worker in siblings.outstanding:
+            return []
+        siblings.waiting.pop(worker, None)
+        siblings.holders[worker] = path
+        return self._serve(self._files[digest], siblings)
 
     def failed(self, worker: str, digest: str, how: How, generation: int | None = None) -> list[Order]:
         """Note that an order failed; `generation` is as in `arrived`.
