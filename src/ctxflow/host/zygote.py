@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ctxflow.host import library
+from ctxflow.host.context_building import seldom_collecting
 from ctxflow.host.forking import LIBRARY, MARK_BYTES, receive, send
 from ctxflow.host.installed_modules import import_installed, is_installed, shadowing
 from ctxflow.host.linux import die_with_parent, package_root
@@ -32,6 +33,9 @@ UNSAFE = "__fork_unsafe__"
 _ADOPTION_SECONDS = 5.0
 _PID_BYTES = 16
 _PR_SET_NAME = 15
+_READY_FOR_FORKS = {
+    "jemalloc_bg_thd"
+}  # Threads whose library sees to forks: jemalloc's (pyarrow has one) by pthread_atfork.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")
 
 
@@ -94,11 +98,11 @@ class ZygoteServer:
     def _preload(self, names: Sequence[str]) -> dict[str, Any]:
         """Import modules; return which failed, and why no process can be forked from here now, "" if one can."""
         failed = {}
-        for name in names:
-            if name not in sys.modules and (why := import_installed(name)):
-                failed[name] = why
-        gc.collect()
-        gc.freeze()  # Garbage of the imports is gone; what is left is shared with those that are forked.
+        with seldom_collecting():
+            for name in names:
+                if name not in sys.modules and (why := import_installed(name)):
+                    failed[name] = why
+        gc.freeze()  # It is shared with those that are forked as long as no collection goes through it.
         return {"failed": failed, "unsafe": why_unsafe(self._host.fileno())}
 
     def _fork(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -295,6 +299,7 @@ def _other_threads() -> str:
             if int(task) != os.getpid():
                 with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
                     names.append(file.read().strip())
+        names = [name for name in names if name not in _READY_FOR_FORKS]
         if not names or time.monotonic() > deadline:
             known = sys.modules.get("threading")
             if known is not None and (python := known.enumerate()[1:]):
