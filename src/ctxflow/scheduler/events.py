@@ -340,13 +340,48 @@ class ContextStaged(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextReady(Event):
-    """A context is built; its memory in bytes, as measured (docs/glossary.md, "memory of a context")."""
+    """A context is built; its memory in bytes, as measured (docs/glossary.md, "memory of a context").
+
+    :ivar parks: whether it may be parked. Logs of earlier versions do not say so, and nothing was parked.
+    """
 
     worker: str
     context: str
     seconds: float
     memory: int | None = None
     gpu_memory: int | None = None
+    parks: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextParked(Event):
+    """A context is parked: what that took, the host's memory that it holds now, and what it has left on each GPU."""
+
+    worker: str
+    context: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextWoken(Event):
+    """A parked context takes calls again; as `ContextReady`."""
+
+    worker: str
+    context: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParkFailed(Event):
+    """A context could not be parked or woken; its library process has ended."""
+
+    worker: str
+    context: str
+    failure: Failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
         held = worker.contexts.get(app.context)
         _let_go(state, worker, app_id, out)
         if held is None:
-            state.streams.drops.pop((worker.id, app_id), None)
+            if app.context not in worker.parked:
+                state.streams.drops.pop((worker.id, app_id), None)
             wanting = [s for s in worker.sessions.values() if s.app == app_id and not s.idle]
             if wanting:
                 prepare(state, worker, app_id, out)
