@@ -152,6 +152,12 @@ def _concurrency(value: Any) -> int | None:
     return None if value is None else whole("concurrency", value, wanted, 1)
 
 
+def _park(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise refuse("park", value, "False where it is to be unloaded, and never parked, else True", TypeError)
+    return value
+
+
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "files": _files,
     "env": _env,
@@ -162,6 +168,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "affinity": lambda value: None if value is None else choice("affinity", value, AFFINITIES),
     "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
     "concurrency": _concurrency,
+    "park": _park,
 }
 
 
@@ -206,6 +213,7 @@ class ContextFunction(Generic[Params, Value]):
         affinity: Affinity | Unchanged | None = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
         concurrency: int | Unchanged | None = UNCHANGED,
+        park: bool | Unchanged = UNCHANGED,
     ) -> ContextFunction[Params, Value]:
         """Return the same function with other files, variables or resources; see `context` for the options.
 
@@ -218,6 +226,7 @@ class ContextFunction(Generic[Params, Value]):
         changes = given(
             files=files, env=env, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
             load_timeout=load_timeout, affinity=affinity, priority=priority, concurrency=concurrency,
+            park=park,
         )  # fmt: skip
         return ContextFunction(self.function, {**self._options, **checked(changes)})
 
@@ -250,7 +259,7 @@ def context(function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
 def context(
     *, files: Paths = ..., env: Variables = ..., gpus: int = ..., memory: int | str | None = ...,
     gpu_memory: int | str | None = ..., load_timeout: float | None = ..., affinity: Affinity | None = ...,
-    priority: int = ..., concurrency: int | None = ...,
+    priority: int = ..., concurrency: int | None = ..., park: bool = ...,
 ) -> _Decorator: ...
 # fmt: on
 
@@ -270,6 +279,7 @@ def context(
     affinity: Affinity | None = None,
     priority: int = 0,
     concurrency: int | None = None,
+    park: bool = True,
 ) -> Any:
     """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
 
@@ -287,6 +297,7 @@ def context(
     :param affinity: how close together several GPUs have to be: "guaranteed" or "best-effort" (see docs/preemption.md).
     :param priority: that of its apps, where they do not say: higher goes first.
     :param concurrency: the most calls that its library process runs at a time, where its apps' calls overlap.
+    :param park: whether a worker may park it where it gives way to another, in place of unloading it (docs/parking.md).
     :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 
@@ -302,6 +313,7 @@ def context(
     said = {
         "files": files, "env": env, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
         "load_timeout": load_timeout, "affinity": affinity, "priority": priority, "concurrency": concurrency,
+        "park": park,
     }  # fmt: skip
     options = checked(said)
     if function is not None:

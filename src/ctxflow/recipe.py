@@ -50,6 +50,7 @@ class Context(Generic[Built_co]):
     :ivar affinity: how close together its GPUs have to be, one of `AFFINITIES`; None if that does not matter.
     :ivar priority: that of its apps, where they do not say: higher goes first.
     :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
+    :ivar park: whether it may be parked where it gives way to another.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Context(Generic[Built_co]):
     affinity: str | None = None
     priority: int = 0
     concurrency: int | None = None
+    park: bool = True
 
     @property
     def is_async(self) -> bool:
@@ -317,6 +319,7 @@ def composed(recipe: Context) -> Context:
         gpu_memory=_sum_of_known(one.gpu_memory for one in every),
         affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
         concurrency=recipe.concurrency or min((one.concurrency for one in inner if one.concurrency), default=None),
+        park=all(one.park for one in (recipe, *inner)),
     )
 
 

@@ -94,6 +94,7 @@ class SharedDisk:
             directory=self._directory,
             path=[path or self._here() for path in sys.path if not (another and _installed(path))],
             states=_states(folder),
+            park=context.park,
             body=context.recipe,
         )
 

@@ -29,6 +29,7 @@ class ContextPayload:
         or workers, and `Unload(files=True)` removes them; at other levels they stay, and the context may be loaded
         again without another `Stage`.
     :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
+    :ivar park: whether it may be parked, if it can be.
     """
 
     id: str
@@ -40,6 +41,7 @@ class ContextPayload:
     memory: int | None
     level: str = PERVASIVE
     concurrency: int | None = None
+    park: bool = True
 
 
 class Pickled:

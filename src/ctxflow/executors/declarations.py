@@ -181,6 +181,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         context.memory,
         level,
         context.concurrency,
+        context.park,
     )
 
 

@@ -16,9 +16,14 @@ from ctxflow.host.library_messages import (
     CallFinished,
     CallFolder,
     CallRaised,
+    ContextAsleep,
+    ContextAwake,
     ContextBuilt,
+    ParkContext,
+    ParkRaised,
     PartFinished,
     RunCall,
+    WakeContext,
 )
 from ctxflow.host.messages import (
     DrainCalls,
@@ -72,6 +77,10 @@ def plain_message(command: cmd.Command) -> ToHost | None:
         return InterruptCall(command.context, command.attempt)
     if isinstance(command, (cmd.Unload, cmd.Abandon)):
         return EndLibrary(command.context)
+    if isinstance(command, cmd.Park):
+        return ParkContext(command.context)
+    if isinstance(command, cmd.Wake):
+        return WakeContext(command.context)
     if isinstance(command, cmd.Drain):
         return DrainCalls()
     if isinstance(command, cmd.Release):
@@ -111,7 +120,14 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     if isinstance(report, LibraryDied):
         return _died(now, worker, report, failure_of(report.trouble, worker, host))
     if isinstance(report, ContextBuilt):
-        return [ev.ContextReady(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
+        measured = report.seconds, report.memory, report.gpu_memory
+        return [ev.ContextReady(now, worker, report.context, *measured, report.parks)]
+    if isinstance(report, ContextAsleep):
+        return [ev.ContextParked(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
+    if isinstance(report, ContextAwake):
+        return [ev.ContextWoken(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
+    if isinstance(report, ParkRaised):
+        return [ev.ParkFailed(now, worker, report.context, failure_of(report.trouble, worker, host))]
     if isinstance(report, (BuildFailed, StagingFailed)):
         return [ev.ContextFailed(now, worker, report.context, failure_of(report.trouble, worker, host))]
     if isinstance(report, FilesStaged):
@@ -140,6 +156,10 @@ def _died(now: float, worker: str, report: LibraryDied, failure: ev.Failure) -> 
     return events or [ev.ContextUnloaded(now, worker, report.context)]
 
 
+ABOUT_LOADS = (ContextBuilt, BuildFailed, ContextAsleep, ContextAwake, ParkRaised)
+"""The reports about one load of a context, beside the end of its library process."""
+
+
 def is_late(report: Message, keys: Mapping[str, str]) -> bool:
     """Return whether a report is about an earlier load of its context than the latest.
 
@@ -148,7 +168,7 @@ def is_late(report: Message, keys: Mapping[str, str]) -> bool:
     >>> is_late(ContextBuilt("c", "1", 2.0), {"c": "2"}), is_late(LibraryEnded("c"), {"c": "2"})
     (True, False)
     """
-    if not isinstance(report, (ContextBuilt, BuildFailed, LibraryDied, CallRaised)):
+    if not isinstance(report, (*ABOUT_LOADS, LibraryDied, CallRaised)):
         return False
     return report.key is not None and keys.get(report.context) != report.key
 

@@ -29,6 +29,7 @@ class BuildContext(Message):
     :ivar directory: where builds and calls run, "" for a folder of its own for each call.
     :ivar path: `sys.path` of the process, empty for its own; where CTXFLOW_PYTHON names it, its own comes after.
     :ivar states: the folder of the worker's cache with frozen states of sessions.
+    :ivar park: whether it may be parked, if it can be.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -44,6 +45,7 @@ class BuildContext(Message):
     directory: str = ""
     path: Sequence[str] = ()
     states: str = ""
+    park: bool = True
     body: bytes = b""
 
 
@@ -113,9 +115,27 @@ class CloseContext(Message):
     """
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParkContext(Message):
+    """Have a built context that runs nothing give up its GPU memory.
+
+    From the engine to a host, for a `Park`; the host passes it on, and builds and wakes nothing until it is done.
+    Answered by `ContextAsleep` or `ParkRaised`; by `LibraryDied` if the process had ended.
+    """
+
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WakeContext(Message):
+    """Have a parked context take calls again; as `ParkContext`. Answered by `ContextAwake` or `ParkRaised`."""
+
+    context: str
+
+
 CallFolder: TypeAlias = tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str, bool]], str]
 """Inputs, outputs and the sandbox of a call with files."""
-ToLibrary: TypeAlias = BuildContext | CloseContext | GivePart | ForgetParts | RunCall
+ToLibrary: TypeAlias = BuildContext | CloseContext | ParkContext | WakeContext | GivePart | ForgetParts | RunCall
 """From a host to its library process; the last three also from the driver, on the line that it has to one."""
 
 
@@ -136,6 +156,7 @@ class ContextBuilt(Message):
     :ivar seconds: what building took. :ivar memory: bytes as measured, of the process and its descendants
         (docs/glossary.md), None where unknown. :ivar gpu_memory: on each GPU; unknown too where a process beside the
         library process has one open.
+    :ivar parks: whether it may be parked.
     """
 
     context: str
@@ -143,6 +164,38 @@ class ContextBuilt(Message):
     seconds: float
     memory: int | None = None
     gpu_memory: int | None = None
+    parks: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ContextAsleep(Message):
+    """Answer `ParkContext`: the context is parked; memory as of `ContextBuilt`, as it is now."""
+
+    context: str
+    key: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ContextAwake(Message):
+    """Answer `WakeContext`: calls may come; memory as of `ContextBuilt`."""
+
+    context: str
+    key: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParkRaised(Message):
+    """Answer `ParkContext` or `WakeContext`: it cannot be done, and there is no library process now."""
+
+    context: str
+    key: str
+    trouble: Trouble
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -251,8 +304,8 @@ class CallRaised(Message):
 Answer: TypeAlias = PartFinished | CallFinished
 """What comes on the line to the driver after `LineOpened`; all else goes to the host."""
 FromLibrary: TypeAlias = (
-    LineOpened | ContextBuilt | BuildFailed | LoopBegan | ContextGone | CallBegan | CallEnded | PartFinished
-    | CallFinished | CallRaised
+    LineOpened | ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised | LoopBegan | ContextGone
+    | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
 )  # fmt: skip
 
 TO_LIBRARY: Direction[ToLibrary] = Direction(ToLibrary)

@@ -116,9 +116,7 @@ def staged(state: RunState, event: ev.ContextStaged, out: list[Command]) -> None
         out.append(Load(worker.id, held.context))
 
 
-def ready(
-    state: RunState, worker: Worker, event: ev.ContextReady | ev.ContextWoken, out: list[Command]
-) -> App | None:
+def ready(state: RunState, worker: Worker, event: ev.ContextReady | ev.ContextWoken, out: list[Command]) -> App | None:
     """Have calls run against a context that is built, or awake; return the app that this was for."""
     held, woken = worker.contexts.get(event.context), isinstance(event, ev.ContextWoken)
     if held is None or not held.building or (held.state == "waking") != woken:

@@ -169,6 +169,7 @@ class VineHosts:
             environment=context.environment,
             timeout=context.timeout,
             memory=context.memory,
+            park=context.park,
             body=context.recipe,
         )
 
