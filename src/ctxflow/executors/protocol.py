@@ -119,17 +119,11 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
         return [ev.BatchFailed(now, worker, report.call, failure, exception=report.body, at=report.at)]
     if isinstance(report, LibraryDied):
         return _died(now, worker, report, failure_of(report.trouble, worker, host))
-    if isinstance(report, ContextBuilt):
-        measured = report.seconds, report.memory, report.gpu_memory
-        return [ev.ContextReady(now, worker, report.context, *measured, report.parks)]
-    if isinstance(report, ContextAsleep):
-        return [ev.ContextParked(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
-    if isinstance(report, ContextAwake):
-        return [ev.ContextWoken(now, worker, report.context, report.seconds, report.memory, report.gpu_memory)]
-    if isinstance(report, ParkRaised):
-        return [ev.ParkFailed(now, worker, report.context, failure_of(report.trouble, worker, host))]
-    if isinstance(report, (BuildFailed, StagingFailed)):
-        return [ev.ContextFailed(now, worker, report.context, failure_of(report.trouble, worker, host))]
+    if isinstance(report, (ContextBuilt, ContextAsleep, ContextAwake)):
+        return [_measured(now, worker, report)]
+    if isinstance(report, (BuildFailed, StagingFailed, ParkRaised)):
+        kind = ev.ParkFailed if isinstance(report, ParkRaised) else ev.ContextFailed
+        return [kind(now, worker, report.context, failure_of(report.trouble, worker, host))]
     if isinstance(report, FilesStaged):
         return [ev.ContextStaged(now, worker, report.context)]
     if isinstance(report, LibraryEnded):
@@ -137,6 +131,14 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     if isinstance(report, NoticeGiven):
         return [ev.EvictionNotice(now, worker)]
     return ()
+
+
+def _measured(now: float, worker: str, report: ContextBuilt | ContextAsleep | ContextAwake) -> ev.Event:
+    """Return the event of a context that is built, parked, or awake."""
+    place, measured = (now, worker, report.context), (report.seconds, report.memory, report.gpu_memory)
+    if isinstance(report, ContextBuilt):
+        return ev.ContextReady(*place, *measured, report.parks)
+    return (ev.ContextParked if isinstance(report, ContextAsleep) else ev.ContextWoken)(*place, *measured)
 
 
 def _died(now: float, worker: str, report: LibraryDied, failure: ev.Failure) -> list[ev.Event]:

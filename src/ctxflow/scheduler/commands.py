@@ -1,8 +1,8 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Park, Wake, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt, Forgo, Exclude,
-Survey and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for Place and
-Quarantine, which are for the log.
+Engines carry out Stage, Load, Unload, Park, Wake, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt,
+Forgo, Exclude, Survey and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for
+Place and Quarantine, which are for the log.
 """
 
 from __future__ import annotations

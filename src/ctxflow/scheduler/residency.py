@@ -17,7 +17,7 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import ParkedContext, Worker
 
 
-class Room(NamedTuple):
+class Leaving(NamedTuple):
     """What becomes of what is in a context's way, by context: some is parked, some unloaded, of the parked ones too."""
 
     park: Sequence[ParkedContext]
@@ -34,7 +34,7 @@ def in_the_way(state: RunState, worker: Worker, wanted: ev.ContextSpec, idle: It
     return leave if _fits(state, worker, wanted, leave) else None
 
 
-def room(state: RunState, worker: Worker, wanted: ev.ContextSpec, leave: Collection[str]) -> Room:
+def room(state: RunState, worker: Worker, wanted: ev.ContextSpec, leave: Collection[str]) -> Leaving:
     """Return what becomes of the contexts that give way to another, and of those that are parked."""
     staying = [state.contexts[name] for name in dict.fromkeys((wanted.id, *worker.contexts)) if name not in leave]
     asleep = [each for name in leave if (each := _parked(state, worker, name)) is not None]
@@ -42,7 +42,7 @@ def room(state: RunState, worker: Worker, wanted: ev.ContextSpec, leave: Collect
     kept = _kept(state, worker, staying, parked)
     left = {each.context for each in kept}
     names = [*leave, *(name for name in worker.parked if name != wanted.id)]
-    return Room([each for each in asleep if each in kept], [name for name in names if name not in left])
+    return Leaving([each for each in asleep if each in kept], [name for name in names if name not in left])
 
 
 def settle(state: RunState, worker: Worker, out: list[Command]) -> None:
