@@ -25,6 +25,7 @@ from ctxflow.host.linux import descendants, die_with_parent, process_state
 from ctxflow.host.local_files import OF_LIBRARY, Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.vllm_schemas import bind_by_patterns
+from ctxflow.topology.machine import cuda_devices
 
 SHARED_MEMORY = "/dev/shm"
 _TICK_SECONDS = 1.0
@@ -61,6 +62,7 @@ class VLLMProcesses:
             why = " ".join(str(error).split()).partition(" For further information")[0]
             raise UsageError(f"vLLM refuses these options for this model: {why}") from error
         self._silent_seconds, self._stopped_seconds = silent_seconds, stopped_seconds
+        self._sleeps = bool(getattr(arguments, "enable_sleep_mode", False))
         self._in_flight = 0
         self._cause = ""
         self._closed = False
@@ -95,6 +97,21 @@ class VLLMProcesses:
         """
         await self.run(self.client.reset_mm_cache())  # Of what it was tried with.
         self._sockets.close()
+
+    @property
+    def parks(self) -> bool:
+        """Whether it can give up its GPUs' memory: it has none, or was started so that it can (`enable_sleep_mode`)."""
+        return self._sleeps or not cuda_devices()
+
+    async def park(self) -> None:
+        """Have vLLM bring its weights to the host's memory, and drop its cache; nothing may be in flight."""
+        if self._sleeps:
+            await self.run(self.client.sleep(1))
+
+    async def wake(self) -> None:
+        """Have it answer again."""
+        if self._sleeps:
+            await self.run(self.client.wake_up())
 
     def _note_processes(self, before: Iterable[int]) -> None:
         for pid in set(descendants(os.getpid())).difference(before):

@@ -224,13 +224,14 @@ class AppHistory:
 
 @dataclasses.dataclass
 class ContextLoads:
-    """How often a context was built, how long that took, and how often it failed."""
+    """How often a context was built, or woken where it was parked, how long that took, and how often a build failed."""
 
     name: str
     spec: dict[str, Any] = dataclasses.field(default_factory=dict)
     staged: int = 0
     failed: int = 0
     load_seconds: Histogram = dataclasses.field(default_factory=Histogram)
+    wake_seconds: Histogram = dataclasses.field(default_factory=Histogram)
 
 
 @dataclasses.dataclass
@@ -328,7 +329,7 @@ def history_data(history: History) -> dict[str, Any]:
         "contexts": {
             id: {
                 "name": context.name, "staged": context.staged, "failed": context.failed,
-                "load_seconds": context.load_seconds.summary(),
+                "load_seconds": context.load_seconds.summary(), "wake_seconds": context.wake_seconds.summary(),
             }
             for id, context in history.contexts.items()
         },
