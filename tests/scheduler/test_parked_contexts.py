@@ -193,6 +193,19 @@ def test_one_that_cannot_be_parked_is_told_of_once_and_unloaded_from_then_on():
     assert bench.submit("b", 1) == [cmd.Unload("w1", "a"), cmd.Wake("w1", "b")]
 
 
+def test_one_that_dies_at_it_is_parked_again_until_it_has_died_often():
+    bench = bench_of("a", "b")
+    build(bench, "a")
+    for died in range(1, 4):
+        bench.tell(ev.ContextUnloaded, "w1", "b")
+        bench.submit("b", 1)
+        notes = bench.tell(ev.ParkFailed, "w1", "a", ev.Failure("crash", "LibraryDied", "killed"))
+        assert len(only(notes, cmd.Note)) == (died == 3)
+        bench.finish(run_of(bench.tell(ev.ContextReady, "w1", "b", seconds=5.0, memory=BUILT, parks=False)))
+        build(bench, "a")
+    assert bench.submit("b", 1) == [cmd.Unload("w1", "a"), cmd.Load("w1", "b")]
+
+
 @pytest.mark.parametrize("dies", [True, False])
 def test_one_that_does_not_wake_is_built(dies):
     bench = bench_of("a", "b")

@@ -436,7 +436,7 @@ class Pool(RuleBasedStateMachine):
     def fail_parked(self, name, context):
         self.forget_parked(name, context)
         self.tell(ev.ParkFailed, name, context, ev.Failure("exception", "RuntimeError", "no room"))
-        assert self.scheduler.state.contexts[context].parks is None
+        assert context not in self.scheduler.state.contexts or self.scheduler.state.contexts[context].parks is None
 
     def forget_parked(self, name, context):
         self.workers[name].loads.pop(context, None)

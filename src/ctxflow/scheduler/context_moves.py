@@ -126,7 +126,7 @@ def ready(state: RunState, worker: Worker, event: ev.ContextReady | ev.ContextWo
     held.state, held.since, held.last_used = "ready", state.now, state.now
     _measured(state, worker, context, event, out)
     if isinstance(event, ev.ContextWoken):
-        context.wake_seconds = event.seconds
+        context.wake_seconds, context.park_crashes = event.seconds, 0
     else:
         context.suspects.pop(worker.id, None)
         faults.built(state, worker, context)
@@ -202,7 +202,10 @@ def parked(state: RunState, event: ev.ContextParked, out: list[Command]) -> None
 
 
 def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> None:
-    """Handle a context that could not be parked or woken: it is unloaded and built, now and from now on."""
+    """Handle a context that could not be parked or woken: it is unloaded and built, now and from now on.
+
+    A process that died at it may have been killed: that counts once it has happened often, with no wake between.
+    """
     worker, context = state.workers.get(event.worker), state.contexts.get(event.context)
     if worker is None or context is None:
         return
@@ -211,7 +214,9 @@ def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> Non
         gone(state, worker, event.context, out)
     elif worker.parked.pop(event.context, None) is None:
         return
-    if context.parks is not None:
+    context.park_crashes += event.failure.kind == "crash"
+    forgiven = event.failure.kind == "crash" and context.park_crashes < state.limits.failures
+    if context.parks is not None and not forgiven:
         context.parks = None
         why = f"{event.failure.error}: {event.failure.message}"
         text = f"the context {context.spec.name} is unloaded from now on where it gives way, and not parked: {why}"
