@@ -31,6 +31,11 @@ def test_it_answers_as_the_generator_by_transformers(found, llama):
     assert found["answers"][0]["text"].startswith(found["stopped"]) and len(found["stopped"]) <= 3
 
 
+def test_it_answers_after_it_was_parked_as_before(found):
+    assert found["parks"]
+    assert found["woken"] == found["answers"]
+
+
 def test_it_goes_on_after_ctrl_c(found):
     assert found["interrupted"] == 1
 
