@@ -154,7 +154,6 @@ def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
     from ctxflow.models import VLLMGenerator
 
     options = {name: value for name, value in SMALL.items() if name not in ("dtype", "max_model_len")}
-    options["enable_sleep_mode"] = True
     written = VLLMGenerator(model, dtype="float32", max_model_len=100, options=options)
     found: dict[str, Any] = {}
     found["answers"] = [dataclasses.asdict(each) for each in written.generate(prompts, max_new_tokens=limits)]
@@ -162,10 +161,12 @@ def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
     chats = [[{"role": "user", "content": "Hi"}], *long]
     answer, error = written.chat(chats, max_new_tokens=8, on_error="return")
     found["parks"] = written.parks
-    for _ in range(2):
+    found["woken"] = []
+    for sleeps in (False, True):  # On CPUs vLLM refuses `enable_sleep_mode`, but it sleeps if it is told to.
+        written._engine.processes._sleeps = sleeps
         written.park()
         written.wake()
-    found["woken"] = [dataclasses.asdict(each) for each in written.generate(prompts, max_new_tokens=limits)]
+        found["woken"].append([dataclasses.asdict(each) for each in written.generate(prompts, max_new_tokens=limits)])
     found["chat"] = [dataclasses.asdict(answer), type(error).__name__]
     found["seeded"] = [
         [each.text for each in written.generate(["It", "It"], max_new_tokens=8, temperature=1.0, top_k=50, seed=[3, 4])]

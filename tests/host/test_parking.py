@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from ctxflow.host.parking import MovedTensors, Parking
+from ctxflow.host.parking import MovedTensors, Parking, _tensors
 
 
 class Own:
@@ -87,3 +87,18 @@ def test_a_storage_moves_once_whoever_refers_to_it():
 def test_there_may_be_nothing_to_move():
     torch = pytest.importorskip("torch")
     MovedTensors(torch, []).put_back()
+
+
+def test_tensors_are_found_wherever_they_are_and_those_without_memory_are_left():
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Holder:
+        __slots__ = ("hidden",)
+
+    holder = Holder()
+    holder.hidden = [{"here": (torch.ones(3),)}]
+    kept = [torch.ones(2, device="meta"), torch.ones(2).to_sparse(), FakeTensorMode().from_tensor(torch.ones(5))]
+    found = {id(each) for each in _tensors(torch, "cpu")}
+    assert id(holder.hidden[0]["here"][0]) in found
+    assert not found & {id(each) for each in kept}

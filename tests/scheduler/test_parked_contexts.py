@@ -5,6 +5,7 @@ import json
 
 import pytest
 from scheduler_bench import Bench, only, run_of
+from test_steps import SessionBench, step_of
 
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -259,3 +260,50 @@ def test_late_events_are_without_effect():
         assert bench.tell(type(event), *fields) == []
     assert bench.state.workers["w1"].contexts["a"].state == "ready"
     assert bench.state.contexts["a"].parks
+
+
+class ParkingSessions(SessionBench):
+    """A worker that has parked the context of the session 1, which is suspended, for that of a batch app."""
+
+    def __init__(self):
+        Bench.__init__(self)
+        for name in ("model", "other"):
+            self.context(name, memory=DECLARED)
+        self.app("talk", "model", batch=False, sessions=True, keep_every=2)
+        self.app("batch", "other")
+        self.join("w1", memory=100)
+        step = step_of(self.open(1))
+        self.tell(ev.SessionSuspended, 1)
+        frozen = self.finish(step)
+        if only(frozen, cmd.Step):
+            self.finish(step_of(frozen))
+        assert self.state.sessions[1].state == "suspended"
+        self.parked = self.submit("batch", 1)
+        self.tell(ev.ContextParked, "w1", "model", 0.1, BUILT, 0)
+        self.run = run_of(self.said)
+
+    def tell(self, kind, *values, **named):
+        commands = Bench.tell(self, kind, *values, **named)
+        for load in only(commands, cmd.Load):
+            self.now += 5.0
+            self.said = self.tell(ev.ContextReady, load.worker, load.context, 5.0, BUILT, parks=True)
+        return commands + (self.said if only(commands, cmd.Load) else [])
+
+
+def test_a_suspended_session_goes_on_in_the_context_that_was_parked_meanwhile():
+    bench = ParkingSessions()
+    assert only(bench.parked, cmd.Park) == [cmd.Park("w1", "model")]
+    Bench.finish(bench, bench.run)
+    assert only(bench.tell(ev.SessionResumed, 1), cmd.Wake) == [cmd.Wake("w1", "model")]
+    [order] = step_of(wake(bench, "model")).orders
+    assert (order.session, order.thaw, order.chunk) == (1, "frozen", 1)
+
+
+def test_a_state_that_nobody_wants_any_more_is_dropped_once_its_context_is_awake():
+    bench = ParkingSessions()
+    bench.tell(ev.SessionClosed, 1)
+    Bench.finish(bench, bench.run)
+    assert parked(bench) == ["model"], "to drop a state is not worth to wake it"
+    assert only(bench.open(2), cmd.Wake) == [cmd.Wake("w1", "model")]
+    orders = step_of(wake(bench, "model")).orders
+    assert [(order.session, order.then) for order in orders] == [(1, "drop"), (2, "")]

@@ -8,6 +8,7 @@ is nothing to move. What other libraries, or processes beside this one, hold on 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -116,7 +117,7 @@ def _torch() -> Any:
 
 def _has_graphs(torch: Any) -> bool:
     """Return whether some memory is in a pool of its own, as that of CUDA graphs is."""
-    return any(tuple(segment["segment_pool_id"]) != (0, 0) for segment in torch.cuda.memory_snapshot())
+    return any(tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0) for segment in torch.cuda.memory_snapshot())
 
 
 def _tensors(torch: Any, kind: str) -> list[Any]:
@@ -124,5 +125,8 @@ def _tensors(torch: Any, kind: str) -> list[Any]:
     found = []
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor) and each.device.type == kind and each.layout is torch.strided:
-            found.append(each)
+            # Of those that only describe others, as a compiler's do, the storage is elsewhere, or there is none.
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                if each.untyped_storage().device.type == kind:
+                    found.append(each)
     return found

@@ -187,20 +187,6 @@ def park(state: RunState, worker: Worker, parked: ParkedContext, out: list[Comma
     out.append(Park(worker.id, parked.context))
 
 
-def parked(state: RunState, event: ev.ContextParked, out: list[Command]) -> None:
-    """Learn what a parked context costs; where that is more than there is room for, the least valuable one goes."""
-    context, worker = state.contexts.get(event.context), state.workers.get(event.worker)
-    if context is None:
-        return
-    context.park_seconds = event.seconds
-    context.parked_memory = event.memory if event.memory is not None else context.parked_memory
-    there = worker.parked.get(event.context) if worker is not None else None
-    if worker is not None and there is not None:
-        there.memory = event.memory if event.memory is not None else there.memory
-        there.gpu_memory = event.gpu_memory or 0
-        residency.settle(state, worker, out)
-
-
 def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> None:
     """Handle a context that could not be parked or woken: it is unloaded and built, now and from now on.
 

@@ -21,6 +21,7 @@ from ctxflow.scheduler import (
     items,
     prefixes,
     reservations,
+    residency,
     session_moves,
     steps,
 )
@@ -343,7 +344,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[RunState, Any, list[Command]], None]] 
     ev.ContextReady: _context_ready,
     ev.ContextFailed: _context_failed,
     ev.ContextUnloaded: _context_unloaded,
-    ev.ContextParked: context_moves.parked,
+    ev.ContextParked: residency.parked,
     ev.ContextWoken: _context_ready,
     ev.ParkFailed: context_moves.not_parked,
     ev.BatchFinished: dispatch.batch_finished,

@@ -45,6 +45,20 @@ def room(state: RunState, worker: Worker, wanted: ev.ContextSpec, leave: Collect
     return Leaving([each for each in asleep if each in kept], [name for name in names if name not in left])
 
 
+def parked(state: RunState, event: ev.ContextParked, out: list[Command]) -> None:
+    """Learn what a parked context costs; where that is more than there is room for, the least valuable one goes."""
+    context, worker = state.contexts.get(event.context), state.workers.get(event.worker)
+    if context is None:
+        return
+    context.park_seconds = event.seconds
+    context.parked_memory = event.memory if event.memory is not None else context.parked_memory
+    there = worker.parked.get(event.context) if worker is not None else None
+    if worker is not None and there is not None:
+        there.memory = event.memory if event.memory is not None else there.memory
+        there.gpu_memory = event.gpu_memory or 0
+        settle(state, worker, out)
+
+
 def settle(state: RunState, worker: Worker, out: list[Command]) -> None:
     """Unload parked contexts for which a worker has no memory any more: something has turned out to be larger."""
     if worker.parked:
