@@ -431,6 +431,8 @@ class Host:
         library = self._libraries.pop(context, None)
         if library is None:
             return False
+        if isinstance(self._postponed.get(context), WakeContext):
+            del self._postponed[context]  # It was for this one.
         for registered in (library.channel, library.output, library.death):
             self._selector.unregister(registered)
         if close and library.closes:

@@ -446,7 +446,7 @@ def _readable_first(host: BlockingChannel, line: BlockingChannel) -> Callable[[]
     def wait() -> bool:
         if line.has_more:
             return False
-        return host.has_more or any(ready == number for ready, _ in poll.poll())
+        return host.has_more or poll.poll()[0][0] == number  # In the order in which they were registered.
 
     return wait
 
