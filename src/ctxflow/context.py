@@ -165,6 +165,12 @@ def _preload(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
+def _park(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise refuse("park", value, "False where it is to be unloaded, and never parked, else True", TypeError)
+    return value
+
+
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "files": _files,
     "env": _env,
@@ -176,6 +182,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
     "concurrency": _concurrency,
     "preload": _preload,
+    "park": _park,
 }
 
 
@@ -221,6 +228,7 @@ class ContextFunction(Generic[Params, Value]):
         priority: int | Unchanged = UNCHANGED,
         concurrency: int | Unchanged | None = UNCHANGED,
         preload: Preload | Unchanged = UNCHANGED,
+        park: bool | Unchanged = UNCHANGED,
     ) -> ContextFunction[Params, Value]:
         """Return the same function with other files, variables or resources; see `context` for the options.
 
@@ -234,6 +242,7 @@ class ContextFunction(Generic[Params, Value]):
             files=files, env=env, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
             load_timeout=load_timeout, affinity=affinity, priority=priority, concurrency=concurrency,
             preload=preload,
+            park=park,
         )  # fmt: skip
         return ContextFunction(self.function, {**self._options, **checked(changes)})
 
@@ -267,7 +276,7 @@ def context(function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
 def context(
     *, files: Paths = ..., env: Variables = ..., gpus: int = ..., memory: int | str | None = ...,
     gpu_memory: int | str | None = ..., load_timeout: float | None = ..., affinity: Affinity | None = ...,
-    priority: int = ..., concurrency: int | None = ..., preload: Preload = ...,
+    priority: int = ..., concurrency: int | None = ..., preload: Preload = ..., park: bool = ...,
 ) -> _Decorator: ...
 # fmt: on
 
@@ -288,6 +297,7 @@ def context(
     priority: int = 0,
     concurrency: int | None = None,
     preload: Preload = (),
+    park: bool = True,
 ) -> Any:
     """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
 
@@ -308,6 +318,7 @@ def context(
     :param preload: modules of installed packages that building it imports, `["torch", "transformers.models.bert"]`: a
         worker's library processes are forked from one that has them. What the function imports first, and what was seen
         to be imported, need not be named. False to have each process start, and import, by itself (docs/loading.md).
+    :param park: whether a worker may park it where it gives way to another, in place of unloading it (docs/parking.md).
     :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 
@@ -324,6 +335,7 @@ def context(
         "files": files, "env": env, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
         "load_timeout": load_timeout, "affinity": affinity, "priority": priority, "concurrency": concurrency,
         "preload": preload,
+        "park": park,
     }  # fmt: skip
     options = checked(said)
     if function is not None:

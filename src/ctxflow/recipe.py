@@ -52,6 +52,7 @@ class Context(Generic[Built_co]):
     :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
     :ivar preload: installed modules that building it imports, beside those that are seen to be; None if its library
         process is to be spawned, and to import them itself.
+    :ivar park: whether it may be parked where it gives way to another.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Context(Generic[Built_co]):
     priority: int = 0
     concurrency: int | None = None
     preload: tuple[str, ...] | None = ()
+    park: bool = True
 
     @property
     def is_async(self) -> bool:
@@ -321,6 +323,7 @@ def composed(recipe: Context) -> Context:
         affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
         preload=None if any(one.preload is None for one in every) else _together(one.preload or () for one in every),
         concurrency=recipe.concurrency or min((one.concurrency for one in inner if one.concurrency), default=None),
+        park=all(one.park for one in (recipe, *inner)),
     )
 
 

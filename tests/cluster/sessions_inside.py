@@ -23,6 +23,7 @@ from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 from ctxflow.testing.item_contract import ItemContract
+from ctxflow.testing.parking_contract import ParkingContract
 from ctxflow.testing.session_contract import SessionContract
 from ctxflow.testing.thread_contract import ThreadContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
@@ -55,6 +56,10 @@ class TestTaskVineItems(ItemContract):
 class TestTaskVineThreads(ThreadContract):
     make = TestTaskVineSessions.make
     notify = TestTaskVineSessions.notify
+
+
+class TestTaskVineParking(ParkingContract):
+    make = TestTaskVineSessions.make
 
 
 def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) -> None:

@@ -38,6 +38,11 @@ def test_its_start_tells_its_parts_those_of_the_engine_core_too(found):
     assert sum(parts.values()) == pytest.approx(seconds, abs=1e-4)
 
 
+def test_it_answers_after_it_was_parked_as_before(found):
+    assert found["parks"]
+    assert found["woken"] == [found["answers"]] * 2
+
+
 def test_it_goes_on_after_ctrl_c(found):
     assert found["interrupted"] == 1
 

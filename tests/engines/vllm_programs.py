@@ -166,6 +166,13 @@ def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
     long = [[{"role": "user", "content": "many words " * 80}]]
     chats = [[{"role": "user", "content": "Hi"}], *long]
     answer, error = written.chat(chats, max_new_tokens=8, on_error="return")
+    found["parks"] = written.parks
+    found["woken"] = []
+    for sleeps in (False, True):  # On CPUs vLLM refuses `enable_sleep_mode`, but it sleeps if it is told to.
+        written._engine.processes._sleeps = sleeps
+        written.park()
+        written.wake()
+        found["woken"].append([dataclasses.asdict(each) for each in written.generate(prompts, max_new_tokens=limits)])
     found["chat"] = [dataclasses.asdict(answer), type(error).__name__]
     found["seeded"] = [
         [each.text for each in written.generate(["It", "It"], max_new_tokens=8, temperature=1.0, top_k=50, seed=[3, 4])]
@@ -176,7 +183,7 @@ def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
     ].text
 
     def soon(number: int, pid: int) -> None:
-        client = written._engine._processes.client
+        client = written._engine.processes.client
         while not client.get_num_unfinished_requests():
             time.sleep(0.01)
         os.kill(pid, number)

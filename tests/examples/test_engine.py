@@ -17,6 +17,7 @@ from ctxflow.sites import load_site
 from ctxflow.testing.contract_hooks import ContractRun
 from ctxflow.testing.engines import EngineContract
 from ctxflow.testing.item_contract import ItemContract
+from ctxflow.testing.parking_contract import ParkingContract
 from ctxflow.testing.session_contract import SessionContract
 from ctxflow.testing.thread_contract import ThreadContract
 
@@ -68,6 +69,10 @@ class TestItems(ItemContract):
 class TestThreads(ThreadContract):
     make = TestSubprocesses.make
     notify = TestSubprocesses.notify
+
+
+class TestParking(ParkingContract):
+    make = TestSubprocesses.make
 
 
 @context

@@ -6,6 +6,7 @@ import pickle
 import random
 import select
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import cloudpickle
 import pytest
 from message_heads import instruction, report
 
+from ctxflow.host import library_process
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_process import LibraryProcess
 from ctxflow.host.linux import adopt_orphans
@@ -421,3 +423,49 @@ def test_stop_ends_everything(driven):
         assert time.monotonic() < deadline
         driven.host.bury_orphans()
         time.sleep(0.01)
+
+
+class SlowToPark:
+    """Parks when the file is there."""
+
+    def __init__(self, go=None):
+        self.go = go
+
+    def park(self):
+        while self.go is not None and not os.path.exists(self.go):
+            time.sleep(0.01)
+
+    def wake(self):
+        pass
+
+
+def test_a_wake_that_waits_for_another_to_be_parked_is_for_the_process_that_was_parked(driven, tmp_path):
+    go = tmp_path / "go"
+    driven.load(SlowToPark, context="a")
+    driven.next("ready")
+    driven.call(lambda value, items: [os.getpid()], [1], context="a")
+    pid = pickle.loads(driven.next("finished")[1])[0]
+    driven.load(SlowToPark, str(go), context="b")
+    driven.next("ready")
+    driven.tell("park", context="a")
+    driven.next("asleep")
+    driven.tell("park", context="b")
+    driven.tell("wake", context="a")
+    os.kill(pid, signal.SIGKILL)
+    assert driven.next("died")[0]["calls"] == []
+    driven.load(SlowToPark, context="a", key="again")  # It waits too.
+    go.touch()
+    assert driven.next("asleep")[0]["context"] == "b"
+    assert driven.next("ready")[0]["context"] == "a"
+    driven.call(lambda value, items: [7], [1], context="a")
+    driven.next("finished")
+
+
+def test_one_that_hangs_where_it_parks_is_ended_with_what_it_is_at(driven, monkeypatch):
+    monkeypatch.setattr(library_process, "MOVE_SECONDS", 0.5)
+    driven.load(SlowToPark, "/nowhere", context="a", memory=1 << 40)
+    driven.next("ready")
+    driven.tell("park", context="a")
+    failed = driven.next("failed")[0]["failure"]
+    assert (failed["kind"], failed["error"]) == ("timeout", "Timeout")
+    assert "in park" in failed["output"], "the last lines show where it is"

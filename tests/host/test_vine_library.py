@@ -526,3 +526,41 @@ def test_what_came_before_an_error_is_in_its_answer(loaded, tmp_path):
     _, reports = loaded.answer(loaded.send(*loaded.call(app, [1, 2, 3], every=0.0)))
     assert [head["is"] for head, _ in reports] == ["part", "raised"]
     assert reports[1][0]["at"] == 1
+
+
+def test_what_is_parked_and_woken_is_told_to_who_listens(loaded):
+    def listened():
+        _, ((report, _),) = loaded.answer(loaded.send(frame({"do": "listen"})))
+        return report
+
+    loaded.answer(loaded.send(*loaded.call(lambda made, items: [made])))
+    assert loaded.answer(loaded.send(frame({"do": "park", "context": "c"})))[0] == 0
+    asleep = listened()
+    assert (asleep["is"], asleep["context"], asleep["key"]) == ("asleep", "c", "k")
+    assert asleep["memory"] > 1 << 20
+    loaded.answer(loaded.send(frame({"do": "wake", "context": "c"})))
+    assert listened()["is"] == "awake"
+    assert values(loaded.answer(loaded.send(*loaded.call(lambda made, items: [made + items[0]], [1])))[1]) == [[11]]
+
+
+def test_what_is_loaded_along_with_a_park_waits_for_it(loaded):
+    class Slow:
+        def __init__(self, log):
+            self.log = log
+
+        def park(self):
+            time.sleep(0.5)
+            self.log.append("parked")
+
+        def wake(self):
+            raise AssertionError
+
+    loaded.answer(loaded.send(loaded.load(Slow, [], context="slow", key="s")))
+    park, load = frame({"do": "park", "context": "slow"}), loaded.load(time.monotonic, context="next", key="n")
+    began = time.monotonic()
+    _, ((ready, _),) = loaded.answer(loaded.send(park, load))
+    assert ready["is"] == "ready"
+    assert (
+        values(loaded.answer(loaded.send(*loaded.call(lambda at, items: [at], [1], context="next")))[1])[0][0]
+        > began + 0.5
+    )

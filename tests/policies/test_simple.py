@@ -39,6 +39,7 @@ class Worker:
     holds: tuple[str, ...] = ()
     free_slots: int = 1
     slots: int = 1
+    parked: tuple[str, ...] = ()
 
     @property
     def contexts(self):
@@ -149,3 +150,9 @@ def test_those_that_decide_nothing():
     plan = Everywhere().plan(View())
     assert plan.permits("any", "where") and not plan.workers
     assert not NoPreemption().victims(View(), App("A", "a", 1))
+
+
+def test_affinity_wakes_a_context_where_it_is_parked():
+    view = View(Worker("w1"), Worker("w2", holds=("b",), parked=("a",)), size=10)
+    [assignment] = ContextAffinity().assign(view, [App("x", "a", 5)])
+    assert assignment.worker == "w2"

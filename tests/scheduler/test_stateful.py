@@ -22,6 +22,7 @@ EVERY = st.just(set(range(GPUS)))
 FILES = ("small", "partial", "none")
 BAD_WORKER = 5  # Every fifth worker cannot build these:
 HARD = ("large", "partial", "none")
+PARKING = {"small": (5, 45, 90), "large": (25,), "flow": (15,), "pair": (5, None)}  # What they hold then, as measured.
 
 
 class Duplicating(Fixed):
@@ -48,7 +49,9 @@ class FakeWorker:
 
     number: int
     bad: bool
-    loads: dict[str, str] = field(default_factory=dict)  # context -> "Stage" | "Load"
+    loads: dict[str, str] = field(default_factory=dict)  # context -> "Stage" | "Load" | "Wake"
+    parked: set[str] = field(default_factory=set)
+    parking: list[str] = field(default_factory=list)  # Of which it has not said yet that they are parked.
     runs: dict[int, cmd.Run] = field(default_factory=dict)
     answered: Counter[int] = field(default_factory=Counter)  # attempt -> how many of its items, one by one
     built: Counter[str] = field(default_factory=Counter)  # context -> calls on what was built last
@@ -59,6 +62,8 @@ class FakeWorker:
     def end(self, context):
         """Its library process ends, whatever it was."""
         self.built.pop(context, None)
+        self.parked.discard(context)
+        self.parking = [each for each in self.parking if each != context]
 
 
 class Pool(RuleBasedStateMachine):
@@ -181,8 +186,16 @@ class Pool(RuleBasedStateMachine):
                 assert command.context != "none" or "none" not in worker.files, "its files were to be removed"
             elif isinstance(command, cmd.Load):
                 assert command.context not in FILES or command.context in worker.files, "it loads what is not there"
-                assert command.context not in worker.built, "it loads what is loaded"
-            if isinstance(command, (cmd.Stage, cmd.Load)):
+                assert command.context not in {*worker.built, *worker.parked}, "it loads what is loaded"
+            elif isinstance(command, cmd.Park):
+                assert command.context in PARKING and command.context in worker.built
+                assert all(run.context != command.context for run in worker.runs.values()), "it parks what runs"
+                worker.end(command.context)
+                worker.parked.add(command.context)
+                worker.parking.append(command.context)
+            elif isinstance(command, cmd.Wake):
+                assert command.context in worker.parked, "it wakes what is not parked"
+            if isinstance(command, (cmd.Stage, cmd.Load, cmd.Wake)):
                 worker.loads[command.context] = type(command).__name__
             elif isinstance(command, cmd.Run):
                 assert 1 <= len(command.items) <= 7 and len(set(command.items)) == len(command.items)
@@ -226,7 +239,9 @@ class Pool(RuleBasedStateMachine):
     def check_what_is_kept(self):
         """Of a context of a lower level nothing is left but what is to be, or is in use."""
         for name, worker in self.workers.items():
-            held = self.scheduler.state.workers[name].contexts
+            held, parked = self.scheduler.state.workers[name].contexts, self.scheduler.state.workers[name].parked
+            waking = {context for context, step in worker.loads.items() if step == "Wake"}
+            assert parked.keys() | waking == worker.parked, "what is parked is not known, or thought to be"
             assert worker.built.keys() <= held.keys() and (worker.files & {"none"}) <= held.keys()
 
     # --- what may happen
@@ -326,7 +341,7 @@ class Pool(RuleBasedStateMachine):
         name = self.pick(data, self.workers)
         worker = self.workers.pop(name)
         if not evicted:
-            self.blamed.update(worker.loads)
+            self.blamed.update(context for context, step in worker.loads.items() if step != "Wake")
         for attempt in worker.runs:
             self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
             self.stale.append(ev.ItemsFinished(self.now, name, attempt, worker.answered[attempt], 3))
@@ -357,16 +372,75 @@ class Pool(RuleBasedStateMachine):
 
     def finish_load(self, name, context):
         worker = self.workers[name]
+        self.end_parking(name, context)
         step = worker.loads.pop(context)
         if step == "Stage":
             worker.files.add(context)
             self.tell(ev.ContextStaged, name, context)
+        elif step == "Wake":
+            worker.parked.discard(context)
+            worker.built[context] = 0
+            self.tell(ev.ContextWoken, name, context, seconds=0.1, memory=20)
         elif context == "broken" or (context in HARD and worker.bad):
             failure = ev.Failure("exception", "RuntimeError", "cannot build")
             self.tell(ev.ContextFailed, name, context, failure)
         else:
             worker.built[context] = 0
-            self.tell(ev.ContextReady, name, context, seconds=1.0, memory=55)
+            parks = context in PARKING
+            self.tell(ev.ContextReady, name, context, seconds=1.0, memory=20 if parks else 55, parks=parks)
+
+    @rule(context=st.sampled_from(sorted(PARKING)))
+    def take_turns(self, context):
+        """A context gets work while nobody is at something else for long."""
+        if context not in self.contexts:
+            return
+        self.declare(context, 1)
+        items = range(self.next_item, self.next_item + 2)
+        self.next_item = items.stop
+        self.flowing.update(items if context == FLOWS else ())
+        self.tell(ev.ItemsSubmitted, f"{context}/1", items)
+        for _ in range(10):
+            name, worker = next(((n, w) for n, w in self.workers.items() if w.loads or w.runs), ("", None))
+            if worker is not None:
+                do = self.finish_load if worker.loads else self.finish_run
+                do(name, next(iter(worker.loads or worker.runs)))
+
+    def end_parking(self, name, context, size=None):
+        worker = self.workers[name]
+        if context in worker.parking:
+            worker.parking.remove(context)
+            self.tell(ev.ContextParked, name, context, seconds=0.1, memory=size or PARKING[context][0], gpu_memory=0)
+
+    @precondition(lambda self: any(worker.parking for worker in self.workers.values()))
+    @rule(data=st.data(), fails=st.sampled_from([False] * 5 + [True]))
+    def say_parked(self, data, fails):
+        name = self.pick(data, [n for n, w in self.workers.items() if w.parking])
+        context = self.pick(data, self.workers[name].parking)
+        if fails:
+            self.fail_parked(name, context)
+        else:
+            self.end_parking(name, context, data.draw(st.sampled_from(PARKING[context])))
+
+    @precondition(lambda self: any(worker.parked for worker in self.workers.values()))
+    @rule(data=st.data(), dies=st.booleans())
+    def parked_ends(self, data, dies):
+        """The library process of a parked context dies, whether it is being woken or not, or it cannot be woken."""
+        name = self.pick(data, [n for n, w in self.workers.items() if w.parked])
+        context = self.pick(data, self.workers[name].parked)
+        if not dies and self.workers[name].loads.get(context) == "Wake":
+            self.fail_parked(name, context)
+            return
+        self.forget_parked(name, context)
+        self.tell(ev.ContextUnloaded, name, context)
+
+    def fail_parked(self, name, context):
+        self.forget_parked(name, context)
+        self.tell(ev.ParkFailed, name, context, ev.Failure("exception", "RuntimeError", "no room"))
+        assert context not in self.scheduler.state.contexts or self.scheduler.state.contexts[context].parks is None
+
+    def forget_parked(self, name, context):
+        self.workers[name].loads.pop(context, None)
+        self.workers[name].end(context)
 
     @precondition(lambda self: any(worker.built for worker in self.workers.values()))
     @rule(data=st.data())

@@ -107,7 +107,7 @@ _WIDE = 120
 _TIERS = 8  # Lines; what is beyond becomes one.
 _SMALL_BAR = 12
 _SPARE = 20  # Columns of two lines that words may leave empty.
-_STATES = ("warm", "loading", "staging")
+_STATES = ("warm", "loading", "staging", "waking", "parked")
 
 
 class JobView:

@@ -121,6 +121,7 @@ class SharedDisk:
             path=[path or self._here() for path in sys.path if not (another and _installed(path))],
             states=_states(folder),
             preload=self.learned.of(context),
+            park=context.park,
             body=context.recipe,
         )
 

@@ -31,6 +31,7 @@ class ContextPayload:
     :ivar concurrency: the most calls that its library process runs at a time; None if nobody said.
     :ivar preload: modules that building it imports, as far as is known beforehand; None if its library process is to be
         spawned, not forked from a zygote.
+    :ivar park: whether it may be parked, if it can be.
     """
 
     id: str
@@ -43,6 +44,7 @@ class ContextPayload:
     level: str = PERVASIVE
     concurrency: int | None = None
     preload: Sequence[str] | None = ()
+    park: bool = True
 
 
 class Pickled:

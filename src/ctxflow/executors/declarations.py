@@ -183,6 +183,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         level,
         context.concurrency,
         preload=preloaded(context),
+        park=context.park,
     )
 
 

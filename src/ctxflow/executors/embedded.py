@@ -23,9 +23,9 @@ from ctxflow.executors.channel_host import SharedDisk
 from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices, current_directory
 from ctxflow.executors.local_hosts import LibraryLines, LocalHosts, LocalWatch
 from ctxflow.executors.local_workers import LibraryLine, LocalWorker, LocalWorkers
-from ctxflow.executors.protocol import Patience, events_of
+from ctxflow.executors.protocol import ABOUT_LOADS, Patience, events_of
 from ctxflow.host.forking import Zygote
-from ctxflow.host.library_messages import BuildFailed, CallRaised, ContextBuilt
+from ctxflow.host.library_messages import CallRaised, ContextBuilt
 from ctxflow.host.linux import kill_tree, machine_memory
 from ctxflow.host.local_files import Scratch, sweep
 from ctxflow.host.messages import FROM_HOST, FromHost, HostStarted, LibraryDied, NoticeGiven, WorkerStuck
@@ -266,7 +266,7 @@ class EmbeddedEngine:
             return [ev.WorkerJoined(self._run.clock(), self._spec(worker))]
         if isinstance(report, ContextBuilt):
             self._learned.learn(report)
-        if isinstance(report, (ContextBuilt, BuildFailed, LibraryDied)):
+        if isinstance(report, (*ABOUT_LOADS, LibraryDied)):
             return self._lines.reported(worker, report)
         if isinstance(report, CallRaised) and (line := worker.lines.get(report.context)) is not None:
             self._lines.serve(line)  # What it answered before still counts.

@@ -55,7 +55,7 @@ class Status:
 
     :ivar time: seconds since the run began.
     :ivar retried_items: how often an item went back to the queue.
-    :ivar contexts: name -> how many workers are staging, loading or holding it ready.
+    :ivar contexts: name -> how many workers are staging, loading or waking it, hold it ready, or parked.
     :ivar loads: how often a context was built or began to be.
     :ivar tiers: name -> its workers; also tiers that the site does not name, of workers started by hand.
     :ivar sessions: how many of those that are open do what, of `SESSION_STATES`; empty where there never was one.
@@ -133,10 +133,10 @@ def status_of(
     queued = sum(app.backlog for app in state.apps.values())
     by_state: dict[str, dict[str, int]] = {}
     for worker in state.workers.values():
-        for held in worker.contexts.values():
-            counts = by_state.setdefault(contexts[held.context].name, {})
-            shown = held.state if held.building else "ready"
-            counts[shown] = counts.get(shown, 0) + 1
+        shown = {held.context: held.state if held.building else "ready" for held in worker.contexts.values()}
+        for context, how in {**shown, **dict.fromkeys(worker.parked, "parked")}.items():
+            counts = by_state.setdefault(contexts[context].name, {})
+            counts[how] = counts.get(how, 0) + 1
     return Status(
         time=now,
         items_submitted=counters.submitted,

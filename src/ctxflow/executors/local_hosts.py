@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ctxflow.executors.channel_host import SharedDisk
 from ctxflow.executors.contract import CallPayload, Payloads, RunServices
@@ -25,10 +25,13 @@ from ctxflow.host.library_messages import (
     FROM_LIBRARY,
     BuildFailed,
     CallFinished,
+    ContextAsleep,
+    ContextAwake,
     ContextBuilt,
     ForgetParts,
     GivePart,
     LineOpened,
+    ParkRaised,
 )
 from ctxflow.host.linux import Acceptor, activity
 from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, LibraryDied, Ping, ToHost
@@ -37,6 +40,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")
+AboutLoad: TypeAlias = ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised | LibraryDied
 
 
 class LibraryLines:
@@ -115,7 +119,7 @@ class LibraryLines:
         except Exception as error:
             line.worker.give_up(error)
 
-    def reported(self, worker: LocalWorker, report: ContextBuilt | BuildFailed | LibraryDied) -> Sequence[ev.Event]:
+    def reported(self, worker: LocalWorker, report: AboutLoad) -> Sequence[ev.Event]:
         """Return the events of a host's report: a context is built once its line is there too, and ends once."""
         line, now = worker.lines.get(report.context), self._run.clock()
         if line is None or line.key != report.key:
@@ -124,7 +128,9 @@ class LibraryLines:
             [line.ready] = events_of(now, worker.name, report)
             line.built = True
             return self._now_ready(line) if line.channel is not None else ()
-        if isinstance(report, BuildFailed):
+        if isinstance(report, (ContextAsleep, ContextAwake)):
+            return events_of(now, worker.name, report)
+        if isinstance(report, (BuildFailed, ParkRaised)):
             self.drop(worker, line.context)
             return events_of(now, worker.name, report)
         self.serve(line)  # What it answered before still counts; what it ran is lost.

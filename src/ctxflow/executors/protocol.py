@@ -17,9 +17,14 @@ from ctxflow.host.library_messages import (
     CallFinished,
     CallFolder,
     CallRaised,
+    ContextAsleep,
+    ContextAwake,
     ContextBuilt,
+    ParkContext,
+    ParkRaised,
     PartFinished,
     RunCall,
+    WakeContext,
 )
 from ctxflow.host.messages import (
     DrainCalls,
@@ -75,6 +80,10 @@ def plain_message(command: cmd.Command) -> ToHost | None:
         return InterruptCall(command.context, command.attempt)
     if isinstance(command, (cmd.Unload, cmd.Abandon)):
         return EndLibrary(command.context)
+    if isinstance(command, cmd.Park):
+        return ParkContext(command.context)
+    if isinstance(command, cmd.Wake):
+        return WakeContext(command.context)
     if isinstance(command, cmd.Drain):
         return DrainCalls()
     if isinstance(command, cmd.Release):
@@ -153,11 +162,11 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
         return [ev.BatchFailed(now, worker, report.call, failure, exception=report.body, at=report.at)]
     if isinstance(report, LibraryDied):
         return _died(now, worker, report, failure_of(report.trouble, worker, host))
-    if isinstance(report, ContextBuilt):
-        told = report.memory, report.gpu_memory, report.parts, report.started
-        return [ev.ContextReady(now, worker, report.context, report.seconds, *told)]
-    if isinstance(report, (BuildFailed, StagingFailed)):
-        return [ev.ContextFailed(now, worker, report.context, failure_of(report.trouble, worker, host))]
+    if isinstance(report, (ContextBuilt, ContextAsleep, ContextAwake)):
+        return [_measured(now, worker, report)]
+    if isinstance(report, (BuildFailed, StagingFailed, ParkRaised)):
+        kind = ev.ParkFailed if isinstance(report, ParkRaised) else ev.ContextFailed
+        return [kind(now, worker, report.context, failure_of(report.trouble, worker, host))]
     if isinstance(report, FilesStaged):
         return [ev.ContextStaged(now, worker, report.context)]
     if isinstance(report, LibraryEnded):
@@ -165,6 +174,14 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     if isinstance(report, NoticeGiven):
         return [ev.EvictionNotice(now, worker)]
     return ()
+
+
+def _measured(now: float, worker: str, report: ContextBuilt | ContextAsleep | ContextAwake) -> ev.Event:
+    """Return the event of a context that is built, parked, or awake."""
+    place, measured = (now, worker, report.context), (report.seconds, report.memory, report.gpu_memory)
+    if isinstance(report, ContextBuilt):
+        return ev.ContextReady(*place, *measured, report.parts, report.started, report.parks)
+    return (ev.ContextParked if isinstance(report, ContextAsleep) else ev.ContextWoken)(*place, *measured)
 
 
 def _died(now: float, worker: str, report: LibraryDied, failure: ev.Failure) -> list[ev.Event]:
@@ -184,6 +201,10 @@ def _died(now: float, worker: str, report: LibraryDied, failure: ev.Failure) -> 
     return events or [ev.ContextUnloaded(now, worker, report.context)]
 
 
+ABOUT_LOADS = (ContextBuilt, BuildFailed, ContextAsleep, ContextAwake, ParkRaised)
+"""The reports about one load of a context, beside the end of its library process."""
+
+
 def is_late(report: Message, keys: Mapping[str, str]) -> bool:
     """Return whether a report is about an earlier load of its context than the latest.
 
@@ -192,7 +213,7 @@ def is_late(report: Message, keys: Mapping[str, str]) -> bool:
     >>> is_late(ContextBuilt("c", "1", 2.0), {"c": "2"}), is_late(LibraryEnded("c"), {"c": "2"})
     (True, False)
     """
-    if not isinstance(report, (ContextBuilt, BuildFailed, LibraryDied, CallRaised)):
+    if not isinstance(report, (*ABOUT_LOADS, LibraryDied, CallRaised)):
         return False
     return report.key is not None and keys.get(report.context) != report.key
 

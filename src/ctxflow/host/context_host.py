@@ -29,14 +29,19 @@ from ctxflow.host.library_messages import (
     CallEnded,
     CallFinished,
     CallRaised,
+    ContextAsleep,
+    ContextAwake,
     ContextBuilt,
     ContextGone,
     ForgetParts,
     FromLibrary,
     GivePart,
     LoopBegan,
+    ParkContext,
+    ParkRaised,
     PartFinished,
     RunCall,
+    WakeContext,
 )
 from ctxflow.host.library_process import KeptLogs, LibraryProcess, Undead, now
 from ctxflow.host.linux import (
@@ -116,11 +121,14 @@ class Host:
         self._zygotes = Zygotes(selector, scratch, zygote)
         self._closing_libraries = ClosingLibraries(selector, self._end_for_good)
         self._leftovers = ShmLeftovers()
-        self._postponed: dict[str, BuildContext] = {}  # Loads that wait until there is room, or a zygote.
+        # What waits until there is room, or a zygote.
+        self._postponed: dict[str, BuildContext | WakeContext] = {}
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             StageFiles: self._stage,
             BuildContext: self._load,
             EndLibrary: self._unload,
+            ParkContext: self._move,
+            WakeContext: self._move,
             GivePart: self._give_part,
             ForgetParts: self._forget_parts,
             RunCall: self._call,
@@ -166,10 +174,15 @@ class Host:
         self._zygotes.check(time)
         if self.undead.look_at <= time and (reason := self.undead.look(time)) is not None:
             self._emit(WorkerStuck(reason))
-        if self._postponed and not self.undead and not self._closing_libraries:
+        if self._postponed and not self._is_full():
             postponed, self._postponed = self._postponed, {}
-            for load in postponed.values():
-                self.handle(load)
+            for message in postponed.values():
+                self.handle(message)
+
+    def _is_full(self) -> bool:
+        """Return whether something is about to go that may still have a GPU's memory."""
+        parking = any(library.moving == "park" for library in self._libraries.values())
+        return parking or bool(self.undead or self._closing_libraries)
 
     def give_notice(self) -> None:
         """Have calls that answer their items one by one end after the item in flight: the worker will be evicted."""
@@ -241,7 +254,7 @@ class Host:
     def _load(self, message: BuildContext) -> None:
         context = message.context
         self._remove(context, close=True)
-        if self.undead or self._closing_libraries:  # Which may still have the GPU's memory.
+        if self._is_full():
             self._postponed[context] = message
             return
         zygote = self._zygotes.offer(message)
@@ -286,6 +299,18 @@ class Host:
                 then()
             elif message.files:
                 clear(message.files)
+
+    def _move(self, message: ParkContext | WakeContext) -> None:
+        """Have a library process park or wake what it has built."""
+        library = self._libraries.get(message.context)
+        if library is None:  # Its end was reported.
+            return
+        if isinstance(message, WakeContext) and self._is_full():
+            self._postponed[message.context] = message
+            return
+        library.move("park" if isinstance(message, ParkContext) else "wake", now())
+        library.channel.send_frame(pack(message))
+        self._watch_writes(library)
 
     def _give_part(self, message: GivePart) -> None:
         self._parts[message.name] = message
@@ -344,7 +369,7 @@ class Host:
         """Take what a library process says; False if it is of no more use."""
         if isinstance(message, (CallFinished, CallRaised, CallEnded)):
             library.ended(message.call)
-        if isinstance(message, (CallRaised, BuildFailed)):
+        if isinstance(message, (CallRaised, BuildFailed, ParkRaised)):
             message = dataclasses.replace(message, trouble=message.trouble._replace(output=library.tail()))
         if isinstance(message, CallBegan):
             library.watch(message.call, message.timeout, now())
@@ -353,7 +378,10 @@ class Host:
         elif isinstance(message, ContextGone):
             self._fail(library, *message.trouble[:4])
             return False
-        elif isinstance(message, BuildFailed):
+        elif isinstance(message, (ContextAsleep, ContextAwake)):
+            library.moved(parked=isinstance(message, ContextAsleep))
+            self._emit(message)
+        elif isinstance(message, (BuildFailed, ParkRaised)):
             self._remove(library.context)
             self._emit(message)
             return False
@@ -401,7 +429,9 @@ class Host:
         was_ready, output = library.ready, library.tail()
         self._remove(library.context)
         trouble = Trouble(kind, error, message, traceback, output)
-        if was_ready:
+        if library.moving and not calls:
+            self._emit(ParkRaised(library.context, library.key, trouble))
+        elif was_ready:
             self._emit(LibraryDied(library.context, library.key, calls, trouble, blamed))
         else:
             self._emit(BuildFailed(library.context, library.key, trouble))
@@ -422,6 +452,8 @@ class Host:
         library = self._libraries.pop(context, None)
         if library is None:
             return False
+        if isinstance(self._postponed.get(context), WakeContext):
+            del self._postponed[context]  # It was for this one.
         for registered in (library.channel, library.output, library.death):
             self._selector.unregister(registered)
         if close and library.closes:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 from ctxflow.host.call_surroundings import leave_notice_to_host
 from ctxflow.host.library_calls import LibraryCalls
-from ctxflow.host.library_messages import TO_LIBRARY
 from ctxflow.host.linux import die_with_parent, restore_python_path
 from ctxflow.host.running_calls import Interrupts
 from ctxflow.host.wire import BlockingChannel
@@ -52,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
     library = LibraryCalls(host, scratch, notice, Interrupts(asked, running))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            message = TO_LIBRARY.open(*library.line.receive())
+            message = library.receive()
             if library.overlaps(message):
                 from ctxflow.host.library_loop import LibraryLoop  # asyncio takes as long as all else to import.
 

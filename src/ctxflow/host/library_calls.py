@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import CoroutineType, GeneratorType
 from typing import Any, Protocol
 
@@ -34,24 +34,31 @@ from ctxflow.host.call_troubles import trouble_of
 from ctxflow.host.context_building import hide_shared_memory, measured_bytes, opened_recipe, seldom_collecting
 from ctxflow.host.installed_modules import imported_modules
 from ctxflow.host.library_messages import (
+    TO_LIBRARY,
     BuildContext,
     BuildFailed,
     CallBegan,
     CallEnded,
     CallFinished,
     CallRaised,
+    ContextAsleep,
+    ContextAwake,
     ContextBuilt,
     ContextGone,
     ForgetParts,
     FromLibrary,
     GivePart,
     LineOpened,
+    ParkContext,
+    ParkRaised,
     PartFinished,
     RunCall,
     ToLibrary,
+    WakeContext,
 )
 from ctxflow.host.linux import INTERRUPT_SIGNAL, resident_bytes, tree_bytes
 from ctxflow.host.load_parts import LoadParts
+from ctxflow.host.parking import Parking
 from ctxflow.host.running_calls import CallInterrupted, Interrupts
 from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
 from ctxflow.on_worker import set_loaded, time_parts, when_lost
@@ -102,7 +109,19 @@ class LibraryCalls:
         self._frozen_states = ""  # The folder of those in the worker's cache.
         self._parts = LoadParts()  # Of the load.
         self._modules = frozenset(sys.modules)  # Those that are there already.
+        self._key = ""
+        self._parking = Parking(None)
+        self._from_host: Callable[[], bool] = lambda: (
+            True
+        )  # Whether to read what the host says, not what comes on the line.
         when_lost(self._told_lost)
+
+    def receive(self) -> ToLibrary:
+        """Wait for the next message, of the host or on the line to the driver.
+
+        :raises EOFError: when the other end of one of them is gone.
+        """
+        return TO_LIBRARY.open(*(self.host if self._from_host() else self.line).receive())
 
     @staticmethod
     def overlaps(message: ToLibrary) -> bool:
@@ -120,6 +139,15 @@ class LibraryCalls:
         elif isinstance(message, ForgetParts):
             for name in message.names:
                 self._functions.pop(name, None)
+        elif isinstance(message, (ParkContext, WakeContext)):
+            began = time.monotonic()
+            try:
+                if isinstance(self.begin_move(message), Awaitable):
+                    raise TypeError("its park() or wake() is async, but it was not built on an event loop")
+            except BaseException as error:
+                self.not_moved(message.context, error)
+            else:
+                self.moved(message, began)
         elif isinstance(message, BuildContext):
             self.begin_load(message)
             try:
@@ -137,10 +165,11 @@ class LibraryCalls:
         self._parts = LoadParts(load.began, load.waited)
         own = sys.path if not load.path or os.environ.get("CTXFLOW_PYTHON") else []
         sys.path[:] = [*load.path, *(entry for entry in own if entry not in load.path)]
-        self._frozen_states = load.states
+        self._frozen_states, self._key = load.states, load.key
         hide_shared_memory(load, self._scratch)
         if load.line:
             self.to_line = self.line = BlockingChannel(connect(load.line))
+            self._from_host = _readable_first(self.host, self.line)
             self.send(self.line, LineOpened(load.key))
         self._parts.begin()
         time_parts(self._parts)
@@ -170,11 +199,34 @@ class LibraryCalls:
         seconds, parts = self._end_parts()
         modules = imported_modules(self._modules) if load.preload is not None else ()
         memory, gpu_memory = measured_bytes()
-        self.send(self.to_host, ContextBuilt(load.context, load.key, seconds, memory, gpu_memory, parts, modules))
+        self._parking = Parking(self.value)
+        parks = load.park and self._parking.possible
+        built = ContextBuilt(
+            load.context, load.key, seconds, memory, gpu_memory, parts=parts, modules=modules, parks=parks
+        )
+        self.send(self.to_host, built)
 
     def _end_parts(self) -> tuple[float, dict[str, float]]:
         time_parts(None)
         return self._parts.end()
+
+    def begin_move(self, message: ParkContext | WakeContext) -> Any:
+        """Park or wake what was built; what is returned is awaited, if it can be."""
+        return self._parking.park() if isinstance(message, ParkContext) else self._parking.wake()
+
+    def moved(self, message: ParkContext | WakeContext, began: float) -> None:
+        """Report that what was built is parked, or awake."""
+        self.end_fork()
+        self.output.mend()
+        answer = ContextAsleep if isinstance(message, ParkContext) else ContextAwake
+        seconds = time.monotonic() - began
+        self.send(self.to_host, answer(message.context, self._key, seconds, *measured_bytes()))
+
+    def not_moved(self, context: str, error: BaseException) -> None:
+        """Report why what was built could not be parked, or woken; the host ends this process."""
+        self.end_fork()
+        trouble, _ = self.trouble("exception", error)
+        self.send(self.to_host, ParkRaised(context, self._key, trouble))
 
     def lost(self, error: ContextLost) -> None:
         """Report that the context is of no more use: the host ends this process."""
@@ -398,6 +450,21 @@ def _readable(descriptor: int) -> Callable[[], bool]:
     poll = select.poll()  # Which two threads cannot wait for.
     poll.register(descriptor, select.POLLIN)
     return lambda: bool(poll.poll(0))
+
+
+def _readable_first(host: BlockingChannel, line: BlockingChannel) -> Callable[[], bool]:
+    """Return what waits for a message of either, and says whether it is the host's."""
+    poll = select.poll()
+    for channel in (host, line):
+        poll.register(channel.socket, select.POLLIN)
+    number = host.socket.fileno()
+
+    def wait() -> bool:
+        if line.has_more:
+            return False
+        return host.has_more or poll.poll()[0][0] == number  # In the order in which they were registered.
+
+    return wait
 
 
 def _kind(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from ctxflow.host.library_process import ITEM_SECONDS, LibraryProcess, now
+from ctxflow.host.library_process import ITEM_SECONDS, MOVE_SECONDS, LibraryProcess, now
 from ctxflow.host.linux import tree_bytes
 
 _MEMORY_CHECK_SECONDS = 0.5
@@ -59,6 +59,12 @@ class LibraryLimits:
             long = f"{ITEM_SECONDS:g} s" if library.overlaps else "a second"
             message = f"nobody waited for the call any more, and it went on for {long} after it was interrupted"
             self._fail(library, "cancelled", "CallInterrupted", message, blamed=ignoring)
+        elif library.load_deadline <= time and library.moving:
+            library.show_where()
+            message = (
+                f"to {library.moving} it took longer than {MOVE_SECONDS:g} s: see in the last lines where it hangs"
+            )
+            self._fail(library, "timeout", "Timeout", message)
         elif library.load_deadline <= time:
             library.show_where()
             message = f"building it took longer than its load_timeout of {library.timeout:g} s: raise that"
@@ -91,7 +97,7 @@ class LibraryLimits:
 
     def end_if_too_big(self, library: LibraryProcess) -> bool:
         """End a process that uses more memory than it may; whether it did."""
-        limit = library.memory_limit
+        limit = library.memory_limit if not library.parked else None
         used = tree_bytes(library.process.pid, limit) if limit is not None else 0
         if limit is None or used <= limit:
             return False

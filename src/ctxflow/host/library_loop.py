@@ -29,7 +29,16 @@ from ctxflow.host.call_surroundings import STAGED
 from ctxflow.host.call_troubles import user_traceback
 from ctxflow.host.context_building import opened_recipe, seldom_collecting
 from ctxflow.host.library_calls import LibraryCalls
-from ctxflow.host.library_messages import TO_LIBRARY, BuildContext, CloseContext, LoopBegan, RunCall, ToLibrary
+from ctxflow.host.library_messages import (
+    TO_LIBRARY,
+    BuildContext,
+    CloseContext,
+    LoopBegan,
+    ParkContext,
+    RunCall,
+    ToLibrary,
+    WakeContext,
+)
 from ctxflow.host.running_calls import CallInterrupted, CallTable
 from ctxflow.host.wire import BlockingChannel, Trouble
 from ctxflow.on_worker import when_lost
@@ -96,6 +105,8 @@ class LibraryLoop:
             self._keep(self._load(message))
         elif isinstance(message, CloseContext):
             self._keep(self._close())
+        elif isinstance(message, (ParkContext, WakeContext)):
+            self._keep(self._move(message))
         else:
             self._library.handle(message)
 
@@ -121,6 +132,18 @@ class LibraryLoop:
             self._closes = True
             library.send(library.to_host, LoopBegan(closes=True))
             library.loaded(load)
+
+    async def _move(self, message: ParkContext | WakeContext) -> None:
+        """Park or wake what was built: no call is in flight."""
+        library, began = self._library, time.monotonic()
+        try:
+            moves = library.begin_move(message)
+            if isinstance(moves, Awaitable):
+                await moves
+        except BaseException as error:
+            library.not_moved(message.context, error)
+        else:
+            library.moved(message, began)
 
     async def _close(self) -> None:
         """Have nobody use any more what was built, close it, and end."""

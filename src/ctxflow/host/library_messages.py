@@ -32,6 +32,7 @@ class BuildContext(Message):
     :ivar preload: modules that it is known to import, which a zygote does beforehand; None to spawn the process.
     :ivar began: when the host was asked for the process, by `time.monotonic`, and `waited`, the seconds from then on in
         which a zygote imported for it; from the host alone.
+    :ivar park: whether it may be parked, if it can be.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -50,6 +51,7 @@ class BuildContext(Message):
     preload: Sequence[str] | None = ()
     began: float | None = None
     waited: float = 0.0
+    park: bool = True
     body: bytes = b""
 
 
@@ -119,9 +121,27 @@ class CloseContext(Message):
     """
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParkContext(Message):
+    """Have a built context that runs nothing give up its GPU memory.
+
+    From the engine to a host, for a `Park`; the host passes it on, and builds and wakes nothing until it is done.
+    Answered by `ContextAsleep` or `ParkRaised`; by `LibraryDied` if the process had ended.
+    """
+
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WakeContext(Message):
+    """Have a parked context take calls again; as `ParkContext`. Answered by `ContextAwake` or `ParkRaised`."""
+
+    context: str
+
+
 CallFolder: TypeAlias = tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str, bool]], str]
 """Inputs, outputs and the sandbox of a call with files."""
-ToLibrary: TypeAlias = BuildContext | CloseContext | GivePart | ForgetParts | RunCall
+ToLibrary: TypeAlias = BuildContext | CloseContext | ParkContext | WakeContext | GivePart | ForgetParts | RunCall
 """From a host to its library process; the last three also from the driver, on the line that it has to one."""
 
 
@@ -145,6 +165,7 @@ class ContextBuilt(Message):
     :ivar parts: what of these seconds went into which part (load_parts.py), all together the same.
     :ivar modules: those of installed packages that were imported for it, in their order, but those of the zygote.
     :ivar started: "forked", "spawned", or "spawned: " and why; its host adds it.
+    :ivar parks: whether it may be parked.
     """
 
     context: str
@@ -155,6 +176,38 @@ class ContextBuilt(Message):
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     modules: Sequence[str] = ()
     started: str = ""
+    parks: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ContextAsleep(Message):
+    """Answer `ParkContext`: the context is parked; memory as of `ContextBuilt`, as it is now."""
+
+    context: str
+    key: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ContextAwake(Message):
+    """Answer `WakeContext`: calls may come; memory as of `ContextBuilt`."""
+
+    context: str
+    key: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParkRaised(Message):
+    """Answer `ParkContext` or `WakeContext`: it cannot be done, and there is no library process now."""
+
+    context: str
+    key: str
+    trouble: Trouble
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -263,8 +316,8 @@ class CallRaised(Message):
 Answer: TypeAlias = PartFinished | CallFinished
 """What comes on the line to the driver after `LineOpened`; all else goes to the host."""
 FromLibrary: TypeAlias = (
-    LineOpened | ContextBuilt | BuildFailed | LoopBegan | ContextGone | CallBegan | CallEnded | PartFinished
-    | CallFinished | CallRaised
+    LineOpened | ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised | LoopBegan | ContextGone
+    | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
 )  # fmt: skip
 
 TO_LIBRARY: Direction[ToLibrary] = Direction(ToLibrary)

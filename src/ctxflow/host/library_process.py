@@ -40,6 +40,8 @@ _TRACE_SECONDS = 0.5  # How long to wait for its printing where it is: it takes 
 _LOOK_SECONDS = 0.5
 _STUCK_SECONDS = 20.0  # After which a process in which nothing moves is reported as stuck.
 _INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
+MOVE_SECONDS = 120.0
+"""How long a context may take to be parked or woken."""
 ITEM_SECONDS = 5.0
 """How long one of several calls that overlap may, after its timeout too: an engine may take a step before it hears."""
 _ITEMS_LOOK_SECONDS = 1.0
@@ -86,6 +88,8 @@ class LibraryProcess:
         self.load_deadline = float("inf")
         self.timeout: float | None = None  # What the deadline was made of.
         self.memory_limit: int | None = None
+        self.moving = ""  # "park" or "wake" while it does so.
+        self.parked = False  # Whether it holds what was on the GPU in the host's memory.
         self._log: IO[bytes] | None = None
         with contextlib.suppress(OSError):  # Without a log there is still the tail in memory.
             self._log = open(log, "ab")  # noqa: SIM115 - closed in `end`
@@ -182,6 +186,14 @@ class LibraryProcess:
         """Note that a call was answered."""
         self.calls.pop(call, None)
         self.items.pop(call, None)
+
+    def move(self, how: str, now: float) -> None:
+        """Note that it is about to "park" or to "wake"."""
+        self.moving, self.parked, self.load_deadline = how, True, now + MOVE_SECONDS
+
+    def moved(self, parked: bool) -> None:
+        """Note that it is parked, or awake."""
+        self.moving, self.parked, self.load_deadline = "", parked, float("inf")
 
     def interrupt(self, call: int, now: float) -> None:
         """Have a call that nobody waits for end with an exception, unless it has ended."""

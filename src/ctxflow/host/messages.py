@@ -16,11 +16,16 @@ from ctxflow.host.library_messages import (
     BuildFailed,
     CallFinished,
     CallRaised,
+    ContextAsleep,
+    ContextAwake,
     ContextBuilt,
     ForgetParts,
     GivePart,
+    ParkContext,
+    ParkRaised,
     PartFinished,
     RunCall,
+    WakeContext,
 )
 from ctxflow.host.wire import Direction, Message, Trouble
 
@@ -97,8 +102,8 @@ class LeaveWorker(Message):
 
 
 ToHost: TypeAlias = (
-    BuildContext | GivePart | ForgetParts | RunCall | StageFiles | EndLibrary | InterruptCall | DrainCalls
-    | EndOverdue | Ping | LeaveWorker
+    BuildContext | GivePart | ForgetParts | RunCall | StageFiles | EndLibrary | ParkContext | WakeContext
+    | InterruptCall | DrainCalls | EndOverdue | Ping | LeaveWorker
 )  # fmt: skip
 
 
@@ -169,8 +174,8 @@ class NoticeGiven(Message):
 
 
 FromHost: TypeAlias = (
-    HostStarted | FilesStaged | StagingFailed | ContextBuilt | BuildFailed | LibraryEnded | LibraryDied
-    | PartFinished | CallFinished | CallRaised | WorkerStuck | Pong | NoticeGiven
+    HostStarted | FilesStaged | StagingFailed | ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised
+    | LibraryEnded | LibraryDied | PartFinished | CallFinished | CallRaised | WorkerStuck | Pong | NoticeGiven
 )  # fmt: skip
 
 

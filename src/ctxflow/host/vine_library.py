@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING
 from ctxflow.host import vine_calls, vine_protocol, worker_program
 from ctxflow.host.call_surroundings import complete
 from ctxflow.host.context_host import Host
-from ctxflow.host.library_messages import BuildContext, BuildFailed, ForgetParts, GivePart, RunCall
+from ctxflow.host.library_messages import (
+    BuildContext,
+    BuildFailed,
+    ForgetParts,
+    GivePart,
+    ParkContext,
+    RunCall,
+    WakeContext,
+)
 from ctxflow.host.library_start import interpreter
 from ctxflow.host.linux import (
     adopt_orphans,
@@ -72,7 +80,7 @@ _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _LOOK_SECONDS = 5.0
 _STOPPED_LOOKS = 3
 _FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
-_ENDS_AT_ONCE = (EndLibrary, InterruptCall, GivePart, ForgetParts, DrainCalls, Ping)
+_ENDS_AT_ONCE = (EndLibrary, ParkContext, WakeContext, InterruptCall, GivePart, ForgetParts, DrainCalls, Ping)
 
 
 def main(argv: Sequence[str]) -> int:

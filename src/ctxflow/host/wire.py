@@ -242,6 +242,11 @@ class BlockingChannel:
         data = self._take(head + body)
         return _decode(data[:head]), data[head:]
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something of the next message is here."""
+        return bool(self._rest)
+
     def unblocked(self) -> Channel:
         """Return the same end for who does not wait; this one is not used any more."""
         channel = Channel(self.socket)

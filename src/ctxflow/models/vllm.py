@@ -111,6 +111,19 @@ class VLLMGenerator:
         read = self._reader.chats(conversations, template_options, parameters)
         return self._run(*read, on_error, "conversations")
 
+    @property
+    def parks(self) -> bool:
+        """Whether it can be parked: on GPUs where it was started with the option `enable_sleep_mode`."""
+        return self._engine.processes.parks
+
+    def park(self) -> None:
+        """Have vLLM bring its weights to the host's memory, and drop its cache."""
+        self._engine.wait(self._engine.processes.park)
+
+    def wake(self) -> None:
+        """Have it answer again."""
+        self._engine.wait(self._engine.processes.wake)
+
     def close(self) -> None:
         """End vLLM's engine and free its memory; the generator cannot be used afterwards."""
         self._engine.close()
@@ -127,7 +140,7 @@ class VLLMGenerator:
 
 
 class _EngineThread:
-    """vLLM's asynchronous engine with an event loop in a thread of its own, for callers that wait.
+    """vLLM's asynchronous engine, `processes`, with an event loop in a thread of its own, for callers that wait.
 
     The thread lives as long as the engine, which ends with it.
     """
@@ -147,7 +160,7 @@ class _EngineThread:
             return processes
 
         try:
-            self._processes = self._wait(start)
+            self.processes: VLLMProcesses = self.wait(start)
         except BaseException:
             self._end_thread()
             raise
@@ -159,13 +172,13 @@ class _EngineThread:
 
         async def answer(prompt: Sequence[int], parameters: Any) -> Any:
             request, answers = {"prompt_token_ids": list(prompt)}, []
-            async for each in self._processes.client.generate(request, parameters, request_id=uuid.uuid4().hex):
+            async for each in self.processes.client.generate(request, parameters, request_id=uuid.uuid4().hex):
                 answers.append(each)
             return answers[-1]
 
         async def run() -> list[Any]:
             asked = [
-                asyncio.ensure_future(self._processes.run(answer(prompt, _vllm_parameters(row))))
+                asyncio.ensure_future(self.processes.run(answer(prompt, _vllm_parameters(row))))
                 for prompt, row in zip(prompts, sampling, strict=True)
             ]
             try:
@@ -176,19 +189,20 @@ class _EngineThread:
                 await asyncio.gather(*asked, return_exceptions=True)
                 raise
 
-        return self._wait(run)  # type: ignore[no-any-return]
+        return self.wait(run)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the engine and the thread."""
         if self._thread.is_alive():
 
             async def close() -> None:
-                self._processes.close()
+                self.processes.close()
 
-            self._wait(close)
+            self.wait(close)
             self._end_thread()
 
-    def _wait(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def wait(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return what work on the loop gives."""
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()

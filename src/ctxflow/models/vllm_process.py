@@ -27,6 +27,7 @@ from ctxflow.models.results import MissingPackageError
 from ctxflow.models.vllm_parts import add_parts, tell_imported, tell_tried
 from ctxflow.models.vllm_schemas import bind_by_patterns
 from ctxflow.on_worker import load_part
+from ctxflow.topology.machine import cuda_devices
 
 SHARED_MEMORY = "/dev/shm"
 _TICK_SECONDS = 1.0
@@ -63,6 +64,7 @@ class VLLMProcesses:
             why = " ".join(str(error).split()).partition(" For further information")[0]
             raise UsageError(f"vLLM refuses these options for this model: {why}") from error
         self._silent_seconds, self._stopped_seconds = silent_seconds, stopped_seconds
+        self._sleeps = bool(getattr(arguments, "enable_sleep_mode", False))
         self._in_flight = 0
         self._cause = ""
         self._closed = False
@@ -100,6 +102,21 @@ class VLLMProcesses:
         with load_part("engine"):
             await self.run(self.client.reset_mm_cache())  # Of what it was tried with.
         self._sockets.close()
+
+    @property
+    def parks(self) -> bool:
+        """Whether it can give up its GPUs' memory: it has none, or was started so that it can (`enable_sleep_mode`)."""
+        return self._sleeps or not cuda_devices()
+
+    async def park(self) -> None:
+        """Have vLLM bring its weights to the host's memory, and drop its cache; nothing may be in flight."""
+        if self._sleeps:
+            await self.run(self.client.sleep(1))
+
+    async def wake(self) -> None:
+        """Have it answer again."""
+        if self._sleeps:
+            await self.run(self.client.wake_up())
 
     def _note_processes(self, before: Iterable[int]) -> None:
         for pid in set(descendants(os.getpid())).difference(before):

@@ -129,6 +129,19 @@ class VLLMEngine:
             response = self._as_error(error)
         return await self._plain(response)
 
+    @property
+    def parks(self) -> bool:
+        """Whether it can be parked: on GPUs where it was started with `enable_sleep_mode=True`."""
+        return self._processes.parks
+
+    async def park(self) -> None:
+        """Have vLLM bring its weights to the host's memory, and drop its cache."""
+        await self._processes.park()
+
+    async def wake(self) -> None:
+        """Have it answer again."""
+        await self._processes.wake()
+
     async def aclose(self) -> None:
         """End vLLM with its processes, and free its memory."""
         self._processes.close()

@@ -136,7 +136,7 @@ class AccountsReader:
             name = command["is"]
             if name in ("Run", "Step"):
                 self._run(command, now)
-            elif name in ("Stage", "Load", "Unload", "Abandon"):
+            elif name in ("Stage", "Load", "Wake", "Unload", "Abandon"):
                 self._order(name, command, now)
             elif name == "Deliver":
                 self.accounts.end = now
@@ -178,7 +178,7 @@ class AccountsReader:
             unneeded = failure["kind"] == "cancelled" and failure["error"] == "CallInterrupted"
             why = "unneeded" if unneeded else "failed"
             self._ended(worker, event["attempt"], now, why)
-        elif kind in ("ContextStaged", "ContextReady", "ContextFailed"):
+        elif kind in ("ContextStaged", "ContextReady", "ContextFailed", "ContextWoken", "ParkFailed"):
             worker.advance(now)
             worker.staging.discard(event["context"])
             if kind != "ContextStaged":
@@ -250,7 +250,7 @@ class AccountsReader:
         if worker is None:
             return
         worker.advance(now)
-        if name in ("Stage", "Load"):
+        if name in ("Stage", "Load", "Wake"):
             (worker.staging if name == "Stage" else worker.loading).add(context)
         elif name == "Unload":
             worker.staging.discard(context)

@@ -225,7 +225,10 @@ class AppHistory:
 
 @dataclasses.dataclass
 class ContextLoads:
-    """How often a context was built, how long that took, into what the time went, and how often it failed."""
+    """How often a context was built, or woken where it was parked, how long that took, where the time of builds went.
+
+    :ivar failed: how often a build failed.
+    """
 
     name: str
     spec: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -233,6 +236,7 @@ class ContextLoads:
     failed: int = 0
     load_seconds: Histogram = dataclasses.field(default_factory=Histogram)
     times: LoadTimes = dataclasses.field(default_factory=LoadTimes)
+    wake_seconds: Histogram = dataclasses.field(default_factory=Histogram)
 
 
 @dataclasses.dataclass
@@ -333,6 +337,7 @@ def history_data(history: History) -> dict[str, Any]:
             id: {
                 "name": context.name, "staged": context.staged, "failed": context.failed,
                 "load_seconds": context.load_seconds.summary(), "load_parts": load_times_data(context.times),
+                "wake_seconds": context.wake_seconds.summary(),
             }
             for id, context in history.contexts.items()
         },

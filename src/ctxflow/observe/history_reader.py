@@ -112,6 +112,7 @@ class _Reader:
             "ContextDeclared": self._context,
             "ContextStaged": self._staged,
             "ContextReady": self._ready,
+            "ContextWoken": self._woken,
             "ContextFailed": self._context_failed,
         }
 
@@ -314,6 +315,9 @@ class _Reader:
 
     def _ready(self, event: dict[str, Any]) -> None:
         self._loads_of(event["context"]).load_seconds.add(event["seconds"])
+
+    def _woken(self, event: dict[str, Any]) -> None:
+        self._loads_of(event["context"]).wake_seconds.add(event["seconds"])
 
     def _context_failed(self, event: dict[str, Any]) -> None:
         self._loads_of(event["context"]).failed += 1

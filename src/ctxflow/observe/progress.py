@@ -41,7 +41,7 @@ class Progress:
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
         "gpu_hours", "worker_hours" and "cost" (None: no price) so far, and the "reason" why fewer joined, or "".
-    :ivar contexts: name -> how many workers are "staging" or "loading" it, or have it "warm".
+    :ivar contexts: name -> how many workers are "staging", "loading" or "waking" it, or have it "warm" or "parked".
     :ivar evictions: workers that were taken back; `crashes`, library processes that died; `loads`, contexts built.
     :ivar gpu_hours: GPUs of workers, times the hours they were connected; `worker_hours` likewise.
     :ivar cost: by the tiers' prices; None unless all that gave workers have one.

@@ -262,6 +262,8 @@ def overview(history: History) -> list[tuple[str, str]]:
     hosts = f" on {counted(len(history.hosts), 'host')}"
     loads = sum(context.load_seconds.count for context in history.contexts.values())
     failed = sum(context.failed for context in history.contexts.values())
+    woken = sum(context.wake_seconds.count for context in history.contexts.values())
+    more = "".join(f", {count:,} {how}" for how, count in (("failed", failed), ("woken", woken)) if count)
     chunks = [("Chunks", f"{history.chunks:,} of sessions")] if history.chunks else []
     return [
         ("Duration", f"{seconds(history.duration)}, {figure(rate)} items/s"),
@@ -269,7 +271,7 @@ def overview(history: History) -> list[tuple[str, str]]:
         ("Items", f"{items.done:,} of {items.submitted:,} done{''.join(', ' + part for part in left)}{again}"),
         ("Workers", f"{history.mean_workers:.1f} on average, {history.peak_workers:,} at most, "
                     f"{workers.joined:,} joined{hosts}{lost}{notices}"),
-        ("Contexts", f"{counted(loads, 'load')}{f', {failed:,} failed' if failed else ''}"),
+        ("Contexts", f"{counted(loads, 'load')}{more}"),
     ]  # fmt: skip
 
 

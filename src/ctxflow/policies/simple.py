@@ -58,6 +58,14 @@ class ContextAffinity:
                     total -= 1
                     chosen.append(Assignment(name, app.id))
                     left[app.id] -= max(1, view.batch_size(app, worker))
+        parking = [(name, worker) for name, worker in view.free.items() if worker.parked]
+        for app in ready if parking else ():  # To wake a context takes less than to build it elsewhere.
+            for name, worker in parking:
+                if left[app.id] > 0 and app.context in worker.parked and slots[name] > 0 and view.can_run(app, worker):
+                    slots[name] -= 1
+                    total -= 1
+                    chosen.append(Assignment(name, app.id))
+                    left[app.id] -= max(1, view.batch_size(app, worker))
         if not total:
             return chosen
         # Where calls overlap, who has the context has got what its window had room for.

@@ -7,7 +7,7 @@ seconds on the run's clock, sizes bytes, prices dollars an hour. What nobody mea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ctxflow.topology import Topology
@@ -163,7 +163,11 @@ class WorkerView(Protocol):
 
     @property
     def contexts(self) -> Mapping[str, ContextOnWorkerView]:
-        """The contexts on it in any state, staging and loading included, by id."""
+        """The contexts on it in any state, staging and loading included, by id; but for those that are parked."""
+
+    @property
+    def parked(self) -> Collection[str]:
+        """The contexts that gave way and are parked: to wake one takes less than to build it."""
 
     @property
     def running(self) -> Mapping[int, AttemptView]:

@@ -262,6 +262,13 @@ class ContextState:
     apps: dict[str, None] = dataclasses.field(default_factory=dict)
     memory: int | None = None
     gpu_memory: int | None = None
+    # Whether it may be parked; None once that has failed. Then, as measured last: what it holds on the host while it
+    # is parked, and what it takes to park and to wake it. Kept by parking.py.
+    parks: bool | None = False
+    parked_memory: int | None = None
+    park_crashes: int = 0  # In a row.
+    park_seconds: float = 0.0
+    wake_seconds: float = 0.0
     holders: int = 0
     on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
     loads: int = 0

@@ -1,8 +1,8 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt, Forgo, Exclude,
-Survey and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for Place and
-Quarantine, which are for the log.
+Engines carry out Stage, Load, Unload, Park, Wake, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt,
+Forgo, Exclude, Survey and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for
+Place and Quarantine, which are for the log.
 """
 
 from __future__ import annotations
@@ -42,6 +42,25 @@ class Unload(Command):
     worker: str
     context: str
     files: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Park(Command):
+    """Have a built context that runs nothing give up its GPU memory, and keep its library process.
+
+    What is built on the worker after that waits until it is done. Answered with `ContextParked`, or `ParkFailed`.
+    """
+
+    worker: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wake(Command):
+    """Have a parked context take calls again. Answered with `ContextWoken`, or `ParkFailed`."""
+
+    worker: str
+    context: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

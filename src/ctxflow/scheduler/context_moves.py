@@ -1,4 +1,4 @@
-"""Transitions of contexts: claimed, staging, loading, ready, spent, unloaded, suspect, broken, forgotten."""
+"""Transitions of contexts: claimed, staging, loading, ready, spent, parked, unloaded, suspect, broken, forgotten."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Collection
 
 from ctxflow.errors import counted
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import faults, items
+from ctxflow.scheduler import faults, items, residency
 from ctxflow.scheduler.app_state import App, ContextState
-from ctxflow.scheduler.commands import Command, Load, Stage, Unload
+from ctxflow.scheduler.commands import Command, Load, Note, Park, Stage, Unload, Wake
 from ctxflow.scheduler.eligibility import able, cache_only, has_work
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.view import ShownContext
-from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker, hide
+from ctxflow.scheduler.worker_state import Claim, OnWorker, ParkedContext, Worker, hide
 
 MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one again need not have it built.
 
@@ -55,13 +55,19 @@ def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: bool = False) -> bool:
-    """Stage or load the app's context on a worker, unloading idle ones in its way; `ahead`: for no items yet."""
+    """Stage or load the app's context on a worker, or wake it there; idle ones in its way are parked or unloaded.
+
+    :param ahead: for no items yet.
+    """
     context = state.contexts[app.context]
     others = _in_the_way(state, worker, context.spec)
     if others is None:
         return False
-    for other in others:
+    room = residency.room(state, worker, context.spec, others)
+    for other in room.unload:
         unload(state, worker, other, out)
+    for parked in room.park:
+        park(state, worker, parked, out)
     claim = None
     if not ahead:
         size = max(1, state.view.batch_size(app.shown, worker.shown)) if app.unclaimed else 0
@@ -70,51 +76,32 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
         app.claimed += claim.items
         app.claims += 1
     stages = context.spec.files and context.spec.id not in worker.staged
+    step: type[Stage | Load | Wake]
     step, first = (Stage, "staging") if stages else (Load, "loading")
+    if worker.parked.pop(context.spec.id, None) is not None:
+        step, first = Wake, "waking"
     held = OnWorker(context.spec.id, first, state.now, state.now, claim=claim, begun=state.now)
     held.shown = ShownContext(held)
     worker.put(held)
     worker.loading += 1
     context.holders += 1
     context.on_tier[worker.tier] += 1
-    context.loads += 1
-    state.counters.loads += 1
+    if step is Wake:
+        state.counters.wakes += 1
+    else:
+        context.loads += 1
+        state.counters.loads += 1
     out.append(step(worker.id, context.spec.id))
     state.update_free(worker)
     return True
 
 
 def _in_the_way(state: RunState, worker: Worker, wanted: ev.ContextSpec, drained: bool = False) -> list[str] | None:
-    """Return the idle contexts to unload so that another fits, least recently used first; None if it cannot fit.
+    """Return the idle contexts that give way so that another fits, least recently used first; None if it cannot fit.
 
     :param drained: whether to count those as idle that have nothing but calls that overlap.
     """
-    unload: list[str] = []
-    for candidate in idle(state, worker, drained):
-        if _fits(state, worker, wanted, unload):
-            return unload
-        unload.append(candidate)
-    return unload if _fits(state, worker, wanted, unload) else None
-
-
-def _fits(state: RunState, worker: Worker, wanted: ev.ContextSpec, without: list[str]) -> bool:
-    others = [state.contexts[c] for c in worker.contexts if c not in without]
-    context = state.contexts[wanted.id]
-    # What the user declared is for calls too; what was measured is what building took.
-    used = sum(_larger(each.spec.memory, each.memory) or 0 for each in (context, *others))
-    if worker.spec.memory is not None and used > worker.spec.memory and others:
-        return False
-    on_gpu = [other for other in others if other.spec.gpus]
-    if not wanted.gpus or not on_gpu:
-        return True
-    # GPU memory that nobody declared or measured is taken to be all of it.
-    sizes = [_larger(each.spec.gpu_memory, each.gpu_memory) for each in (context, *on_gpu)]
-    known = [size for size in sizes if size is not None]
-    return worker.spec.gpu_memory is not None and len(known) == len(sizes) and sum(known) <= worker.spec.gpu_memory
-
-
-def _larger(*sizes: int | None) -> int | None:
-    return max((size for size in sizes if size is not None), default=None)
+    return residency.in_the_way(state, worker, wanted, idle(state, worker, drained))
 
 
 def staged(state: RunState, event: ev.ContextStaged, out: list[Command]) -> None:
@@ -129,22 +116,42 @@ def staged(state: RunState, event: ev.ContextStaged, out: list[Command]) -> None
         out.append(Load(worker.id, held.context))
 
 
-def ready(state: RunState, worker: Worker, event: ev.ContextReady) -> App | None:
-    """Have calls run against a context that is built; return the app that it was built for."""
-    held = worker.contexts.get(event.context)
-    if held is None or not held.building:
+def ready(state: RunState, worker: Worker, event: ev.ContextReady | ev.ContextWoken, out: list[Command]) -> App | None:
+    """Have calls run against a context that is built, or awake; return the app that this was for."""
+    held, woken = worker.contexts.get(event.context), isinstance(event, ev.ContextWoken)
+    if held is None or not held.building or (held.state == "waking") != woken:
         return None
     context, claim = state.contexts[event.context], held.claim
     _end_load(state, worker, held)
     held.state, held.since, held.last_used = "ready", state.now, state.now
-    # The most: a page counts for less where other workers share it, and for all again when those are gone.
-    context.memory = _larger(context.memory, event.memory)
-    context.gpu_memory = _larger(context.gpu_memory, event.gpu_memory)
-    context.suspects.pop(worker.id, None)
-    faults.built(state, worker, context)
-    worker.context_seconds[event.context] = event.seconds
+    _measured(state, worker, context, event, out)
+    if isinstance(event, ev.ContextWoken):
+        context.wake_seconds, context.park_crashes = event.seconds, 0
+    else:
+        context.suspects.pop(worker.id, None)
+        faults.built(state, worker, context)
+        worker.context_seconds[event.context] = event.seconds
+        context.parks = event.parks if context.parks is not None else None
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
+
+
+def _measured(
+    state: RunState,
+    worker: Worker,
+    context: ContextState,
+    event: ev.ContextReady | ev.ContextWoken,
+    out: list[Command],
+) -> None:
+    """Learn the memory of a context; parked ones give way where it is more than was thought."""
+    known = context.memory, context.gpu_memory
+    # The most: a page counts for less where other workers share it, and for all again when those are gone.
+    context.memory = residency.larger(context.memory, event.memory)
+    context.gpu_memory = residency.larger(context.gpu_memory, event.gpu_memory)
+    if known != (context.memory, context.gpu_memory):
+        for each in state.workers.values():
+            if context.spec.id in each.contexts:
+                residency.settle(state, each, out)
 
 
 def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
@@ -169,8 +176,47 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
     return True
 
 
+# --- parked
+
+
+def park(state: RunState, worker: Worker, parked: ParkedContext, out: list[Command]) -> None:
+    """Have a worker keep a context that runs nothing, on its host alone."""
+    drop(state, worker, parked.context)
+    worker.parked[parked.context] = parked
+    state.counters.parks += 1
+    out.append(Park(worker.id, parked.context))
+
+
+def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> None:
+    """Handle a context that could not be parked or woken: it is unloaded and built, now and from now on.
+
+    A process that died at it may have been killed: that counts once it has happened often, with no wake between.
+    """
+    worker, context = state.workers.get(event.worker), state.contexts.get(event.context)
+    if worker is None or context is None:
+        return
+    held = worker.contexts.get(event.context)
+    if held is not None and held.state == "waking":
+        gone(state, worker, event.context, out)
+    elif worker.parked.pop(event.context, None) is None:
+        return
+    context.park_crashes += event.failure.kind == "crash"
+    forgiven = event.failure.kind == "crash" and context.park_crashes < state.limits.failures
+    if context.parks is not None and not forgiven:
+        context.parks = None
+        why = f"{event.failure.error}: {event.failure.message}"
+        text = f"the context {context.spec.name} is unloaded from now on where it gives way, and not parked: {why}"
+        out.append(Note(text, trouble=True))
+
+
+# --- unloaded
+
+
 def unload(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
-    """Have a worker end a context that runs nothing."""
+    """Have a worker end a context that runs nothing, or is parked."""
+    if context in worker.parked:
+        residency.unload_parked(worker, context, out)
+        return
     drop(state, worker, context)
     out.append(Unload(worker.id, context, files=state.contexts[context].spec.level == ev.NONE))
 
@@ -192,6 +238,8 @@ def follow(state: RunState, out: list[Command]) -> None:
         for context in idle(state, worker):
             if _unplanned(state, worker, context):
                 unload(state, worker, context, out)
+        for context in [each for each in worker.parked if not state.plan.permits(each, worker.tier)]:
+            unload(state, worker, context, out)
         # Of what overlaps there would never be none.
         state.turn(worker, [context for context in worker.in_flight if _unplanned(state, worker, context)])
 
@@ -257,8 +305,10 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: ev.Failure
         return
     worker.staged.discard(context_id)  # They may be what is wrong with it.
     context = state.contexts[context_id]
-    unused = idle(state, worker)
-    if failure.kind == "memory" and unused:
+    # Of a parked context's GPU memory some may be left, and engines say in many ways that they lack it.
+    parked = list(worker.parked) if failure.kind == "memory" or context.spec.gpus else []
+    unused = [*parked, *(idle(state, worker) if failure.kind == "memory" else ())]
+    if unused:
         for other in unused:
             unload(state, worker, other, out)
         return
@@ -270,7 +320,7 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: ev.Failure
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
     """Drop all contexts of a worker lost without notice; what it was building is charged with that."""
-    building = [held for held in worker.contexts.values() if held.building]
+    building = [held for held in worker.contexts.values() if held.building and held.state != "waking"]
     for context in list(worker.contexts):
         drop(state, worker, context)
     for held in building:
@@ -294,7 +344,7 @@ def settle_undecided(state: RunState, out: list[Command]) -> None:
         since, failure = context.deciding or (state.now, ev.Failure("lost", "", ""))
         until = since + state.limits.verdict
         holders = [worker.contexts[name] for worker in state.workers.values() if name in worker.contexts]
-        if any(not held.building for held in holders):
+        if any(not held.building or held.state == "waking" for held in holders):
             continue
         if state.now < until and any(held.begun <= since for held in holders):
             state.wake(until)
@@ -361,8 +411,9 @@ def retired(state: RunState, event: ev.Retired, out: list[Command]) -> None:
             for each in [*app.alternatives, name]:
                 _forget_app(state, state.apps[each])
     for worker in state.workers.values() if event.apps else ():
-        if len(worker.contexts) > MOST_LEFT:
-            left = [each for each in idle(state, worker) if each != ev.PLAIN and not state.contexts[each].apps]
+        if len(worker.contexts) + len(worker.parked) > MOST_LEFT:
+            there = [*worker.parked, *idle(state, worker)]
+            left = [each for each in there if each != ev.PLAIN and not state.contexts[each].apps]
             for each in left[: max(0, len(left) - MOST_LEFT)]:
                 unload(state, worker, each, out)
     for name in event.contexts:
@@ -387,6 +438,8 @@ def context_is_used(state: RunState, name: str, but: Collection[str] = ()) -> bo
     """Return whether a context has apps, without `but` these, is on a worker, or has a place of its own."""
     context = state.contexts[name]
     if name == ev.PLAIN or context.holders or any(app not in but for app in context.apps):
+        return True
+    if any(name in worker.parked for worker in state.workers.values()):
         return True
     return any(each.context == name for each in state.reservations.all.values())
 

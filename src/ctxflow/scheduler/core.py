@@ -21,6 +21,7 @@ from ctxflow.scheduler import (
     items,
     prefixes,
     reservations,
+    residency,
     session_moves,
     steps,
 )
@@ -285,9 +286,9 @@ def _plan_made(state: RunState, event: ev.PlanMade, out: list[Command]) -> None:
 # --- contexts
 
 
-def _context_ready(state: RunState, event: ev.ContextReady, out: list[Command]) -> None:
+def _context_ready(state: RunState, event: ev.ContextReady | ev.ContextWoken, out: list[Command]) -> None:
     worker = state.workers.get(event.worker)
-    app = context_moves.ready(state, worker, event) if worker is not None else None
+    app = context_moves.ready(state, worker, event, out) if worker is not None else None
     # What it was built for goes first: a policy that thinks again could build and unload for ever.
     if worker is not None and app is not None and app.backlog and worker.id in state.free:
         dispatch.run(state, worker, app, out)
@@ -303,8 +304,10 @@ def _context_failed(state: RunState, event: ev.ContextFailed, out: list[Command]
 
 def _context_unloaded(state: RunState, event: ev.ContextUnloaded, out: list[Command]) -> None:
     worker = state.workers.get(event.worker)
-    held = worker.contexts.get(event.context) if worker is not None else None
-    if worker is not None and held is not None and not held.building:
+    if worker is None or worker.parked.pop(event.context, None) is not None:
+        return
+    held = worker.contexts.get(event.context)
+    if held is not None and held.state not in ("staging", "loading"):  # Else it is about an earlier process.
         attempts.lose_context(state, worker, event.context, out)
 
 
@@ -341,6 +344,9 @@ _HANDLERS: dict[type[ev.Event], Callable[[RunState, Any, list[Command]], None]] 
     ev.ContextReady: _context_ready,
     ev.ContextFailed: _context_failed,
     ev.ContextUnloaded: _context_unloaded,
+    ev.ContextParked: residency.parked,
+    ev.ContextWoken: _context_ready,
+    ev.ParkFailed: context_moves.not_parked,
     ev.BatchFinished: dispatch.batch_finished,
     ev.ItemsFinished: dispatch.items_finished,
     ev.BatchEnded: dispatch.batch_ended,

@@ -344,6 +344,7 @@ class ContextReady(Event):
 
     :ivar seconds: from the start of its library process on. :ivar parts: what of them went into which part of the load,
         for the log alone, as is `started`, how the process was started ("spawned"); empty where nobody says.
+    :ivar parks: whether it may be parked. Logs of earlier versions do not say so, and nothing was parked.
     """
 
     worker: str
@@ -353,6 +354,38 @@ class ContextReady(Event):
     gpu_memory: int | None = None
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
     started: str = dataclasses.field(default="", repr=False)
+    parks: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextParked(Event):
+    """A context is parked: what that took, the host's memory that it holds now, and what it has left on each GPU."""
+
+    worker: str
+    context: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextWoken(Event):
+    """A parked context takes calls again; as `ContextReady`."""
+
+    worker: str
+    context: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParkFailed(Event):
+    """A context could not be parked or woken; its library process has ended."""
+
+    worker: str
+    context: str
+    failure: Failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

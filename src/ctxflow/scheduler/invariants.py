@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import chain
 
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.residency import fit_beside
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import (
     MIGRATING,
@@ -14,6 +15,7 @@ from ctxflow.scheduler.worker_state import (
     SUSPENDED,
     WAITING,
     SessionState,
+    Worker,
     going,
 )
 
@@ -134,6 +136,7 @@ def _check_contexts(state: RunState) -> None:
                 assert calls[held_there.context] == spent, f"{worker.id} runs two calls on one {held_there.context}"
         levels = {state.contexts[context].spec.level for context in worker.staged}
         assert levels <= {ev.PARTIAL}, f"{worker.id} is thought to keep files that it does not"
+        _check_parked(state, worker)
     held = Counter(context for worker in state.workers.values() for context in worker.contexts)
     tiers = Counter((context, worker.tier) for worker in state.workers.values() for context in worker.contexts)
     for context in state.contexts.values():
@@ -141,6 +144,19 @@ def _check_contexts(state: RunState) -> None:
         by_tier = {tier: count for (name, tier), count in tiers.items() if name == context.spec.id}
         assert +context.on_tier == by_tier, f"{context.spec.id}: holders are miscounted by tier"
         assert context.suspects.keys() <= state.workers.keys(), f"{context.spec.id}: a lost worker is suspect"
+
+
+def _check_parked(state: RunState, worker: Worker) -> None:
+    running = {attempt.context for attempt in worker.running.values()}
+    for name, parked in worker.parked.items():
+        assert parked.context == name and name not in worker.contexts, f"{worker.id} has {name} parked, and holds it"
+        assert name not in running, f"{worker.id} runs a call on {name}, which is parked"
+        assert state.contexts[name].spec.level == ev.PERVASIVE, f"{worker.id} has {name} parked, which it may not keep"
+        states = [session.id for session in worker.sessions.values() if session.loaded and session.context == name]
+        assert not states, f"states of the sessions {states} are in {name}, which is parked"
+    staying = [state.contexts[name] for name in worker.contexts]
+    enough = fit_beside(worker, staying, list(worker.parked.values()))
+    assert enough, f"{worker.id} has not the memory for what is parked there"
 
 
 def _check_reservations(state: RunState) -> None:

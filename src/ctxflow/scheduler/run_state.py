@@ -224,6 +224,8 @@ class Counters:
     migrations: int = 0
     suspensions: int = 0
     loads: int = 0
+    parks: int = 0
+    wakes: int = 0
 
 
 class RunState:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.scheduler import context_moves, faults
+from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.eligibility import cache_only, can_be_kept, elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
@@ -85,7 +86,7 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
         held = worker.contexts.get(app.context)
         _let_go(state, worker, app_id, out)
         if held is None:
-            state.streams.drops.pop((worker.id, app_id), None)
+            _forget_drops(state, worker, app)
             wanting = [s for s in worker.sessions.values() if s.app == app_id and not s.idle]
             if wanting:
                 prepare(state, worker, app_id, out)
@@ -101,6 +102,12 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
                 _step(state, worker, app_id, out)
             elif worker.in_flight and any(s.ready for s in worker.sessions.values() if s.app == app_id):
                 state.turn(worker, worker.in_flight)
+
+
+def _forget_drops(state: RunState, worker: Worker, app: App) -> None:
+    """Forget which states are to be dropped in a library process that is gone; one that is parked still has them."""
+    if app.context not in worker.parked:
+        state.streams.drops.pop((worker.id, app.id), None)
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:

@@ -95,7 +95,7 @@ class ShownWorker(_Proxy):
     """One worker (`WorkerView`)."""
 
     __slots__: tuple[str, ...] = ("acquired", "contexts", "devices", "gpu_model", "gpus", "host")
-    __slots__ += ("id", "joined", "machine", "pin", "region", "running", "sessions", "slots", "tier")
+    __slots__ += ("id", "joined", "machine", "parked", "pin", "region", "running", "sessions", "slots", "tier")
 
     _row: Worker
     id: str
@@ -111,6 +111,7 @@ class ShownWorker(_Proxy):
     joined: float
     acquired: bool
     contexts: Mapping[str, views.ContextOnWorkerView]
+    parked: Collection[str]
     running: Mapping[int, views.AttemptView]
     sessions: Mapping[int, views.SessionView]
     free_slots: int = _live("free_slots")
@@ -121,6 +122,7 @@ class ShownWorker(_Proxy):
         super().__init__(row)
         _put(self, "devices", tuple(row.devices))
         _put(self, "contexts", row.contexts_shown)
+        _put(self, "parked", row.parked.keys())
         _put(self, "running", MappingProxyType(row.running))
         _put(self, "sessions", row.sessions_shown)
 

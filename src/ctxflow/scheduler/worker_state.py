@@ -56,7 +56,7 @@ class OnWorker:
     """One context on one worker."""
 
     context: str
-    state: str  # "staging", "loading", "ready"; "spent" if it runs the one call that it was built for.
+    state: str  # "staging", "loading", "waking", "ready"; "spent" if it runs the one call that it was built for.
     since: float
     last_used: float
     claim: Claim | None = None
@@ -66,7 +66,17 @@ class OnWorker:
     @property
     def building(self) -> bool:
         """Whether it is on its way to being ready, which takes a slot."""
-        return self.state in ("staging", "loading")
+        return self.state in ("staging", "loading", "waking")
+
+
+@dataclasses.dataclass(slots=True)
+class ParkedContext:
+    """A context that gave way, and whose library process stays: bytes of the host's memory, and left on each GPU."""
+
+    context: str
+    last_used: float
+    memory: int
+    gpu_memory: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,6 +197,7 @@ class Worker:
     joined: float
     contexts: dict[str, OnWorker] = dataclasses.field(default_factory=dict)  # Changed by `put` and `take` alone.
     contexts_shown: Shown[str, ContextOnWorkerView] = dataclasses.field(default_factory=Shown, repr=False)
+    parked: dict[str, ParkedContext] = dataclasses.field(default_factory=dict)  # Of these none is in `contexts`.
     running: dict[int, Attempt] = dataclasses.field(default_factory=dict)
     noticed: float | None = None
     draining: bool = False

@@ -60,8 +60,8 @@ class ContractRun:
         recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
         name = f"{function.__name__}-{next(self._numbers)}"
         limits = options.get("timeout"), options.get("memory"), options.get("level", ev.PERVASIVE)
-        concurrency = options.get("concurrency")
-        self._contexts[name] = ContextPayload(name, function.__name__, recipe.dumps(), files, {}, *limits, concurrency)
+        more = options.get("concurrency"), options.get("park", True)
+        self._contexts[name] = ContextPayload(name, function.__name__, recipe.dumps(), files, {}, *limits, *more)
         return name
 
     def start(self, workers: int = 1) -> list[str]:

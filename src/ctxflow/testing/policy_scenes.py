@@ -76,6 +76,7 @@ class SceneWorker:
     gpus: int = 1
     slots: int = 1
     contexts: dict[str, SceneContext] = dataclasses.field(default_factory=dict)
+    parked: set[str] = dataclasses.field(default_factory=set)
     running: dict[int, SceneAttempt] = dataclasses.field(default_factory=dict)
     sessions: dict[int, SceneSession] = dataclasses.field(default_factory=dict)
     machine: str = ""

@@ -102,6 +102,10 @@ def leave(name: str) -> None:
     Path(name).write_text("left behind")
 
 
+def pid_of(context: Any, items: Sequence[Any]) -> list[int]:
+    return [os.getpid() for _ in items]
+
+
 def there(context: Any, items: Sequence[Any]) -> list[Any]:
     return [context for _ in items]
 

@@ -45,6 +45,8 @@ class Account:
     joined: int = 0
     evicted: int = 0
     raised: int = 0  # Calls, and builds of contexts.
+    wakes: int = 0
+    wake_seconds: float = 0.0
     tokens: float = 0.0  # Of items that engines with several in flight answered.
 
 
@@ -56,6 +58,7 @@ class Library:
     """
 
     ready: bool = False
+    parked_until: float = 0.0  # Until when it is being parked.
     busy_until: list[float] = dataclasses.field(default_factory=lambda: [0.0])
     flying: InFlight | None = None  # Its calls that overlap.
 
@@ -123,7 +126,7 @@ class SimulatedEngine:
     ['JobStarted', 'WorkerJoined']
     >>> engine.execute([cmd.Load("m-1", "model")])
     >>> engine.poll(60.0)
-    [ContextReady(time=20.0, worker='m-1', context='model', seconds=20.0, memory=None, gpu_memory=None)]
+    [ContextReady(time=20.0, worker='m-1', context='model', seconds=20.0, memory=None, gpu_memory=None, parks=False)]
     >>> engine.execute([cmd.Run("m-1", 1, "app", "model", range(8))])
     >>> engine.poll(60.0)
     [BatchFinished(time=24.0, worker='m-1', attempt=1, seconds=4.0)]
@@ -160,6 +163,8 @@ class SimulatedEngine:
         self.presence: list[tuple[float, SimulatedMachine, int]] = []
         self._times = times
         self._pace: Callable[[str, SimulatedMachine], SharedPace | None] | None = getattr(times, "pace", None)
+        # What may be parked: seconds to park and to wake it, and the bytes of the host that it holds then.
+        self._parks: Callable[[str], tuple[float, float, int] | None] = getattr(times, "park", lambda context: None)
         self._seed = seed
         self._staging = staging or NoStaging()
         self._salvage = salvage
@@ -179,6 +184,8 @@ class SimulatedEngine:
             cmd.Load: self._load,
             cmd.Stage: self._stage,
             cmd.Unload: self._unload,
+            cmd.Park: self._park,
+            cmd.Wake: self._wake,
             cmd.Abandon: self._abandon,
             cmd.Interrupt: self._interrupt,
             cmd.Release: self._release,
@@ -354,7 +361,7 @@ class SimulatedEngine:
         if self._zygotes and self._imports is not None and self._zygote_of(worker) in self._zygotes:
             seconds *= 1.0 - self._imports(command.context, machine)
         fault = self._faults.of_build(machine, self.now, generator)
-        ends = self.now + (seconds if fault is None else fault.seconds)
+        ends = self._room_at(worker) + (seconds if fault is None else fault.seconds)
         self.at(ends, self._built, worker, command.context, library, seconds, fault)
 
     def _built(
@@ -373,7 +380,8 @@ class SimulatedEngine:
             self._zygotes.add(self._zygote_of(worker))
         self.account.loads += 1
         self.account.load_seconds += seconds
-        self._out.append(ev.ContextReady(self.now, worker.id, context, seconds))
+        parks = self._parks(context) is not None
+        self._out.append(ev.ContextReady(self.now, worker.id, context, seconds, parks=parks))
 
     def _zygote_of(self, worker: SimulatedWorker) -> str:
         return worker.id if self._zygote == "worker" else worker.place.machine.host_name
@@ -384,6 +392,31 @@ class SimulatedEngine:
             worker.staging.pop(command.context, None)
             self._staging.remove(worker.id, command.context)
         self._out.append(ev.ContextUnloaded(self.now, worker.id, command.context))
+
+    def _park(self, worker: SimulatedWorker, command: cmd.Park) -> None:
+        library, (seconds, _, size) = self._library(worker, command), self._parks(command.context) or (0.0, 0.0, 0)
+        library.ready, library.parked_until = False, self.now + seconds
+        event = ev.ContextParked(library.parked_until, worker.id, command.context, seconds, size, 0)
+        self.at(library.parked_until, self._moved, worker, library, event)
+
+    def _wake(self, worker: SimulatedWorker, command: cmd.Wake) -> None:
+        library, (_, seconds, _) = worker.libraries[command.context], self._parks(command.context) or (0.0, 0.0, 0)
+        event = ev.ContextWoken(self._room_at(worker) + seconds, worker.id, command.context, seconds)
+        self.at(event.time, self._moved, worker, library, event)
+
+    def _moved(self, worker: SimulatedWorker, library: Library, event: ev.ContextParked | ev.ContextWoken) -> None:
+        """Report that a context is parked, or takes calls again."""
+        if worker.id not in self._workers or worker.libraries.get(event.context) is not library:
+            return
+        if isinstance(event, ev.ContextWoken):
+            library.ready = True
+            self.account.wakes += 1
+            self.account.wake_seconds += event.seconds
+        self._out.append(event)
+
+    def _room_at(self, worker: SimulatedWorker) -> float:
+        """Return when all that gives way on a worker has done so."""
+        return max([self.now, *(library.parked_until for library in worker.libraries.values())])
 
     def _run(self, worker: SimulatedWorker, command: cmd.Run) -> None:
         pace = self._pace(command.app, worker.place.machine) if self._pace is not None else None
@@ -425,10 +458,11 @@ class SimulatedEngine:
             counted = max(1, round(tokens))
             self._out.append(ev.BatchFinished(self.now, worker.id, attempt, seconds, tokens=counted))
 
-    def _library(self, worker: SimulatedWorker, command: cmd.Run) -> Library:
+    def _library(self, worker: SimulatedWorker, command: cmd.Run | cmd.Park) -> Library:
         library = worker.libraries.get(command.context)
         if library is None or not library.ready:
-            raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
+            name = type(command).__name__
+            raise ValueError(f"{worker.id} is told to {name} {command.context!r}, which it has not built, or parked")
         return library
 
     def _begin(

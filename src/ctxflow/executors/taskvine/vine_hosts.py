@@ -172,6 +172,7 @@ class VineHosts:
             timeout=context.timeout,
             memory=context.memory,
             preload=self.learned.of(context),
+            park=context.park,
             body=context.recipe,
         )
 

@@ -264,7 +264,7 @@ def _instance(view: View, worker: WorkerView, gpus: set[int], floor: int) -> Ins
 
 def _priority(view: View, worker: WorkerView, floor: int) -> int:
     """Return the highest priority of the work that a worker does or gets ready for; `floor` if it does nothing."""
-    building = {held.context for held in worker.contexts.values() if held.state in ("staging", "loading")}
+    building = {held.context for held in worker.contexts.values() if held.state in ("staging", "loading", "waking")}
     doing = [view.apps[attempt.app].priority for attempt in worker.running.values()]
     doing += [app.priority for app in view.apps.values() if app.context in building and app.backlog]
     doing += [view.apps[session.app].priority for session in worker.sessions.values()]
