@@ -139,15 +139,24 @@ def test_a_second_context_has_what_the_first_imported_for_it(driven, tmp_path):
         ("import subprocess\nchild = subprocess.Popen(['sleep', '600'])", "has started a process"),
         ("__fork_unsafe__ = 'it counts its processes'", "unsafe must not be imported before a fork: it counts its"),
         ("import socket\nkept = socket.socket()", "has opened socket:"),
+        (
+            "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(600))",
+            "lets no fork come to its end",
+        ),
     ],
 )
 def test_what_cannot_be_forked_is_spawned_and_says_why(driven, tmp_path, text, why):
     environment = package(tmp_path, "unsafe", text)
+    there = {}
     for context in ("c", "d"):
         report = built(driven, context=context, environment=environment, preload=["unsafe"])
         assert report["started"].startswith("spawned: ") and why in report["started"]
-    assert not zygotes(driven)
-    assert answer(driven, lambda value, items: ["unsafe" in sys.modules]) is False
+        assert not zygotes(driven)
+        there[context] = answer(driven, lambda value, items: ["unsafe" in sys.modules], context=context)
+    assert there == {"c": True, "d": False}, "the first is what was the zygote, and need not import again"
+    driven.host._libraries["c"].process.kill()
+    died = driven.next("died")[0]
+    assert died["context"] == "c" and "SIGKILL" in died["failure"]["message"]
     assert built(driven, context="e")["started"] == "forked"  # Of another environment.
 
 

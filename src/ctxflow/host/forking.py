@@ -192,8 +192,8 @@ class Zygote:
         directory: str,
         path: Sequence[str],
         descriptors: Sequence[int],
-    ) -> ForkedProcess:
-        """Fork a process.
+    ) -> ChildProcess:
+        """Fork a process; one from which nothing can be forked becomes the library process itself.
 
         :param kind: `LIBRARY`, which becomes a child of this process, which has to be a subreaper; or `HOST`.
         :param words: of its command line; a number stands for the descriptor of that place.
@@ -211,6 +211,9 @@ class Zygote:
             raise CannotFork(f"the zygote is gone ({error or 'it has ended'})") from error
         if "error" in answer:
             raise CannotFork(answer["error"])
+        if answer["pid"] == self.process.pid:
+            self.line.close()
+            return self.process
         try:
             return ForkedProcess(answer["pid"], child=kind == LIBRARY)
         except OSError as error:
@@ -254,7 +257,8 @@ class Zygotes:
     def offer(self, load: BuildContext) -> Zygote | str | None:
         """Return what to fork the library process of a load from, or why to spawn it; None if that is not known yet.
 
-        It is once a zygote has imported what the load imports: ask again then.
+        It is once a zygote has imported what the load imports: ask again then. One from which nothing can be forked
+        becomes the library process, and is given away.
         """
         if load.preload is None:
             return ""
@@ -264,6 +268,9 @@ class Zygotes:
         if zygote is not None and zygote.ended:
             self._lost(key)
             zygote = None
+        if zygote is not None and zygote.unsafe:  # Of which this load can have what it has imported.
+            self._selector.unregister(self._zygotes.pop(key).line)
+            return zygote
         if key in self._unfit:
             return self._unfit[key]
         try:
@@ -301,7 +308,7 @@ class Zygotes:
             self._lost(key)
         else:
             if zygote.unsafe:
-                self._give_up(key, zygote.unsafe)
+                self._unfit[key] = zygote.unsafe
 
     def _lost(self, key: object) -> None:
         self._end(key)

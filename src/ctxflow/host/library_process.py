@@ -139,7 +139,7 @@ class LibraryProcess:
             except CannotFork as error:
                 self.started = f"spawned: {error}"
             else:
-                self.started = "forked"
+                self.started = f"spawned: {zygote.unsafe}" if zygote.unsafe else "forked"
                 return forked
         return subprocess.Popen(
             [*command("library"), *(str(given[word]) if isinstance(word, int) else word for word in words)],

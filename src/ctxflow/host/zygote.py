@@ -2,7 +2,8 @@
 
 A forked library process has at once what takes a spawned one seconds to import. The zygote runs no code of the user's:
 it imports installed packages alone, has no key of the run and no socket but that to its host, and touches no device.
-Where forking it would not be safe, it says why, and library processes are spawned.
+Where forking it would not be safe, it says why, becomes the library process that it was asked for, so that nothing is
+imported twice, and library processes are spawned from then on.
 
 With the embedded engine one zygote forks the hosts of workers (`HOST`), each of which takes a copy of it along.
 """
@@ -31,6 +32,7 @@ from ctxflow.host.local_files import OF_LIBRARY
 UNSAFE = "__fork_unsafe__"
 """What a module has that must not be imported before a fork: True, or why."""
 _ADOPTION_SECONDS = 5.0
+_TRIAL_SECONDS = 5.0
 _PID_BYTES = 16
 _PR_SET_NAME = 15
 _READY_FOR_FORKS = {
@@ -77,6 +79,7 @@ class ZygoteServer:
         self._host = host
         self._path: list[str] = like._path if like else list(sys.path)  # As a spawned process has it.
         self._before: frozenset[str] = like._before if like else frozenset(sys.modules)
+        self._unsafe: str = like._unsafe if like else ""
         self._mark: _Mark = like._mark if like else _Mark()
         if like is None:
             own = package_root()
@@ -103,13 +106,17 @@ class ZygoteServer:
                 if name not in sys.modules and (why := import_installed(name)):
                     failed[name] = why
         gc.freeze()  # It is shared with those that are forked as long as no collection goes through it.
-        return {"failed": failed, "unsafe": why_unsafe(self._host.fileno())}
+        self._unsafe = why_unsafe(self._host.fileno())
+        return {"failed": failed, "unsafe": self._unsafe}
 
     def _fork(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         path = shadowing(message["path"] or self._path, self._before)
         try:
             if path:
                 answer: dict[str, Any] = {"error": f"{path} has the name of an installed package"}
+            elif self._unsafe and message["fork"] == LIBRARY:
+                send(self._host, {"pid": os.getpid()})
+                raise _Forked(lambda: library.main(self._become(message, descriptors, "ctxflow-library")))
             elif message["fork"] == LIBRARY:
                 answer = {"pid": self._fork_library(message, descriptors)}
             else:
@@ -270,7 +277,8 @@ def why_unsafe(own: int) -> str:
 
     :param own: the descriptor of a socket that is no reason.
     """
-    os.waitpid(_fork(lambda: None), 0)
+    if not _fork_comes_back():
+        return "a package that was imported lets no fork come to its end"
     if threads := _other_threads():
         return f"a package that was imported has started {threads}"
     for module in list(sys.modules.values()):
@@ -288,6 +296,21 @@ def why_unsafe(own: int) -> str:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "a package that was imported has started a process"
     return ""
+
+
+def _fork_comes_back() -> bool:
+    """Return whether a forked process ends, which does nothing: packages may do something at forks."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    deadline = time.monotonic() + _TRIAL_SECONDS
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return False
+        time.sleep(0.0005)
+    return True
 
 
 def _other_threads() -> str:
