@@ -93,7 +93,7 @@ async def transformers_engine(model: str, **settings: Any) -> TransformersEngine
     return built
 
 
-@context(gpus=1)
+@context(gpus=1, preload=["vllm.v1.engine.async_llm", "ctxflow.models.vllm"])
 def vllm_generator(model: str, **settings: Any) -> VLLMGenerator:
     """Build a `VLLMGenerator`, like `generator`: a causal language model in vLLM.
 
@@ -105,7 +105,7 @@ def vllm_generator(model: str, **settings: Any) -> VLLMGenerator:
     return built
 
 
-@context(gpus=1)
+@context(gpus=1, preload=["asyncio", "vllm.v1.engine.async_llm", "ctxflow.models.vllm_serving"])
 async def vllm_engine(model: str, **settings: Any) -> VLLMEngine:
     """Build a `VLLMEngine`, for item apps: any model that vLLM has for text or embeddings, asked in OpenAI's form.
 

@@ -30,6 +30,7 @@ from ctxflow.on_worker import load_part
 from ctxflow.topology.machine import cuda_devices
 
 SHARED_MEMORY = "/dev/shm"
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _TICK_SECONDS = 1.0
 _MOMENT_SECONDS = 0.3
 _END_SECONDS = 5.0
@@ -58,11 +59,17 @@ class VLLMProcesses:
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise MissingPackageError.about("vllm", extra="vllm", why=error) from error
+        chosen = os.environ.get(_METHOD)
         try:
             config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except (ValueError, TypeError, NotImplementedError) as error:
             why = " ".join(str(error).split()).partition(" For further information")[0]
             raise UsageError(f"vLLM refuses these options for this model: {why}") from error
+        if chosen is None and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+            # On a CPU vLLM spawns its processes, each of which imports for 10 s what is here already: for their threads'
+            # places, which it sets by variables that a library reads when it is loaded. Where it sets none, it may fork
+            # them, as it does beside a GPU.
+            os.environ[_METHOD] = "fork"
         self._silent_seconds, self._stopped_seconds = silent_seconds, stopped_seconds
         self._sleeps = bool(getattr(arguments, "enable_sleep_mode", False))
         self._in_flight = 0
@@ -327,7 +334,7 @@ def _unlink_shared(pids: Iterable[int]) -> None:
 
 def _forget(name: str) -> None:
     """Have Python's tracker, which spawned processes share with this one, not miss it at the end."""
-    if os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") != "spawn":
+    if os.environ.get(_METHOD) != "spawn":
         return
     if name.startswith("psm_"):
         resource_tracker.unregister(f"/{name}", "shared_memory")
