@@ -66,9 +66,9 @@ class VLLMProcesses:
             why = " ".join(str(error).split()).partition(" For further information")[0]
             raise UsageError(f"vLLM refuses these options for this model: {why}") from error
         if chosen is None and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
-            # On a CPU vLLM spawns its processes, each of which imports for 10 s what is here already, since their threads
-            # are bound by variables that a library reads when it is loaded. Where they are not, it may fork them, as it
-            # does where there is a GPU.
+            # On a CPU vLLM spawns its processes, each of which imports for 10 s what is here already, since it binds
+            # their threads by variables that a library reads when it is loaded. Where it does not, it may fork them, as
+            # it does where there is a GPU.
             os.environ[_METHOD] = "fork"
         self._silent_seconds, self._stopped_seconds = silent_seconds, stopped_seconds
         self._sleeps = bool(getattr(arguments, "enable_sleep_mode", False))
