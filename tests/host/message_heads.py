@@ -13,6 +13,7 @@ KINDS = {
     "forget_functions": lib.ForgetParts,
     "call": lib.RunCall,
     "stage": m.StageFiles,
+    "preload": m.PreloadModules,
     "unload": m.EndLibrary,
     "park": lib.ParkContext,
     "wake": lib.WakeContext,

@@ -132,6 +132,22 @@ def test_a_second_context_has_what_the_first_imported_for_it(driven, tmp_path):
     assert answer(driven, lambda value, items: [value], context="d") == zygotes(driven)[0].process.pid
 
 
+def test_modules_are_imported_while_files_are_on_their_way(driven, tmp_path):
+    environment = package(tmp_path, "heavy", "import os, time\nbuilt_in = os.getpid()\ntime.sleep(0.3)")
+
+    def build():
+        import heavy
+
+        return heavy.built_in
+
+    driven.tell("preload", environment=environment, modules=["heavy"])
+    [zygote] = zygotes(driven)
+    driven.reports_nothing(1.0)
+    assert zygote.ready
+    assert "imports" not in built(driven, build, environment=environment, preload=["heavy"])["parts"]
+    assert answer(driven, lambda value, items: [value]) == zygote.process.pid
+
+
 @pytest.mark.parametrize(
     "text, why",
     [

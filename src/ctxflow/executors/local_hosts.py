@@ -208,6 +208,8 @@ class LocalHosts:
             scratch = None if source is None else source.scratch
             self._happened(self._disk.carry(command, self._run.clock(), scratch, worker.scratch))
         elif isinstance(command, cmd.Stage):
+            if (preload := self._disk.learned.message(payloads.contexts[command.context])) is not None:
+                self._send(worker, preload)
             self._send(worker, self._disk.stage(payloads.contexts[command.context], worker.scratch))
         elif (message := plain_message(command)) is not None:
             if isinstance(message, EndLibrary):

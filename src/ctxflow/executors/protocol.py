@@ -35,6 +35,7 @@ from ctxflow.host.messages import (
     LibraryDied,
     LibraryEnded,
     NoticeGiven,
+    PreloadModules,
     StagingFailed,
     ToHost,
 )
@@ -113,6 +114,11 @@ class LearnedModules:
             return None
         self._names[context.id] = context.name
         return list(dict.fromkeys([*context.preload, *self._modules.get(context.name, ())]))
+
+    def message(self, context: ContextPayload) -> PreloadModules | None:
+        """Return the message to import that while the context's files are on their way."""
+        modules = self.of(context)
+        return PreloadModules(context.environment, modules) if modules else None
 
     def learn(self, report: ContextBuilt) -> None:
         """Take what was imported for a context; tell once why its process was not forked."""

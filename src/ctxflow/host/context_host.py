@@ -62,6 +62,7 @@ from ctxflow.host.messages import (
     LibraryEnded,
     Ping,
     Pong,
+    PreloadModules,
     StageFiles,
     StagingFailed,
     ToHost,
@@ -125,6 +126,7 @@ class Host:
         self._postponed: dict[str, BuildContext | WakeContext] = {}
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             StageFiles: self._stage,
+            PreloadModules: self._preload,
             BuildContext: self._load,
             EndLibrary: self._unload,
             ParkContext: self._move,
@@ -250,6 +252,9 @@ class Host:
             return FilesStaged(message.context)
 
         self.in_background(work, self._emit)
+
+    def _preload(self, message: PreloadModules) -> None:
+        self._zygotes.preload(message.environment, message.modules)
 
     def _load(self, message: BuildContext) -> None:
         context = message.context

@@ -262,30 +262,36 @@ class Zygotes:
         """
         if load.preload is None:
             return ""
-        variables = library_variables(load.environment)
-        key = _key(variables)
-        zygote = self._zygotes.get(key)
-        if zygote is not None and zygote.ended:
-            self._lost(key)
-            zygote = None
-        if zygote is not None and zygote.unsafe:  # Of which this load can have what it has imported.
+        key, zygote = self.preload(load.environment, load.preload)
+        if zygote is None:
+            return self._unfit[key]
+        if zygote.unsafe:  # This load can have what it has imported.
             self._selector.unregister(self._zygotes.pop(key).line)
-            return zygote
-        if key in self._unfit:
-            return self._unfit[key]
-        try:
-            if zygote is None:
-                zygote = self._start(key, variables)
-            if zygote.busy_since is None and (lacks := zygote.lacks(load.preload)):
-                zygote.preload(lacks)
-        except OSError as error:
-            self._give_up(key, f"there is no zygote ({error})")
-            return self._unfit[key]
         if zygote.busy_since is None:
             return zygote
         if load.timeout is not None:
             self._due[key] = min(self._due.get(key, float("inf")), zygote.busy_since + load.timeout)
         return None
+
+    def preload(self, environment: Mapping[str, str], modules: Iterable[str]) -> tuple[object, Zygote | None]:
+        """Have a zygote import modules where it has time; return its key, and it, or None if processes are spawned."""
+        variables = library_variables(environment)
+        key = _key(variables)
+        zygote = self._zygotes.get(key)
+        if zygote is not None and zygote.ended:
+            self._lost(key)
+            zygote = None
+        if zygote is None and key in self._unfit:
+            return key, None
+        try:
+            if zygote is None:
+                zygote = self._start(key, variables)
+            if zygote.busy_since is None and not zygote.unsafe and (lacks := zygote.lacks(modules)):
+                zygote.preload(lacks)
+        except OSError as error:
+            self._give_up(key, f"there is no zygote ({error})")
+            return key, None
+        return key, zygote
 
     def _start(self, key: object, variables: Mapping[str, str]) -> Zygote:
         idle = sorted((each.used_at, name) for name, each in enumerate(self._zygotes.values()) if not each.busy_since)

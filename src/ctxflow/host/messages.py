@@ -50,6 +50,17 @@ class StageFiles(Message):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PreloadModules(Message):
+    """Have a zygote import what a context that is being staged will import. From the engine. Not answered.
+
+    :ivar environment: the context's variables. :ivar modules: their names.
+    """
+
+    environment: Mapping[str, str]
+    modules: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EndLibrary(Message):
     """End the library process of a context, if there is one.
 
@@ -102,8 +113,8 @@ class LeaveWorker(Message):
 
 
 ToHost: TypeAlias = (
-    BuildContext | GivePart | ForgetParts | RunCall | StageFiles | EndLibrary | ParkContext | WakeContext
-    | InterruptCall | DrainCalls | EndOverdue | Ping | LeaveWorker
+    BuildContext | GivePart | ForgetParts | RunCall | StageFiles | PreloadModules | EndLibrary | ParkContext
+    | WakeContext | InterruptCall | DrainCalls | EndOverdue | Ping | LeaveWorker
 )  # fmt: skip
 
 

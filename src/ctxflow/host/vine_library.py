@@ -61,6 +61,7 @@ from ctxflow.host.messages import (
     ModulesLacking,
     NoticeGiven,
     Ping,
+    PreloadModules,
     StageFiles,
     ToWorker,
     WorkerFacts,
@@ -80,7 +81,17 @@ _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _LOOK_SECONDS = 5.0
 _STOPPED_LOOKS = 3
 _FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
-_ENDS_AT_ONCE = (EndLibrary, ParkContext, WakeContext, InterruptCall, GivePart, ForgetParts, DrainCalls, Ping)
+_ENDS_AT_ONCE = (
+    EndLibrary,
+    PreloadModules,
+    ParkContext,
+    WakeContext,
+    InterruptCall,
+    GivePart,
+    ForgetParts,
+    DrainCalls,
+    Ping,
+)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -74,7 +74,11 @@ class VineHosts:
             before.append(self._load(worker, payloads.contexts[command.context]))
             self.send(worker, before)
         elif isinstance(command, cmd.Stage):
-            self._stagings.stage(worker, payloads.contexts[command.context])
+            context = payloads.contexts[command.context]
+            if (preload := self.learned.message(context)) is not None:
+                before.append(preload)
+                self.send(worker, before)
+            self._stagings.stage(worker, context)
         elif isinstance(command, cmd.Carry):
             self._states.carry(self._workers.get(command.source), worker, command)
         elif (message := plain_message(command)) is not None:
