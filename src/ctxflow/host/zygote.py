@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +26,7 @@ from ctxflow.host import library
 from ctxflow.host.context_building import seldom_collecting
 from ctxflow.host.forking import LIBRARY, MARK_BYTES, receive, send
 from ctxflow.host.installed_modules import import_installed, is_installed, shadowing
-from ctxflow.host.linux import die_with_parent, package_root
+from ctxflow.host.linux import descendants, die_with_parent, package_root
 from ctxflow.host.local_files import OF_LIBRARY
 
 UNSAFE = "__fork_unsafe__"
@@ -79,6 +79,8 @@ class ZygoteServer:
         self._host = host
         self._path: list[str] = like._path if like else list(sys.path)  # As a spawned process has it.
         self._before: frozenset[str] = like._before if like else frozenset(sys.modules)
+        self._tried: set[str] = set(like._tried) if like else set()
+        self._hosts: set[int] = set()  # Those that it has forked.
         self._unsafe: str = like._unsafe if like else ""
         self._mark: _Mark = like._mark if like else _Mark()
         if like is None:
@@ -95,6 +97,7 @@ class ZygoteServer:
                 elif "bury" in message:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(message["bury"], os.WNOHANG)
+                        self._hosts.discard(message["bury"])
                 else:
                     self._fork(message, descriptors)
 
@@ -103,10 +106,11 @@ class ZygoteServer:
         failed = {}
         with seldom_collecting():
             for name in names:
-                if name not in sys.modules and (why := import_installed(name)):
+                if name not in sys.modules and name not in self._tried and (why := import_installed(name)):
                     failed[name] = why
+        self._tried.update(names)
         gc.freeze()  # It is shared with those that are forked as long as no collection goes through it.
-        self._unsafe = why_unsafe(self._host.fileno())
+        self._unsafe = why_unsafe(self._host.fileno(), self._hosts)
         return {"failed": failed, "unsafe": self._unsafe}
 
     def _fork(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -121,6 +125,7 @@ class ZygoteServer:
                 answer = {"pid": self._fork_library(message, descriptors)}
             else:
                 answer = {"pid": self._fork_host(message, descriptors)}
+                self._hosts.add(answer["pid"])
         except OSError as error:
             answer = {"error": str(error)}
         _close(descriptors)
@@ -270,12 +275,12 @@ def _new_random_state() -> None:
 # --- whether a process may be forked
 
 
-def why_unsafe(own: int) -> str:
+def why_unsafe(own: int, hosts: Collection[int] = ()) -> str:
     """Return why no process can be forked from this one, "" if one can: threads, devices, children, what modules say.
 
     A fork is tried: the threads of a BLAS end at it, and begin anew when they are needed.
 
-    :param own: the descriptor of a socket that is no reason.
+    :param own: the descriptor of a socket that is no reason; `hosts`: children that are none.
     """
     if not _fork_comes_back():
         return "a package that was imported lets no fork come to its end"
@@ -292,8 +297,7 @@ def why_unsafe(own: int) -> str:
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith(_DEVICES) or (target.startswith("socket:") and name != str(own)):
                 return f"a package that was imported has opened {target}"
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if set(descendants(os.getpid(), deep=False)) - set(hosts):
         return "a package that was imported has started a process"
     return ""
 
