@@ -302,7 +302,7 @@ def test_the_least_recently_used_context_makes_room(tmp_path):
 
         build.__name__ = f"context_{letter}"
 
-        @context_app(context(memory=share)(build)())
+        @context_app(context(memory=share, park=False)(build)())
         def app(state):
             return state
 

@@ -132,7 +132,8 @@ class EmbeddedEngine:
         self._watch = LocalWatch(self._patience, there, self._hosts)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._local.open(self._scratch, os.path.join(run.directory, "workers"), run.clock, self._begun)
+        logs = os.path.join(run.directory, "workers")
+        self._local.open(self._scratch, logs, run.clock, self._begun, self._watch_zygote)
 
     def _begun(self, worker: LocalWorker) -> None:
         self._watch.begun(worker.name)
@@ -312,18 +313,20 @@ class EmbeddedEngine:
             known = worker.evicted or worker.released
             self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known, reason=reason))
             if modules := self._learned.all():  # The next worker need not import them.
-                self._local.preload(modules, self._watch_zygote)
+                self._local.preload(modules)
         self._local.left(worker)
 
-    def _watch_zygote(self, zygote: Zygote) -> None:
+    def _watch_zygote(self, zygote: Zygote, watch: bool) -> None:
         def heard() -> None:
             try:
                 zygote.heard()
             except (EOFError, OSError):
-                self._selector.unregister(zygote.line)
-                zygote.end()
+                self._local.close()
 
-        self._selector.register(zygote.line, selectors.EVENT_READ, heard)
+        if watch:
+            self._selector.register(zygote.line, selectors.EVENT_READ, heard)
+        else:
+            self._selector.unregister(zygote.line)
 
     def _end(self, worker: LocalWorker) -> None:
         for context in list(worker.lines):

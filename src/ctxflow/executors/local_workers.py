@@ -32,6 +32,7 @@ logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
 _ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them.
+_MOST_ZYGOTES = 5  # Of a run, should they end, or the driver change its variables.
 _FAILED_STARTS = 5  # Workers that may fail to start in a row, beside one for each place.
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _ALL_THREADS = "OMP_NUM_THREADS"
@@ -74,31 +75,48 @@ class LocalWorkers:
         self._look_at = 0.0
         self._warned = False  # That there are no descriptors for another.
         self._zygote: Zygote | None = None
+        self._zygotes = 0  # That were started.
         self._failed_starts = 0  # Workers that ended before they joined, since the last one that joined.
 
-    def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[LocalWorker], None]) -> None:
-        """Set where workers keep their files and their output, and what is called with each that begins."""
-        self._scratch, self._logs, self._clock, self._tell = scratch, logs, clock, begun
+    def open(
+        self,
+        scratch: str,
+        logs: str,
+        clock: Callable[[], float],
+        begun: Callable[[LocalWorker], None],
+        watch: Callable[[Zygote, bool], None],
+    ) -> None:
+        """Set where workers keep their files and their output, and what is called.
 
-    def preload(self, modules: Sequence[str], heard: Callable[[Zygote], None]) -> None:
+        :param begun: with each worker that begins.
+        :param watch: with each zygote, when its `line` is to be watched, and when no more.
+        """
+        self._scratch, self._logs, self._clock, self._tell, self._watch = scratch, logs, clock, begun, watch
+
+    def preload(self, modules: Sequence[str]) -> None:
         """Have the zygote that the next workers are forked from import modules; start it, unless it is there.
 
-        :param heard: called with one that is started: its `line` is to be watched.
+        Where the variables of workers have changed, another takes its place.
         """
-        if self._zygote is None:
-            variables = _of_libraries(share([], self._has_gpus, self._places))
-            with contextlib.suppress(OSError), open(os.path.join(self._logs, "zygote.log"), "wb") as output:
-                self._zygote = Zygote(variables, self._scratch, output)
-                heard(self._zygote)
-        zygote = self._zygote
-        if zygote is not None and not zygote.ended and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
-            with contextlib.suppress(OSError):
+        variables = _of_libraries(share([], self._has_gpus, self._places))
+        if self._zygote is not None and (self._zygote.ended or not self._zygote.has(variables)):
+            self.close()
+        with contextlib.suppress(OSError):
+            if self._zygote is None and self._zygotes < _MOST_ZYGOTES:
+                self._zygotes += 1
+                with open(os.path.join(self._logs, "zygote.log"), "ab") as output:
+                    self._zygote = Zygote(variables, self._scratch, output)
+                self._watch(self._zygote, True)
+            zygote = self._zygote
+            if zygote is not None and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
                 zygote.preload(lacks)
 
     def close(self) -> None:
-        """End the zygote."""
+        """End the zygote; what it has forked lives on."""
         if self._zygote is not None:
+            self._watch(self._zygote, False)
             self._zygote.end()
+            self._zygote = None
 
     def want(self, count: int) -> None:
         """Have so many; those that are too many go by themselves, when they are released."""
