@@ -19,7 +19,7 @@ from ctxflow.executors.channel_host import start_host
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
-from ctxflow.host.forking import Zygote
+from ctxflow.host.forking import ForkedProcess, Zygote
 from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.library_start import library_variables
 from ctxflow.host.linux import advice, ended_within, kill_session, kill_tree, none_left, python_path, session_members
@@ -32,6 +32,7 @@ logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
 _ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them.
+_MOST_ZYGOTES = 3  # Of a run: one that was killed is replaced.
 _FAILED_STARTS = 5  # Workers that may fail to start in a row, beside one for each place.
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _ALL_THREADS = "OMP_NUM_THREADS"
@@ -74,6 +75,7 @@ class LocalWorkers:
         self._look_at = 0.0
         self._warned = False  # That there are no descriptors for another.
         self._zygote: Zygote | None = None
+        self._zygotes_begun = 0
         self._failed_starts = 0  # Workers that ended before they joined, since the last one that joined.
 
     def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[LocalWorker], None]) -> None:
@@ -85,10 +87,13 @@ class LocalWorkers:
 
         :param heard: called with one that is started: its `line` is to be watched.
         """
-        if self._zygote is None:
+        gone = self._zygote is None or self._zygote.ended
+        if gone and self._zygotes_begun < _MOST_ZYGOTES:
+            self._zygotes_begun += 1
             variables = _of_libraries(share([], self._has_gpus, self._places))
             with contextlib.suppress(OSError), open(os.path.join(self._logs, "zygote.log"), "wb") as output:
-                self._zygote = Zygote(variables, self._scratch, output)
+                # A driver that is killed while it imports takes it along; what it has forked sees to itself.
+                self._zygote = Zygote(variables, self._scratch, output, dies_with=os.getpid())
                 heard(self._zygote)
         zygote = self._zygote
         if zygote is not None and not zygote.ended and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
@@ -282,7 +287,7 @@ class LocalWorker:
         kill_tree(self.process.pid)  # Also what left the worker's session.
         kill_session(self.process.pid)  # Also what lost its parents.
         ended_within(self.process, _KILL_SECONDS)
-        if self._zygote is not None:
+        if self._zygote is not None and isinstance(self.process, ForkedProcess):
             self._zygote.bury(self.process.pid)
         shutil.rmtree(self.scratch, ignore_errors=True)
 

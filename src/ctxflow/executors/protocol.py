@@ -112,22 +112,23 @@ class LearnedModules:
         if context.preload is None or context.level == ev.NONE:
             return None
         self._names[context.id] = context.name
-        return list(dict.fromkeys([*context.preload, *self._modules.get(context.name, ())]))
+        known = self._modules.setdefault(context.name, {})
+        known.update(dict.fromkeys(context.preload))
+        return list(dict.fromkeys([*context.preload, *known]))
 
     def learn(self, report: ContextBuilt) -> None:
         """Take what was imported for a context; tell once why its process was not forked."""
         name = self._names.get(report.context)
         if name is None:
             return
-        if report.modules:
-            self._modules.setdefault(name, {}).update(dict.fromkeys(report.modules))
+        self._modules[name].update(dict.fromkeys(report.modules))
         _, _, why = report.started.partition(": ")
         if why and why not in self._told:
             self._told.add(why)
             logger.info("the context %s was built in a process that was spawned, not forked: %s", name, why)
 
     def all(self) -> list[str]:
-        """Return what any context was seen to import."""
+        """Return what any context imports, as far as that is known."""
         return list(dict.fromkeys(module for modules in self._modules.values() for module in modules))
 
 
