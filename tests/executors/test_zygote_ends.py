@@ -1,4 +1,4 @@
-"""The engine's zygote, and those of its hosts, are killed or stopped, and their driver: the run goes on, or leaves nothing."""
+"""Zygotes of the engine and its hosts are killed or stopped, or their driver is: the run goes on, or leaves nothing."""
 
 import os
 import signal
@@ -27,7 +27,8 @@ def package(tmp_path, monkeypatch):
     place.mkdir()
     (place / "takes_long.py").write_text(IMPORTS)
     monkeypatch.syspath_prepend(place)
-    for name, value in (("IMPORTING", tmp_path / "importing"), ("SECONDS", 600)):
+    path = {"PYTHONPATH": str(place)}
+    for name, value in {**path, **python_path(path), "IMPORTING": tmp_path / "importing", "SECONDS": 600}.items():
         monkeypatch.setenv(name, str(value))
     return tmp_path / "importing"
 

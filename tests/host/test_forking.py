@@ -490,7 +490,7 @@ def test_a_host_that_is_given_up_removes_its_own_files_alone(zygote, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "driver.sock").touch()
     process, near = forked_host(zygote, tmp_path / "run")
-    eventually(lambda: (tmp_path / "run" / "w1").exists())
+    eventually((tmp_path / "run" / "w1").exists)
     near.close()
     process.wait(PATIENCE)
     assert not (tmp_path / "run" / "w1").exists() and (tmp_path / "run" / "driver.sock").exists()
