@@ -61,7 +61,9 @@ def working(base, keys, seed, said):
             word = b"."
             try:
                 path = cache.get(keys[number])
-                path = path or cache.put(keys[number], lambda at: Path(at).write_bytes(DATA[number]), size=60_000)
+                path = path or cache.put(
+                    keys[number], lambda at, data=DATA[number]: Path(at).write_bytes(data), size=60_000
+                )
                 if Path(path).read_bytes() != DATA[number]:
                     word = b"W"
             except SpoiledEntry:
