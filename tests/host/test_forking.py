@@ -1,12 +1,15 @@
 """Zygotes: what is forked from them is as if it had been spawned, and nothing unsafe is ever forked."""
 
+import contextlib
 import os
 import pickle
 import random
 import selectors
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -14,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_host import Driven
 
-from ctxflow.host.forking import CannotFork, ForkedProcess, Zygote, receive, send
-from ctxflow.host.library_start import library_variables
+from ctxflow.host import zygote as zygote_module
+from ctxflow.host.forking import HOST, CannotFork, ForkedProcess, Zygote, receive, send
+from ctxflow.host.installed_modules import shadowing
+from ctxflow.host.library_start import command, library_variables
 from ctxflow.host.local_files import OF_LIBRARY
+from ctxflow.host.zygote import ZygoteServer
 
 PATIENCE = 30.0
 
@@ -266,7 +272,7 @@ def test_one_that_dies_while_it_imports_costs_no_load(driven, tmp_path):
 def test_imports_that_hang_take_no_longer_than_a_load_may(driven, tmp_path):
     environment = package(tmp_path, "hangs", "import time\ntime.sleep(600)")
     report = built(driven, environment=environment, preload=["hangs"], timeout=1.0)
-    assert report["started"] == "spawned: what it imports took longer than its load_timeout"
+    assert report["started"] == "spawned: what it imports took longer than 1 s"
 
 
 def test_a_load_that_is_not_wanted_any_more_waits_for_no_zygote(driven, tmp_path):
@@ -309,12 +315,11 @@ def test_a_zygote_that_is_gone_forks_nothing(tmp_path):
     with pytest.raises(CannotFork, match="the zygote is gone"):
         zygote.fork("library", ["x"], {}, str(tmp_path), [], [1])
     assert zygote.ended and not zygote.ready
+    zygote.end()
 
 
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=70_000), max_size=4), st.integers(0, 3))
 def test_messages_come_as_they_were_sent(message, count):
-    import socket
-
     near, far = socket.socketpair()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
     with near, far:
@@ -333,3 +338,212 @@ def test_the_selector_knows_of_no_zygote_that_has_ended(driven):
     zygotes(driven)[0].process.wait(PATIENCE)
     driven.reports_nothing(0.3)
     assert len(driven.selector.get_map()) == before - 1
+
+
+# --- where processes are killed, stopped, or refused
+
+
+@pytest.fixture
+def zygote(tmp_path):
+    zygote = Zygote(library_variables({}), str(tmp_path))
+    zygote.preload([])
+    zygote.heard()
+    yield zygote
+    zygote.end()
+
+
+def descriptors(pid="self"):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def forked_host(zygote, folder, name="w1"):
+    """Have a zygote fork a host; return the process and the connection to it."""
+    near, far = socket.socketpair()
+    words = [0, str(folder / name), str(folder), str(os.getpid())]
+    with far, open(folder / "host.log", "ab") as output:
+        given = [far.fileno(), output.fileno()]
+        return zygote.fork(HOST, words, library_variables({}), str(folder), [], given), near
+
+
+def test_a_zygote_that_was_just_killed_costs_no_load(driven):
+    """Its host has not heard of it; what takes the number of its descriptor is watched all the same."""
+    built(driven)
+    for context in "de":
+        [zygote] = zygotes(driven)
+        zygote.process.send_signal(signal.SIGKILL)
+        zygote.process.wait(PATIENCE)
+        assert built(driven, context=context)["started"].startswith("spawned: the zygote is gone")
+        assert answer(driven, lambda value, items: [7], context=context) == 7
+        assert built(driven, context="again")["started"] == "forked"
+
+
+def test_a_zygote_that_is_stopped_is_not_waited_for(driven):
+    built(driven)
+    [zygote] = zygotes(driven)
+    zygote.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: zygote_state(zygote) == "T")
+    driven.load(dict, context="d")
+    assert driven.next("ready")[0]["started"] == "forked", "from another"
+    eventually(lambda: zygote.process.poll() == -signal.SIGKILL)
+
+
+def zygote_state(zygote):
+    with open(f"/proc/{zygote.process.pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_a_zygote_that_is_stopped_forks_nothing(zygote, tmp_path):
+    zygote.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: zygote_state(zygote) == "T")
+    with pytest.raises(CannotFork, match="it is stopped"):
+        zygote.fork(HOST, [], {}, str(tmp_path), [], [])
+
+
+def test_one_that_was_taken_along_is_not_waited_for_either(tmp_path, zygote):
+    near, far = socket.socketpair()
+    with far:
+        copied = Zygote(zygote.variables, str(tmp_path), process=(zygote.process, near))
+        assert 0 < copied.line.gettimeout() < 15.0, "less than what a host may take to answer"
+        near.close()
+
+
+def test_what_is_forked_by_a_zygote_that_then_dies_answers_nobody(driven):
+    """It has the descriptors of a load that is spawned instead, which it must not listen to."""
+    built(driven)
+    [zygote] = zygotes(driven)
+    near, far = socket.socketpair()
+    orphans = []
+
+    def play():
+        asked, given = receive(far)
+        words = [str(given[word]) if isinstance(word, int) else word for word in asked["words"]]
+        orphans.append(
+            subprocess.Popen(
+                [*command("library"), *words], pass_fds=given[:-1], env=asked["variables"], cwd=asked["directory"]
+            )
+        )
+        for descriptor in given:
+            os.close(descriptor)
+        far.close()
+
+    zygote.line.close()
+    watched = driven.selector.unregister(zygote.line)
+    zygote.line = near
+    driven.selector.register(near, selectors.EVENT_READ, watched.data)
+    threading.Thread(target=play).start()
+    report = built(driven, context="d")
+    assert report["started"].startswith("spawned: the zygote is gone")
+    for number in range(5):
+        assert answer(driven, lambda value, items, number=number: [number], context="d") == number
+    assert orphans[0].wait(PATIENCE) == 0
+
+
+def test_a_library_process_whose_host_has_ended_before_it_was_adopted_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    begun = []
+    monkeypatch.setattr(zygote_module.library, "main", begun.append)
+    acts = []
+
+    def fork(act):
+        acts.append(act)
+        if len(acts) == 1:
+            with contextlib.suppress(OSError):
+                act()
+        return os.getpid()
+
+    monkeypatch.setattr(zygote_module, "_fork", fork)
+    near, far = socket.socketpair()
+    with near, far, contextlib.suppress(ChildProcessError, OSError):
+        server = object.__new__(ZygoteServer)
+        server._fork_library({}, [])
+    monkeypatch.setattr(os, "getppid", lambda: 2)
+    acts[1]()
+    assert not begun
+
+
+def test_one_that_may_not_fork_leaks_nothing(tmp_path, monkeypatch):
+    def refused(act):
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(zygote_module, "_fork", refused)
+    server = object.__new__(ZygoteServer)
+    near, far = socket.socketpair()
+    with near, far:
+        before = descriptors()
+        with pytest.raises(BlockingIOError):
+            server._fork_library({}, [])
+        with pytest.raises(BlockingIOError):
+            server.copy(far.fileno(), [])
+        assert descriptors() == before
+
+
+def test_many_forks_leak_no_descriptor_and_leave_no_zombie(driven):
+    built(driven)
+    [zygote] = zygotes(driven)
+    count = answer(driven, lambda value, items: [len(os.listdir("/proc/self/fd"))])
+    before = descriptors(), descriptors(zygote.process.pid)
+    for _ in range(40):
+        assert built(driven)["started"] == "forked"
+        assert answer(driven, lambda value, items: [len(os.listdir("/proc/self/fd"))]) == count
+    assert (descriptors(), descriptors(zygote.process.pid)) == before
+    with open(f"/proc/{zygote.process.pid}/task/{zygote.process.pid}/children") as file:
+        assert not file.read()
+
+
+def test_a_folder_that_cannot_be_listed_is_in_nobodys_way(tmp_path, monkeypatch):
+    def refused(folder):
+        raise PermissionError(folder)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    assert shadowing([str(tmp_path)], set()) == ""
+
+
+def test_its_hosts_are_no_reason_against_forking_more(zygote, tmp_path):
+    hosts = [forked_host(zygote, tmp_path, name) for name in ("w1", "w2")]
+    zygote.preload(["json.tool"])
+    zygote.heard()
+    assert zygote.unsafe == "" and zygote.ready
+    for process, near in hosts:
+        near.close()
+        assert process.wait(PATIENCE) == 255
+        zygote.bury(process.pid)
+        eventually(lambda pid=process.pid: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_a_host_that_is_given_up_removes_its_own_files_alone(zygote, tmp_path):
+    """Its driver lives: so does the run."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "driver.sock").touch()
+    process, near = forked_host(zygote, tmp_path / "run")
+    eventually((tmp_path / "run" / "w1").exists)
+    near.close()
+    process.wait(PATIENCE)
+    assert not (tmp_path / "run" / "w1").exists() and (tmp_path / "run" / "driver.sock").exists()
+
+
+def test_a_zygote_whose_process_is_killed_while_it_imports_is_no_error_of_what_comes_later(zygote):
+    zygote.preload(["json.tool"])
+    zygote.process.send_signal(signal.SIGKILL)
+    with pytest.raises((EOFError, OSError)):
+        for _ in range(2):  # It may have answered before.
+            zygote.heard()
+
+
+def test_a_process_that_cannot_be_watched_is_none(monkeypatch, zygote, tmp_path):
+    def full(pid):
+        raise OSError(24, "Too many open files")
+
+    near, far = socket.socketpair()
+    words = [0, str(tmp_path / "w1"), str(tmp_path), str(os.getpid())]
+    with near, far, open(os.devnull, "wb") as output:
+        monkeypatch.setattr(os, "pidfd_open", full)
+        with pytest.raises(CannotFork, match="cannot be watched"):
+            zygote.fork(HOST, words, {}, str(tmp_path), [], [far.fileno(), output.fileno()])
+
+    def childless():
+        zygote.preload([])
+        zygote.heard()
+        with open(f"/proc/{zygote.process.pid}/task/{zygote.process.pid}/children") as file:
+            return not file.read()
+
+    eventually(childless)

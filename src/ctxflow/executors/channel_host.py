@@ -82,9 +82,13 @@ def _forked(
     if zygote is None or not zygote.ready:
         return None
     words: list[str | int] = [0, folder, logs, str(os.getpid())]
-    with contextlib.suppress(CannotFork, OSError):
-        return zygote.fork(HOST, words, environment, directory or os.getcwd(), sys.path, [line, output.fileno()])
-    return None
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    try:
+        return zygote.fork(HOST, words, environment, directory or os.getcwd(), path, [line, output.fileno()])
+    except CannotFork as error:
+        if zygote.ended:  # What it may have forked has this folder, until it finds the line closed.
+            raise OSError(str(error)) from error
+        return None
 
 
 class SharedDisk:

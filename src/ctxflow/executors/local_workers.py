@@ -19,7 +19,7 @@ from ctxflow.executors.channel_host import start_host
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
-from ctxflow.host.forking import Zygote
+from ctxflow.host.forking import ForkedProcess, Zygote
 from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.library_start import library_variables
 from ctxflow.host.linux import advice, ended_within, kill_session, kill_tree, none_left, python_path, session_members
@@ -105,7 +105,8 @@ class LocalWorkers:
             if self._zygote is None and self._zygotes < _MOST_ZYGOTES:
                 self._zygotes += 1
                 with open(os.path.join(self._logs, "zygote.log"), "ab") as output:
-                    self._zygote = Zygote(variables, self._scratch, output)
+                    # A driver that is killed while it imports takes it along; what it has forked sees to itself.
+                    self._zygote = Zygote(variables, self._scratch, output, dies_with=os.getpid())
                 self._watch(self._zygote, True)
             zygote = self._zygote
             if zygote is not None and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
@@ -300,7 +301,7 @@ class LocalWorker:
         kill_tree(self.process.pid)  # Also what left the worker's session.
         kill_session(self.process.pid)  # Also what lost its parents.
         ended_within(self.process, _KILL_SECONDS)
-        if self._zygote is not None:
+        if self._zygote is not None and isinstance(self.process, ForkedProcess):
             self._zygote.bury(self.process.pid)
         shutil.rmtree(self.scratch, ignore_errors=True)
 

@@ -127,8 +127,7 @@ class LearnedModules:
         name = self._names.get(report.context)
         if name is None:
             return
-        if report.modules:
-            self._modules[name].update(dict.fromkeys(report.modules))
+        self._modules[name].update(dict.fromkeys(report.modules))
         _, _, why = report.started.partition(": ")
         if why and why not in self._told:
             self._told.add(why)

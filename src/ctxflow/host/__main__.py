@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 from ctxflow.host.context_host import Host
 from ctxflow.host.forking import ForkedProcess, Zygote
 from ctxflow.host.library_start import library_variables
-from ctxflow.host.linux import adopt_orphans, kill_children, on_signal, readable
+from ctxflow.host.linux import adopt_orphans, is_exiting, kill_children, on_signal, readable
 from ctxflow.host.local_files import clear
 from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven
 from ctxflow.host.wire import Channel, pack
@@ -80,8 +81,8 @@ def main(argv: Sequence[str], copy: CopyZygote | None = None) -> None:
     _serve(host, selector, alive=lambda: not (released or channel.closed or readable(driver_ended, 0)))
     host.stop()
     kill_children()
-    # The driver that did not release this worker has ended, or is about to: so has the run.
-    clear(scratch if released else os.path.dirname(scratch))
+    # Where the driver has ended, so has the run; else it has given up this worker alone.
+    clear(os.path.dirname(scratch) if readable(driver_ended, 0) or is_exiting(int(driver)) else scratch)
 
 
 def _serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool]) -> None:
@@ -94,12 +95,19 @@ def _serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], boo
         host.check()
 
 
-def _copied(copy: CopyZygote, line: int) -> Zygote:
-    """Take along a copy of the zygote that this process was forked from, without the connection to the driver."""
-    near, far = socket.socketpair()
-    with far:
-        process = ForkedProcess(copy(far.fileno(), [line, near.fileno()]))
-    return Zygote(library_variables({}), os.getcwd(), process=(process, near))
+def _copied(copy: CopyZygote, line: int) -> Zygote | None:
+    """Take along a copy of the zygote that this process was forked from, without the connection to the driver.
+
+    None if there is no room for it.
+    """
+    with contextlib.ExitStack() as ours, contextlib.suppress(OSError):
+        near, far = socket.socketpair()
+        ours.callback(near.close)
+        with far:
+            process = ForkedProcess(copy(far.fileno(), [line, near.fileno()]))
+        ours.pop_all()
+        return Zygote(library_variables({}), os.getcwd(), process=(process, near))
+    return None
 
 
 if __name__ == "__main__":

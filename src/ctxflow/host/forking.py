@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import command, interpreter, library_variables
-from ctxflow.host.linux import ChildProcess, ended_within, readable
+from ctxflow.host.linux import ChildProcess, ended_within, process_state, readable
 from ctxflow.host.local_files import OF_LIBRARY
 
 LIBRARY, HOST = "library", "host"
@@ -26,7 +26,8 @@ MARK_BYTES = 1024
 """Room for a library process's directory in the variable by which its host finds what it started (`OF_LIBRARY`)."""
 _MOST = 2  # Zygotes of a host: each has all that was imported in memory.
 _MOST_DEATHS = 3  # Of zygotes of one environment, after which none is started any more.
-_FORK_SECONDS = 10.0
+_FORK_SECONDS = 5.0  # Its host answers nobody meanwhile.
+_IMPORT_SECONDS = 300.0  # Where a load may take as long as it likes.
 _END_SECONDS = 2.0
 _UNKNOWN = 255
 _LENGTH = struct.Struct("<Q")
@@ -66,14 +67,15 @@ def _some(from_: socket.socket, count: int) -> bytes:
 
 
 class ForkedProcess:
-    """A process that a zygote has forked.
+    """A process that a zygote has forked. Where it is no child of this process, nobody tells how it ended: status 255.
 
-    :param child: whether it is a child of this process; else nobody tells how it ended, and its status is 255.
     :raises OSError: if it cannot be watched.
     """
 
-    def __init__(self, pid: int, child: bool = True) -> None:
-        self.pid, self._child = pid, child
+    _death = -1
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.returncode: int | None = None
         self._death = os.pidfd_open(pid)
 
@@ -81,9 +83,8 @@ class ForkedProcess:
         """Return how it ended, None if it has not."""
         if self.returncode is None and readable(self._death, 0):
             self.returncode = _UNKNOWN
-            with contextlib.suppress(ChildProcessError):
-                if self._child:
-                    self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            with contextlib.suppress(ChildProcessError):  # It may have become one, where its zygote has ended.
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -104,11 +105,15 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def __del__(self) -> None:
-        os.close(self._death)
+        if self._death >= 0:
+            os.close(self._death)
 
 
 class CannotFork(Exception):
-    """A process cannot be forked from a zygote: spawn it."""
+    """A process cannot be forked from a zygote: spawn it, with other descriptors.
+
+    What the zygote forked before it was gone may have those that it was given, until their other ends are closed.
+    """
 
 
 class Zygote:
@@ -135,8 +140,10 @@ class Zygote:
         self.busy_since: float | None = None  # When it began to import.
         self.used_at = 0.0
         self._asked: set[str] = set()  # Modules that it was to import.
+        self._failed = False  # Whether it was killed, since it did not answer.
         if process is not None:
             self.process, self.line = process
+            self.line.settimeout(_FORK_SECONDS)
             return
         self.line, far = socket.socketpair()
         with far:
@@ -179,6 +186,8 @@ class Zygote:
 
         :raises EOFError, OSError: if it is gone.
         """
+        if self._failed:  # What it said too late is about what nobody asks for any more.
+            raise EOFError
         answer, _ = receive(self.line)
         self.busy_since = None
         self.failed.update(answer["failed"])
@@ -199,15 +208,20 @@ class Zygote:
         :param words: of its command line; a number stands for the descriptor of that place.
         :param path: `sys.path` that it will have, empty for its own.
         :param descriptors: those that it gets; the last is for what it prints.
-        :raises CannotFork: if it refuses, or is gone: it is ended then.
+        :raises CannotFork: if it refuses, or is gone: it is of no more use then, and its `line` says so.
         """
         asked = {"fork": kind, "words": words, "variables": variables, "directory": directory, "path": path}
         self.used_at = time.monotonic()
         try:
+            if self.stopped:
+                raise OSError("it is stopped")
             send(self.line, asked, descriptors)
             answer, _ = receive(self.line)
         except (EOFError, OSError) as error:
-            self.end()
+            self._failed = True
+            self.process.kill()
+            with contextlib.suppress(OSError):  # It stays open: a selector may know its number.
+                self.line.shutdown(socket.SHUT_RDWR)
             raise CannotFork(f"the zygote is gone ({error or 'it has ended'})") from error
         if "error" in answer:
             raise CannotFork(answer["error"])
@@ -215,8 +229,10 @@ class Zygote:
             self.line.close()
             return self.process
         try:
-            return ForkedProcess(answer["pid"], child=kind == LIBRARY)
+            return ForkedProcess(answer["pid"])
         except OSError as error:
+            os.kill(answer["pid"], signal.SIGKILL)
+            self.bury(answer["pid"])
             raise CannotFork(f"what was forked cannot be watched ({error})") from error
 
     def bury(self, pid: int) -> None:
@@ -231,9 +247,14 @@ class Zygote:
         self.line.close()
 
     @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it, so that it will not answer."""
+        return process_state(self.process.pid) in ("T", "t")
+
+    @property
     def ended(self) -> bool:
-        """Whether it was ended."""
-        return self.line.fileno() < 0
+        """Whether it was ended, or is of no more use."""
+        return self._failed or self.line.fileno() < 0
 
 
 class Zygotes:
@@ -269,8 +290,8 @@ class Zygotes:
             self._selector.unregister(self._zygotes.pop(key).line)
         if zygote.busy_since is None:
             return zygote
-        if load.timeout is not None:
-            self._due[key] = min(self._due.get(key, float("inf")), zygote.busy_since + load.timeout)
+        due = zygote.busy_since + (load.timeout or _IMPORT_SECONDS)
+        self._due[key] = min(self._due.get(key, float("inf")), due)
         return None
 
     def preload(self, environment: Mapping[str, str], modules: Iterable[str]) -> tuple[object, Zygote | None]:
@@ -278,7 +299,7 @@ class Zygotes:
         variables = library_variables(environment)
         key = _key(variables)
         zygote = self._zygotes.get(key)
-        if zygote is not None and zygote.ended:
+        if zygote is not None and (zygote.ended or zygote.stopped):
             self._lost(key)
             zygote = None
         if zygote is None and key in self._unfit:
@@ -340,7 +361,8 @@ class Zygotes:
         """End the zygotes that take longer to import than a load may take."""
         for key, due in list(self._due.items()):
             if due <= now:
-                self._give_up(key, "what it imports took longer than its load_timeout")
+                began = self._zygotes[key].busy_since or due
+                self._give_up(key, f"what it imports took longer than {due - began:g} s")
 
     def pids(self) -> list[int]:
         """Return their numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -82,7 +83,10 @@ def shadowing(path: Sequence[str], before: Collection[str]) -> str:
     tops = {name for name in list(sys.modules) if "." not in name and name not in before}
     endings = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
     for folder in folders:
-        for found in os.listdir(folder):
+        listed: list[str] = []
+        with contextlib.suppress(OSError):  # What cannot be listed is not imported from either.
+            listed = os.listdir(folder)
+        for found in listed:
             if (top := found.partition(".")[0]) in tops:
                 place = os.path.join(folder, found)
                 own = getattr(sys.modules[top], "__file__", None) or ""

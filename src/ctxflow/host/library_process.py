@@ -97,7 +97,11 @@ class LibraryProcess:
         self._tail: collections.deque[bytes] = collections.deque()
         self._tail_bytes = 0
         try:
-            self._begin(scratch, environment, zygote, path)
+            try:
+                self._begin(scratch, environment, zygote, path)
+            except CannotFork as error:
+                self.started = f"spawned: {error}"
+                self._begin(scratch, environment, None, path)
         except BaseException:
             self._close_log()
             raise
@@ -134,13 +138,9 @@ class LibraryProcess:
         """Start the process with these descriptors, of which the last is for its output."""
         words: list[str | int] = [0, self.scratch, str(os.getpid()), 1, 2, 3]  # As of `library.main`.
         if zygote is not None:
-            try:
-                forked = zygote.fork(LIBRARY, words, variables, self.scratch, path, given)
-            except CannotFork as error:
-                self.started = f"spawned: {error}"
-            else:
-                self.started = f"spawned: {zygote.unsafe}" if zygote.unsafe else "forked"
-                return forked
+            forked = zygote.fork(LIBRARY, words, variables, self.scratch, path, given)
+            self.started = f"spawned: {zygote.unsafe}" if zygote.unsafe else "forked"
+            return forked
         return subprocess.Popen(
             [*command("library"), *(str(given[word]) if isinstance(word, int) else word for word in words)],
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 INTERRUPT_SIGNAL, CALL_NUMBER_BYTES = signal.SIGUSR1, 8
 """How a host interrupts a call of its library process: the calls' numbers in a pipe, then the signal."""
@@ -219,6 +220,13 @@ def process_state(pid: int) -> str:
     with contextlib.suppress(OSError):
         return _stat(pid)[0]
     return ""
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a process is gone, or about to be: it closes what it has open before it has ended."""
+    with contextlib.suppress(OSError):
+        return bool(int(_stat(pid)[6]) & _PF_EXITING)
+    return True
 
 
 def _stat(pid: int) -> list[str]:

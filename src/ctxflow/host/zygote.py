@@ -80,9 +80,10 @@ class ZygoteServer:
         self._path: list[str] = like._path if like else list(sys.path)  # As a spawned process has it.
         self._before: frozenset[str] = like._before if like else frozenset(sys.modules)
         self._tried: set[str] = set(like._tried) if like else set()
-        self._hosts: set[int] = set()  # Those that it has forked.
         self._unsafe: str = like._unsafe if like else ""
         self._mark: _Mark = like._mark if like else _Mark()
+        self._hosts: set[int] = set()  # That it has forked, and that were not buried.
+        self._dead: set[int] = set()  # Those of which nobody asks any more.
         if like is None:
             own = package_root()
             sys.path[:] = [path for path in sys.path if path and (path == own or is_installed(path))]
@@ -95,11 +96,20 @@ class ZygoteServer:
                 if "preload" in message:
                     send(self._host, self._preload(message["preload"]))
                 elif "bury" in message:
-                    with contextlib.suppress(ChildProcessError):
-                        os.waitpid(message["bury"], os.WNOHANG)
-                        self._hosts.discard(message["bury"])
+                    self._dead.add(message["bury"])
                 else:
                     self._fork(message, descriptors)
+                self._bury()
+
+    def _bury(self) -> None:
+        """Reap hosts that have ended; one that hangs in the kernel another time."""
+        for pid in list(self._dead):
+            ended = pid
+            with contextlib.suppress(ChildProcessError):
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._dead.discard(pid)
+                self._hosts.discard(pid)
 
     def _preload(self, names: Sequence[str]) -> dict[str, Any]:
         """Import modules; return which failed, and why no process can be forked from here now, "" if one can."""
@@ -114,8 +124,8 @@ class ZygoteServer:
         return {"failed": failed, "unsafe": self._unsafe}
 
     def _fork(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        path = shadowing(message["path"] or self._path, self._before)
         try:
+            path = shadowing(message["path"] or self._path, self._before)
             if path:
                 answer: dict[str, Any] = {"error": f"{path} has the name of an installed package"}
             elif self._unsafe and message["fork"] == LIBRARY:
@@ -125,7 +135,6 @@ class ZygoteServer:
                 answer = {"pid": self._fork_library(message, descriptors)}
             else:
                 answer = {"pid": self._fork_host(message, descriptors)}
-                self._hosts.add(answer["pid"])
         except OSError as error:
             answer = {"error": str(error)}
         _close(descriptors)
@@ -136,20 +145,25 @@ class ZygoteServer:
         told, tell = os.pipe2(os.O_CLOEXEC)
         parent = os.getppid()
 
-        def begin() -> None:
-            deadline = time.monotonic() + _ADOPTION_SECONDS
-            while os.getppid() != parent:
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(0.0002)
-            os.close(tell)
-            library.main(self._become(message, descriptors, "ctxflow-library"))
-
         def between() -> None:
+            own = os.getpid()
             os.close(told)
+
+            def begin() -> None:
+                deadline = time.monotonic() + _ADOPTION_SECONDS
+                while os.getppid() == own and time.monotonic() < deadline:
+                    time.sleep(0.0002)
+                if os.getppid() == parent:  # Else that has ended.
+                    os.close(tell)
+                    library.main(self._become(message, descriptors, "ctxflow-library"))
+
             os.write(tell, str(_fork(begin)).encode())
 
-        number = _fork(between)
+        try:
+            number = _fork(between)
+        except OSError:
+            _close([told, tell])
+            raise
         os.close(tell)
         with os.fdopen(told, "rb") as pipe:
             said = pipe.read(_PID_BYTES)
@@ -165,7 +179,9 @@ class ZygoteServer:
 
             host.main(self._become(message, descriptors, "ctxflow-host"), self.copy)
 
-        return _fork(begin)
+        pid = _fork(begin)
+        self._hosts.add(pid)
+        return pid
 
     def copy(self, descriptor: int, close: Sequence[int]) -> int:
         """Fork a zygote like this one, with the socket `descriptor`, as a child of this process; return its number.
@@ -180,7 +196,11 @@ class ZygoteServer:
             _name("ctxflow-zygote")
             ZygoteServer(socket.socket(fileno=kept), self).serve()
 
-        pid = _fork(begin)
+        try:
+            pid = _fork(begin)
+        except OSError:
+            os.close(kept)
+            raise
         os.close(kept)
         return pid
 
@@ -275,12 +295,13 @@ def _new_random_state() -> None:
 # --- whether a process may be forked
 
 
-def why_unsafe(own: int, hosts: Collection[int] = ()) -> str:
+def why_unsafe(own: int, children: Collection[int] = ()) -> str:
     """Return why no process can be forked from this one, "" if one can: threads, devices, children, what modules say.
 
     A fork is tried: the threads of a BLAS end at it, and begin anew when they are needed.
 
-    :param own: the descriptor of a socket that is no reason; `hosts`: children that are none.
+    :param own: the descriptor of a socket that is no reason.
+    :param children: processes that are none.
     """
     if not _fork_comes_back():
         return "a package that was imported lets no fork come to its end"
@@ -297,7 +318,7 @@ def why_unsafe(own: int, hosts: Collection[int] = ()) -> str:
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith(_DEVICES) or (target.startswith("socket:") and name != str(own)):
                 return f"a package that was imported has opened {target}"
-    if set(descendants(os.getpid(), deep=False)) - set(hosts):
+    if set(descendants(os.getpid(), deep=False)).difference(children):
         return "a package that was imported has started a process"
     return ""
 

@@ -1,0 +1,181 @@
+"""Zygotes of the engine and its hosts are killed or stopped, or their driver is: the run goes on, or leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from executor_helpers import awaited, marked, runs, started
+
+from ctxflow import batch_app, context
+from ctxflow.host.linux import descendants, python_path
+
+IMPORTS = """
+import os, sys, time
+zygote = os.path.basename(open("/proc/self/comm").read().strip()) == "ctxflow-zygote"
+if zygote:
+    open(os.environ["IMPORTING"], "w").close()
+    time.sleep(float(os.environ["SECONDS"]))
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package, whose import takes long in a zygote."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    (place / "takes_long.py").write_text(IMPORTS)
+    monkeypatch.syspath_prepend(place)
+    path = {"PYTHONPATH": str(place)}
+    for name, value in {**path, **python_path(path), "IMPORTING": tmp_path / "importing", "SECONDS": 600}.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path / "importing"
+
+
+@context()
+def importing():
+    import importlib
+
+    return importlib.import_module("takes_long").__name__  # Which is seen when it is built, not before.
+
+
+@batch_app(importing(), batch_size=1)
+def imported(name, items):
+    return [(os.getpid(), os.getppid()) for _ in items]
+
+
+@context()
+def plain():
+    import decimal
+
+    return decimal.Decimal
+
+
+@batch_app(plain(), batch_size=1)
+def where(decimal, items):
+    """The library's process, its host's, and the host's parent's."""
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        parent = int(file.read().rpartition(")")[2].split()[1])
+    return [(os.getpid(), os.getppid(), parent) for _ in items]
+
+
+@context()
+def another():
+    import fractions
+
+    return fractions.Fraction
+
+
+@batch_app(another(), batch_size=1)
+def fraction(fraction, items):
+    return [os.getppid() for _ in items]
+
+
+def evicted(executor):
+    """Take the only worker away, and wait until that is known."""
+    before = executor.status().evictions
+    awaited(executor.engine.evict)
+    awaited(lambda: executor.status().evictions > before)
+
+
+@pytest.fixture
+def executor(tmp_path):
+    with started(tmp_path / "run", workers=1) as executor:
+        yield executor
+
+
+def forked(executor):
+    """Have a call answered by a worker that was forked from the engine's zygote; return that and the worker's."""
+    evicted(executor)
+    _, host, parent = where(1).result()
+    zygote = executor.engine._local._zygote.process
+    assert parent == zygote.pid
+    return zygote, host
+
+
+def test_a_zygote_that_is_killed_is_replaced_and_its_hosts_are_watched_all_the_same(executor):
+    where(1).result()
+    zygote, host = forked(executor)
+    zygote.send_signal(signal.SIGKILL)
+    zygote.wait(30)
+    assert where(1).result()[1] == host, "it lives on"
+    second, other = forked(executor)
+    assert second.pid != zygote.pid and not runs(host) and runs(other)
+    os.kill(other, signal.SIGKILL)
+    awaited(lambda: executor.status().workers_lost)
+    where(1).result()
+    assert not runs(other)
+
+
+def test_a_zygote_that_is_stopped_costs_one_start(executor):
+    where(1).result()
+    zygote, host = forked(executor)
+    zygote.send_signal(signal.SIGSTOP)
+    evicted(executor)
+    assert where(1).result()[2] == os.getpid(), "spawned"
+    awaited(lambda: not runs(zygote.pid))
+    assert not runs(host)
+    forked(executor)
+
+
+def test_a_hosts_zygote_that_is_stopped_costs_one_load(executor):
+    where(1).result()
+    _, host = forked(executor)
+    [own] = [pid for pid in descendants(host) if name_of(pid) == "ctxflow-zygote"]
+    os.kill(own, signal.SIGSTOP)
+    assert fraction(1).result() == host, "the worker was not lost"
+    assert not runs(own)
+
+
+def name_of(pid):
+    with open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()
+
+
+def test_hosts_that_are_buried_leave_no_zombies(executor):
+    where(1).result()
+    for _ in range(4):
+        zygote, host = forked(executor)
+    evicted(executor)
+    where(1).result()
+    assert len(descendants(zygote.pid, deep=False)) == 1
+    assert not runs(host)
+
+
+@pytest.mark.long
+def test_a_run_that_ends_while_its_zygote_imports_leaves_nothing(tmp_path, package, monkeypatch):
+    monkeypatch.setenv("MARK", mark := f"ends-{os.getpid()}")
+    with started(tmp_path / "run", workers=1) as executor:
+        imported(1).result()
+        evicted(executor)
+        awaited(package.exists)
+        assert marked(mark)
+    assert not marked(mark)
+
+
+PROGRAM = """
+import time
+from test_zygote_ends import evicted, imported
+from executor_helpers import started
+
+with started("run", workers=1) as executor:
+    imported(1).result()
+    evicted(executor)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_a_driver_that_is_killed_takes_the_zygote_along_that_imports(tmp_path, package, monkeypatch):
+    """It reads nothing meanwhile, so that the end of its socket is no news to it."""
+    mark = f"killed-{os.getpid()}"
+    path = os.pathsep.join([str(tmp_path / "site-packages"), os.path.dirname(__file__)])
+    variables = {**os.environ, **python_path({"PYTHONPATH": path}), "MARK": mark}
+    driver = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=variables)
+    try:
+        awaited(package.exists)
+    finally:
+        driver.kill()
+        driver.wait(30)
+    awaited(lambda: not marked(mark))

@@ -1,0 +1,147 @@
+"""A host's cache on a small disk, shared by two users whose workers are killed, and whose files have bytes flipped."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from ctxflow.files import digest_path
+from ctxflow.host.host_cache import HostCache, SpoiledEntry
+
+NOBODY = 65534
+ROUNDS = 12
+DATA = [bytes([number]) * 60_000 for number in range(1, 9)]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have a second user and a small disk")
+
+
+@pytest.fixture
+def disk():
+    """A disk that is too small for what two users keep, open to all."""
+    place = tempfile.mkdtemp(prefix="cache-chaos-")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640k,mode=1777", "tmpfs", place], check=False).returncode:
+        os.rmdir(place)
+        pytest.skip("mounting is not allowed here")
+    os.chmod(place, 0o1777)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def child(user, act):
+    """Do something in a forked process of a user; return its number."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+        act()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def working(base, keys, seed, said):
+    """Use the cache as a worker does, until this process is killed."""
+
+    def act():
+        chance = random.Random(seed)
+        cache = HostCache(base, 400_000, strict=True)
+        while True:
+            number = chance.randrange(len(keys))
+            word = b"."
+            try:
+                path = cache.get(keys[number])
+                path = path or cache.put(
+                    keys[number], lambda at, data=DATA[number]: Path(at).write_bytes(data), size=60_000
+                )
+                if Path(path).read_bytes() != DATA[number]:
+                    word = b"W"
+            except SpoiledEntry:
+                word = b"s"
+            except OSError:  # The disk is full of what others use: a worker goes on without.
+                word = b"f"
+            os.write(said, word)
+            if chance.random() < 0.8:
+                cache.release(keys[number])
+
+    return act
+
+
+def flip(path):
+    """Turn a bit, and leave no trace of that."""
+    its = os.stat(path)
+    data = bytearray(Path(path).read_bytes())
+    data[len(data) // 2] ^= 1
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        file.write(data)
+    os.chmod(path, its.st_mode)
+    os.utime(path, ns=(its.st_atime_ns, its.st_mtime_ns))
+
+
+def test_two_users_on_a_full_disk_never_get_what_was_not_put_there(disk, tmp_path):
+    keys, chance = [], random.Random(11)
+    for number, data in enumerate(DATA):
+        (tmp_path / str(number)).write_bytes(data)
+        keys.append(digest_path(tmp_path / str(number)))
+    base = os.path.join(disk, "cache")
+    heard, said = os.pipe()
+    flipped = 0
+    for _ in range(ROUNDS):
+        workers = [child(user, working(base, keys, chance.random(), said)) for user in (0, NOBODY, 0, NOBODY)]
+        for pid in workers:
+            time.sleep(chance.uniform(0.05, 0.15))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for path in Path(base).glob("*/kept/*/content"):
+            if chance.random() < 0.3:
+                with contextlib.suppress(OSError):  # There is no room to write.
+                    flip(path)
+                    flipped += 1
+    os.close(said)
+    with os.fdopen(heard, "rb") as pipe:
+        words = pipe.read()
+    assert b"W" not in words and flipped
+    assert words.count(b".") > ROUNDS and b"s" in words, "what was spoiled is told, and put there again"
+    for user in ("0", str(NOBODY)):
+        found = os.stat(os.path.join(base, user))
+        assert (found.st_uid, found.st_mode & 0o777) == (int(user), 0o700)
+
+
+def test_what_another_user_plants_is_never_used(disk, tmp_path):
+    """Neither where this user's folder is to be, nor in it."""
+    base, key = os.path.join(disk, "cache"), "k"
+
+    def plant_folder():
+        os.makedirs(os.path.join(base, "0", "kept", key))
+        os.chmod(base, 0o1777)
+        Path(base, "0", "kept", key, "content").write_bytes(b"planted")
+
+    assert os.waitpid(child(NOBODY, plant_folder), 0)[1] == 0
+    with pytest.raises(OSError, match="another user"):
+        HostCache(base)
+    shutil.rmtree(base)
+    cache = HostCache(base)
+    own = cache.put(key, lambda at: Path(at).write_bytes(b"own"))
+
+    def plant_entry():
+        for place in (own, os.path.join(base, "0", "kept", "other"), os.path.join(base, "0", "work", "new-x")):
+            with contextlib.suppress(OSError):
+                Path(place).write_bytes(b"planted")
+        with contextlib.suppress(OSError):
+            os.rename(os.path.join(base, "0"), os.path.join(base, "away"))
+
+    assert os.waitpid(child(NOBODY, plant_entry), 0)[1] == 0
+    assert Path(cache.get(key)).read_bytes() == b"own" and cache.get("other") is None
+    assert [entry.key for entry in cache.entries()] == [key]
+    cache.close()
