@@ -51,17 +51,23 @@ def is_variable(target: str) -> bool:
 
 
 def user_store() -> ArtifactStore | None:
-    """Return the store in this user's own cache folder; None if there is none, or others' jobs have the account too."""
+    """Return the store in this user's own cache folder, or in the one that CTXFLOW_ARTIFACTS names.
+
+    None if that is empty, there is none, or others' jobs have the account too.
+    """
     from ctxflow.host.cache_folder import is_shared_account
 
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if not os.path.isabs(base) or is_shared_account():
-        return None
-    return ArtifactStore(os.path.join(base, "ctxflow", "artifacts"), USER_BYTES)
+    folder = os.environ.get("CTXFLOW_ARTIFACTS", os.path.join(base, "ctxflow", "artifacts"))
+    return None if not os.path.isabs(folder) or is_shared_account() else ArtifactStore(folder, USER_BYTES)
 
 
 class NotKept(Exception):
     """Artifacts are not kept, or not used, and why."""
+
+
+class StillChanging(NotKept):
+    """The files were changed while they were kept: try again."""
 
 
 class ArtifactStore:
@@ -152,11 +158,13 @@ class ArtifactStore:
                 for each, copy in copies.items():
                     _copy(places[each], copy)
                 if _digests(copies) != found:
-                    raise NotKept("its files change")
+                    raise StillChanging("its files change")
                 with open(os.path.join(content, _DIGESTS), "w") as file:
                     json.dump(found, file)
 
             cache.put(key, make, name, size)
+        except FileNotFoundError as error:
+            raise StillChanging(str(error)) from None
         except (OSError, ValueError) as error:
             raise NotKept(str(error)) from None
         finally:
@@ -361,7 +369,7 @@ class LibraryArtifacts:
 
     :ivar made: folders beside the process's own that were not there before it.
     :ivar offered: whether it begins with what was kept. :ivar proven: whether a call has gone well with them.
-    :ivar look_at: when to look whether there is something to keep; `busy`: whether that is being done.
+    :ivar looks: when to look whether there is something to keep. :ivar seen: what was there when it was kept last.
     """
 
     load: BuildContext
@@ -370,7 +378,5 @@ class LibraryArtifacts:
     made: Sequence[str]
     offered: bool
     proven: bool = False
-    look_at: float = float("inf")
-    later: list[float] = dataclasses.field(default_factory=list)
-    busy: bool = False
+    looks: list[float] = dataclasses.field(default_factory=list)
     seen: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ctxflow.host.artifacts import ArtifactStore
-from ctxflow.host.cache_folder import is_shared_account
 from ctxflow.host.closing_libraries import ClosingLibraries
 from ctxflow.host.forking import Zygote, Zygotes
 from ctxflow.host.keeping_artifacts import KeptArtifacts
@@ -169,6 +168,8 @@ class Host:
 
     def keep_artifacts(self, folder: str, limit: int | None) -> None:
         """Keep what builds make in a host's cache from now on, unless others' jobs may have written there."""
+        from ctxflow.host.cache_folder import is_shared_account  # Here: not every site has a cache.
+
         if not is_shared_account():
             self._artifacts.store = ArtifactStore(folder, limit)
 
@@ -214,7 +215,7 @@ class Host:
                 kill_tree(library.process.pid)
         self._closing_libraries.finish()
         self._zygotes.close()
-        self._artifacts.finish()
+        self._artifacts.finish(self._libraries.values())
         deadline = now() + _END_SECONDS
         for context in list(self._libraries):
             self._remove(context, max(0.0, deadline - now()))
@@ -509,11 +510,10 @@ class Host:
                 os.rmdir(library.scratch)
             except OSError:  # What calls left there may be much.
                 its = library.artifacts
-                wait = functools.partial(self._artifacts.wait, now() + _CLEAR_SECONDS) if its and its.busy else None
-                self.in_background(functools.partial(_clear, library.scratch, wait), lambda cleared: None)
 
+                def work() -> None:
+                    if its is not None:
+                        self._artifacts.wait(now() + _CLEAR_SECONDS)
+                    clear(library.scratch)
 
-def _clear(scratch: str, wait: Callable[[], None] | None) -> None:
-    if wait is not None:
-        wait()
-    clear(scratch)
+                self.in_background(work, lambda cleared: None)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import shutil
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from ctxflow.host.artifacts import ArtifactStore, LibraryArtifacts, NotKept, folders_of, key_of, stamps
+from ctxflow.host.artifacts import ArtifactStore, LibraryArtifacts, NotKept, StillChanging, folders_of, key_of, stamps
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_process import LibraryProcess, now
 
-_LOOK_AGAIN_SECONDS = (5.0, 60.0)  # After a first call: later ones, of other sizes, may compile too.
+_LOOK_SECONDS = (0.0, 5.0, 60.0)  # After a first call: later ones, of other sizes, may compile too.
+_BUSY_SECONDS = 0.1
 _FINISH_SECONDS = 1.5
 
 
@@ -35,7 +35,8 @@ class KeptArtifacts:
     def __init__(self, store: ArtifactStore | None, in_background: InBackground) -> None:
         self.store, self.note = store, ""
         self._in_background = in_background
-        self._running: set[threading.Event] = set()
+        self._running: dict[str, threading.Event] = {}  # What is done last about a key.
+        self._going: set[str] = set()  # Keys that are being forgotten.
         self._large: set[str] = set()  # Keys of which nothing is kept any more.
 
     def begin(self, load: BuildContext, scratch: str) -> tuple[BuildContext, dict[str, str], LibraryArtifacts | None]:
@@ -52,7 +53,7 @@ class KeptArtifacts:
         for place in own:
             os.makedirs(place, 0o700, exist_ok=True)
         key = key_of(load)
-        offered = not load.fresh and self.store.has(key)
+        offered = not load.fresh and key not in self._going and self.store.has(key)
         return (
             dataclasses.replace(load, kept=(self.store.folder, key, new) if offered else None),
             variables,
@@ -67,7 +68,7 @@ class KeptArtifacts:
         its = library.artifacts
         if its is not None:
             its.offered = said == "used"
-            its.look_at = now()
+            its.looks = [now()]
         note, self.note = self.note, ""
         return said if said.startswith("spoiled") else note or said
 
@@ -80,13 +81,8 @@ class KeptArtifacts:
             self._forget(its)
         else:
             its.proven = True
-            its.look_at = now()
+            its.looks = [now() + each for each in _LOOK_SECONDS]
             self._look(its)
-            self._again(its, _LOOK_AGAIN_SECONDS)
-
-    def _again(self, its: LibraryArtifacts, seconds: Collection[float]) -> None:
-        its.later = [now() + each for each in seconds]
-        its.look_at = its.later.pop(0)
 
     def failed(self, library: LibraryProcess, why: str) -> BuildContext | None:
         """Forget what a library process began with that has failed; return the load to be tried once more, if it is.
@@ -101,58 +97,64 @@ class KeptArtifacts:
             shutil.rmtree(place, ignore_errors=True)
         if library.ready:
             return None
-        self.note = f"failed: what an earlier build made is not used any more, for a build with it failed ({why})"
+        self.note = f"failed: what an earlier build made is not used any more, since a build with it failed ({why})"
         return dataclasses.replace(its.load, fresh=True, began=None, waited=0.0)
 
     def _forget(self, its: LibraryArtifacts) -> None:
         if its.offered and self.store is not None:
-            its.offered = False
-            self._do(functools.partial(self.store.forget, its.key), lambda done: None)
+            store, its.offered, its.looks = self.store, False, []
+            self._going.add(its.key)
+            keeping = self._running.get(its.key)
+
+            def work() -> None:
+                if keeping is not None:  # Else it would be put there again.
+                    keeping.wait()
+                store.forget(its.key)
+
+            self._do(its.key, work, lambda done: self._going.discard(its.key))
 
     def due(self, libraries: Collection[LibraryProcess]) -> float:
         """Return when to call `check`, by the host's clock."""
         found = (each.artifacts for each in libraries)
-        return min((its.look_at for its in found if its is not None and not its.busy), default=float("inf"))
+        return min((its.looks[0] for its in found if its is not None and its.looks), default=float("inf"))
 
     def check(self, libraries: Collection[LibraryProcess], time: float) -> None:
         """Look for what is to be kept."""
         for library in libraries:
             its = library.artifacts
-            if its is not None and not its.busy and its.look_at <= time:
+            if its is not None and its.looks and its.looks[0] <= time:
                 self._look(its)
 
     def _look(self, its: LibraryArtifacts) -> None:
-        its.look_at = its.later.pop(0) if its.later else float("inf")
+        del its.looks[0]
         store = self.store
         if store is None or its.key in self._large:
             return
-        if its.busy:  # What it has changed since is seen after that.
-            its.look_at = min(its.look_at, now())
+        if its.key in self._running:  # What it has changed since is seen after that.
+            its.looks.insert(0, now() + _BUSY_SECONDS)
             return
-        its.busy = True
 
-        def work() -> tuple[dict[str, Any], str]:
-            seen = stamps(its.places)
-            if seen == its.seen:
-                return seen, ""
-            try:
-                store.keep(its.key, its.places, f"artifacts of {its.load.name}")
-            except NotKept as error:
-                return seen, str(error)
-            return seen, ""
+        def work() -> NotKept | None:
+            if (seen := stamps(its.places)) != its.seen:
+                try:
+                    store.keep(its.key, its.places, f"artifacts of {its.load.name}")
+                except NotKept as error:
+                    return error
+                its.seen = seen
+            return None
 
-        def then(done: tuple[dict[str, Any], str]) -> None:
-            its.busy = False
-            its.seen, why = done
-            if why:
+        def then(why: NotKept | None) -> None:
+            if isinstance(why, StillChanging):
+                its.looks.insert(0, now() + _BUSY_SECONDS)
+            elif why is not None:
                 self._large.add(its.key)
-                self.note = f"not kept: what building {its.load.name} made is not kept for the next build: {why}"
+                self.note = f"not kept: what building {its.load.name} made is not kept for the next build ({why})"
 
-        self._do(work, then)
+        self._do(its.key, work, then)
 
-    def _do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        done = threading.Event()
-        self._running.add(done)
+    def _do(self, key: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Do something in the background, and note that it is being done."""
+        self._running[key] = done = threading.Event()
 
         def run() -> Any:
             try:
@@ -161,18 +163,23 @@ class KeptArtifacts:
                 done.set()
 
         def after(result: Any) -> None:
-            self._running.discard(done)
+            if self._running.get(key) is done:
+                del self._running[key]
             then(result)
 
         self._in_background(run, after)
 
     def wait(self, until: float) -> None:
         """Wait for what is being kept, by the host's clock."""
-        for done in list(self._running):
+        for done in list(self._running.values()):
             done.wait(max(0.0, until - now()))
 
-    def finish(self) -> None:
-        """Have what is being kept reach the disk, or give it up."""
-        self.wait(now() + _FINISH_SECONDS)
+    def finish(self, libraries: Collection[LibraryProcess]) -> None:
+        """Have what is being kept, or is just to be, reach the disk, or give it up."""
+        deadline = now() + _FINISH_SECONDS
+        self.wait(deadline)
+        self._running.clear()
+        self.check(libraries, now() + 2 * _BUSY_SECONDS)
+        self.wait(deadline)
         if self.store is not None:
             self.store.close()
