@@ -281,7 +281,9 @@ def context_facts(load: BuildContext) -> dict[str, object]:
     python = interpreter()
     path = list(load.path) or sys.path
     if os.environ.get("CTXFLOW_PYTHON"):
-        path = [*_packages_of(python), *load.path]
+        path = list(load.path)
+    others = [value for name, value in sorted(variables.items()) if name.startswith("CTXFLOW_") and "PYTHON" in name]
+    path = [*path, *(folder for other in others for folder in _packages_of(other))]
     return {
         "context": load.context,
         "artifacts": load.artifacts,

@@ -169,6 +169,10 @@ class LibraryCalls:
         own = sys.path if not load.path or os.environ.get("CTXFLOW_PYTHON") else []
         sys.path[:] = [*load.path, *(entry for entry in own if entry not in load.path)]
         self._frozen_states, self._key = load.states, load.key
+        if load.kept is not None:  # Before this process may have rights of its own.
+            number = self._parts.enter("artifacts")
+            self._artifacts = _taken(*load.kept)
+            self._parts.leave(number)
         hide_shared_memory(load, self._scratch)
         if load.line:
             self.to_line = self.line = BlockingChannel(connect(load.line))
@@ -177,10 +181,6 @@ class LibraryCalls:
         self._parts.begin()
         time_parts(self._parts)
         self._calls_told = None if load.artifacts is None else set()
-        if load.kept is not None:
-            number = self._parts.enter("artifacts")
-            self._artifacts = _taken(*load.kept)
-            self._parts.leave(number)
 
     def enter_load(self, load: BuildContext) -> None:
         """Go where the context is built."""
