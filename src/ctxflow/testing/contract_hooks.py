@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import pickle
@@ -60,8 +61,10 @@ class ContractRun:
         recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
         name = f"{function.__name__}-{next(self._numbers)}"
         limits = options.get("timeout"), options.get("memory"), options.get("level", ev.PERVASIVE)
-        more = options.get("concurrency"), options.get("park", True)
-        self._contexts[name] = ContextPayload(name, function.__name__, recipe.dumps(), files, {}, *limits, *more)
+        payload = ContextPayload(
+            name, function.__name__, recipe.dumps(), files, {}, *limits, options.get("concurrency")
+        )
+        self._contexts[name] = dataclasses.replace(payload, park=options.get("park", True))
         return name
 
     def start(self, workers: int = 1) -> list[str]:
