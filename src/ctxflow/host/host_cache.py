@@ -292,7 +292,7 @@ class HostCache:
                 return
             if content is not None and digest_path(os.path.join(place, "content"), again=True) != content:
                 raise ValueError("it does not have its digest")
-            if index["epoch"] != epoch:
+            if content is not None and index["epoch"] != epoch:
                 self._write_index(place, index["name"], index["bytes"], epoch)
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
