@@ -208,6 +208,14 @@ def _module_needs_model(path: Path) -> bool:
     return bool(_MODEL.search("\n".join(line for line in lines if line[:1].strip())))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Keep what builds make apart from what this user's runs have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CTXFLOW_ARTIFACTS", str(tmp_path_factory.mktemp("artifacts")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def clean_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what git knows of this tree."""

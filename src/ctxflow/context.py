@@ -85,6 +85,7 @@ Paths = Mapping[str, str | os.PathLike[str]]
 Variables = Mapping[str, str | int | float | os.PathLike[str]]
 Affinity = Literal["guaranteed", "best-effort"]
 Preload = Sequence[str] | Literal[False]
+Artifacts = Mapping[str, str] | Literal[False]
 
 NO_OPTIONS: Mapping[str, Any] = {}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -165,6 +166,22 @@ def _preload(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
+def _artifacts(value: Any) -> dict[str, str] | None:
+    if value is False or value is None:  # None is what is kept of False.
+        return None
+    wanted = 'variables or folders by name, such as artifacts={"engine": "MY_ENGINE_CACHE"}, or False to keep nothing'
+    _check_dict("artifacts", value, wanted, (str,))
+    for name, target in value.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}", name):
+            raise refuse("artifacts", name, "names of letters, digits, dots, _ and -", ValueError)
+        if not target or os.path.isabs(target) or ".." in target.split("/") or os.path.normpath(target) == ".":
+            wanted = (
+                "the name of a variable, as MY_CACHE, or of a folder below that in which it is built, as engine/cache"
+            )
+            raise refuse("artifacts", target, wanted, ValueError)
+    return {name: target if "/" not in target else os.path.normpath(target) for name, target in value.items()}
+
+
 def _park(value: Any) -> bool:
     if not isinstance(value, bool):
         raise refuse("park", value, "False where it is to be unloaded, and never parked, else True", TypeError)
@@ -183,6 +200,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "concurrency": _concurrency,
     "preload": _preload,
     "park": _park,
+    "artifacts": _artifacts,
 }
 
 
@@ -229,6 +247,7 @@ class ContextFunction(Generic[Params, Value]):
         concurrency: int | Unchanged | None = UNCHANGED,
         preload: Preload | Unchanged = UNCHANGED,
         park: bool | Unchanged = UNCHANGED,
+        artifacts: Artifacts | Unchanged = UNCHANGED,
     ) -> ContextFunction[Params, Value]:
         """Return the same function with other files, variables or resources; see `context` for the options.
 
@@ -243,6 +262,7 @@ class ContextFunction(Generic[Params, Value]):
             load_timeout=load_timeout, affinity=affinity, priority=priority, concurrency=concurrency,
             preload=preload,
             park=park,
+            artifacts=artifacts,
         )  # fmt: skip
         return ContextFunction(self.function, {**self._options, **checked(changes)})
 
@@ -250,7 +270,7 @@ class ContextFunction(Generic[Params, Value]):
         return ContextFunction, (self.function, self._options)
 
     def __ctxflow_digest__(self) -> object:
-        options = {name: value for name, value in self._options.items() if name != "preload"}
+        options = {name: value for name, value in self._options.items() if name not in ("preload", "artifacts")}
         return "context function", self.function, options
 
 
@@ -277,6 +297,7 @@ def context(
     *, files: Paths = ..., env: Variables = ..., gpus: int = ..., memory: int | str | None = ...,
     gpu_memory: int | str | None = ..., load_timeout: float | None = ..., affinity: Affinity | None = ...,
     priority: int = ..., concurrency: int | None = ..., preload: Preload = ..., park: bool = ...,
+    artifacts: Artifacts = ...,
 ) -> _Decorator: ...
 # fmt: on
 
@@ -298,6 +319,7 @@ def context(
     concurrency: int | None = None,
     preload: Preload = (),
     park: bool = True,
+    artifacts: Artifacts = NO_OPTIONS,
 ) -> Any:
     """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
 
@@ -319,6 +341,9 @@ def context(
         worker's library processes are forked from one that has them. What the function imports first, and what was seen
         to be imported, need not be named. False to have each process start, and import, by itself (docs/loading.md).
     :param park: whether a worker may park it where it gives way to another, in place of unloading it (docs/parking.md).
+    :param artifacts: what building it, and its first call, make beside the compile caches of PyTorch, Triton and vLLM,
+        and what is kept for the next build: `{"name": "VARIABLE"}`, or a folder below that in which it is built. False
+        to keep nothing (docs/loading.md).
     :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 
@@ -336,6 +361,7 @@ def context(
         "load_timeout": load_timeout, "affinity": affinity, "priority": priority, "concurrency": concurrency,
         "preload": preload,
         "park": park,
+        "artifacts": artifacts,
     }  # fmt: skip
     options = checked(said)
     if function is not None:

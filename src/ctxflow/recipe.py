@@ -53,6 +53,8 @@ class Context(Generic[Built_co]):
     :ivar preload: installed modules that building it imports, beside those that are seen to be; None if its library
         process is to be spawned, and to import them itself.
     :ivar park: whether it may be parked where it gives way to another.
+    :ivar artifacts: what building it makes that is kept for the next build: name -> the variable, or the folder; None
+        to keep nothing.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Context(Generic[Built_co]):
     concurrency: int | None = None
     preload: tuple[str, ...] | None = ()
     park: bool = True
+    artifacts: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
 
     @property
     def is_async(self) -> bool:
@@ -324,7 +327,22 @@ def composed(recipe: Context) -> Context:
         preload=None if any(one.preload is None for one in every) else _together(one.preload or () for one in every),
         concurrency=recipe.concurrency or min((one.concurrency for one in inner if one.concurrency), default=None),
         park=all(one.park for one in (recipe, *inner)),
+        artifacts=_artifacts(every),
     )
+
+
+def _artifacts(every: Iterable[Context]) -> Mapping[str, str] | None:
+    together: dict[str, str] = {}
+    for one in every:
+        if one.artifacts is None:
+            return None
+        for name, target in one.artifacts.items():
+            if together.setdefault(name, target) != target:
+                raise ValueError(
+                    f"{one!r} has its artifact {name!r} in {target}, where another recipe has it in {together[name]}: "
+                    "they share one process, so give both the same place, or other names"
+                )
+    return together
 
 
 def _together(modules: Iterable[Iterable[str]]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from ctxflow.recipe import Context
 class Driven:
     """A host in this process, and what it reported."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, artifacts=None):
         import socket
 
         adopt_orphans()
@@ -40,6 +40,7 @@ class Driven:
             self.selector,
             str(directory / "scratch"),
             str(directory / "logs"),
+            artifacts=artifacts,
         )
         self.calls = 0
 

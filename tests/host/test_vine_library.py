@@ -309,6 +309,26 @@ def kept_fetch(path, content, kind="file"):
     return frame({"do": "fetch", **about, "keep": True}), {"input": given}
 
 
+def test_a_worker_that_comes_back_to_a_host_begins_with_what_a_build_made_there(with_cache, tmp_path):
+    def build():
+        from pathlib import Path
+
+        place = Path(os.environ["MADE"], "whole")
+        if place.exists():
+            return "an earlier one's"
+        place.write_text("made")
+        return "its own"
+
+    for expected in ("its own", "an earlier one's"):
+        worker, _ = with_cache()
+        worker.answer(worker.send(worker.load(build, artifacts={"made": "MADE"})))
+        _, reports = worker.answer(worker.send(*worker.call(lambda value, items: [value], [1])))
+        assert values(reports) == [[expected]]
+        eventually(lambda: list((tmp_path / "kept").glob("*/kept/artifacts-*/content/files/made/whole")))
+        worker.hang_up()
+        worker.process.wait(30)
+
+
 def test_a_worker_that_comes_back_to_a_host_has_what_the_one_before_was_sent(with_cache, tmp_path):
     folder, large = tmp_path / "model", tmp_path / "weights.bin"
     (folder / "deep").mkdir(parents=True)

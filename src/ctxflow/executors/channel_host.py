@@ -126,6 +126,7 @@ class SharedDisk:
             states=_states(folder),
             preload=self.learned.of(context),
             park=context.park,
+            artifacts=context.artifacts,
             body=context.recipe,
         )
 

@@ -32,6 +32,7 @@ class ContextPayload:
     :ivar preload: modules that building it imports, as far as is known beforehand; None if its library process is to be
         spawned, not forked from a zygote.
     :ivar park: whether it may be parked, if it can be.
+    :ivar artifacts: what the recipe names of what building it makes (name -> variable or folder); None to keep none.
     """
 
     id: str
@@ -45,6 +46,7 @@ class ContextPayload:
     concurrency: int | None = None
     preload: Sequence[str] | None = ()
     park: bool = True
+    artifacts: Mapping[str, str] | None = None
 
 
 class Pickled:

@@ -184,6 +184,8 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         context.concurrency,
         preload=preloaded(context),
         park=context.park,
+        # Levels that build again and again measure what that costs.
+        artifacts=context.artifacts if level == ev.PERVASIVE else None,
     )
 
 

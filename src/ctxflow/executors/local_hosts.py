@@ -56,7 +56,7 @@ class LibraryLines:
         self._run = run
         self._selector = selector
         self._events = events
-        self._expected: dict[str, LibraryLine] = {}  # Those that are not there yet, by key.
+        self._expected: dict[str, LibraryLine] = {}  # By key.
         self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
         self.acceptor = Acceptor(selector, listen(address), self._accepted, logger.warning)
 
@@ -75,10 +75,13 @@ class LibraryLines:
 
     def _introduced(self, channel: Channel) -> None:
         for head, body in channel.receive():
-            line = self._expected.pop(_key_of(head, body), None)
-            if line is not None:
+            line = self._expected.get(_key_of(head, body))
+            if line is not None and (line.ready is not None or not line.built):
                 self._strangers.discard(channel)
-                line.channel = channel
+                if line.channel is not None:  # Of a process that has failed: its host tries another.
+                    self._selector.unregister(line.channel)
+                    line.channel.close()
+                line.channel, line.ended_at = channel, math.inf
                 self._selector.modify(channel, selectors.EVENT_READ, line)
                 self._events += self._now_ready(line)
                 return

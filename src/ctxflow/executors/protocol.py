@@ -124,6 +124,10 @@ class LearnedModules:
 
     def learn(self, report: ContextBuilt) -> None:
         """Take what was imported for a context; tell once why its process was not forked."""
+        _, _, why = report.artifacts.partition(": ")
+        if why and why not in self._told:
+            self._told.add(why)
+            logger.warning("artifacts of the context %s: %s", self._names.get(report.context, report.context), why)
         name = self._names.get(report.context)
         if name is None:
             return

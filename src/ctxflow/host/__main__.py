@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from ctxflow.host.artifacts import user_store
 from ctxflow.host.context_host import Host
 from ctxflow.host.forking import ForkedProcess, Zygote
 from ctxflow.host.library_start import library_variables
@@ -54,7 +55,7 @@ def main(argv: Sequence[str], copy: CopyZygote | None = None) -> None:
         if channel.pending:
             watch_writes()
 
-    host = Host(emit, selector, scratch, logs, copied)
+    host = Host(emit, selector, scratch, logs, copied, user_store())
 
     released = False
 

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ctxflow.host.artifacts import ArtifactStore
 from ctxflow.host.closing_libraries import ClosingLibraries
 from ctxflow.host.forking import Zygote, Zygotes
+from ctxflow.host.keeping_artifacts import KeptArtifacts
 from ctxflow.host.library_limits import LibraryLimits
 from ctxflow.host.library_messages import (
     FROM_LIBRARY,
@@ -33,6 +35,7 @@ from ctxflow.host.library_messages import (
     ContextAwake,
     ContextBuilt,
     ContextGone,
+    FirstCallEnded,
     ForgetParts,
     FromLibrary,
     GivePart,
@@ -76,6 +79,7 @@ Emit = Callable[[FromHost], None]
 _NEXT_SECONDS = 0.2
 _END_SECONDS = 2.0  # For all library processes together, at the host's end.
 _MOST_LOGS = 20
+_CLEAR_SECONDS = 60.0  # How long what a process made is kept for whoever copies it.
 
 
 def _trouble(text: str, error: Exception) -> Trouble:
@@ -93,6 +97,7 @@ class Host:
     :param scratch: the worker's directory.
     :param logs: where the library processes' output is kept.
     :param zygote: one that library processes can be forked from, if there is one already.
+    :param artifacts: where what builds made is kept; None to keep none.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Host:
         scratch: str,
         logs: str,
         zygote: Zygote | None = None,
+        artifacts: ArtifactStore | None = None,
     ) -> None:
         self._emit = emit
         self._selector = selector
@@ -122,6 +128,7 @@ class Host:
         self._zygotes = Zygotes(selector, scratch, zygote)
         self._closing_libraries = ClosingLibraries(selector, self._end_for_good)
         self._leftovers = ShmLeftovers()
+        self._artifacts = KeptArtifacts(artifacts, self.in_background)
         # What waits until there is room, or a zygote.
         self._postponed: dict[str, BuildContext | WakeContext] = {}
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -161,10 +168,18 @@ class Host:
         elif isinstance(message, StageFiles):
             self._emit(StagingFailed(message.context, trouble("stage")))
 
+    def keep_artifacts(self, folder: str, limit: int | None) -> None:
+        """Keep what builds make in a host's cache from now on, unless others' jobs may have written there."""
+        from ctxflow.host.cache_folder import is_shared_account  # Here: not every site has a cache.
+
+        if not is_shared_account():
+            self._artifacts.store = ArtifactStore(folder, limit)
+
     def timeout(self) -> float | None:
         """Return how long the selector may wait before `check` is due, in seconds."""
         due = min(self._limits.due(self._libraries.values()), self.undead.look_at, self._closing_libraries.look_at)
         due = min(due, self._leftovers.due(len(self._libraries)), self._zygotes.due())
+        due = min(due, self._artifacts.due(self._libraries.values()))
         return None if due == float("inf") else max(0.0, due - now())
 
     def check(self) -> None:
@@ -174,6 +189,7 @@ class Host:
         self._closing_libraries.check(time)
         self._leftovers.check(self._pids(), time)
         self._zygotes.check(time)
+        self._artifacts.check(self._libraries.values(), time)
         if self.undead.look_at <= time and (reason := self.undead.look(time)) is not None:
             self._emit(WorkerStuck(reason))
         if self._postponed and not self._is_full():
@@ -201,6 +217,7 @@ class Host:
                 kill_tree(library.process.pid)
         self._closing_libraries.finish()
         self._zygotes.close()
+        self._artifacts.finish(self._libraries.values())
         deadline = now() + _END_SECONDS
         for context in list(self._libraries):
             self._remove(context, max(0.0, deadline - now()))
@@ -272,7 +289,10 @@ class Host:
         scratch = os.path.join(self._scratch, f"library-{self._started}")
         log = os.path.join(self._logs, f"{message.name or 'plain'}-{self._started}.log")
         forked_from, why = (None, zygote) if isinstance(zygote, str) else (zygote, "")
-        library = LibraryProcess(context, scratch, message.environment, log, forked_from, message.path)
+        message, variables, artifacts = self._artifacts.begin(message, scratch)
+        environment = {**message.environment, **variables}
+        library = LibraryProcess(context, scratch, environment, log, forked_from, message.path)
+        library.artifacts = artifacts
         library.started += f": {why}" if why else ""
         library.key = message.key
         self._libraries[context] = library
@@ -378,6 +398,8 @@ class Host:
             message = dataclasses.replace(message, trouble=message.trouble._replace(output=library.tail()))
         if isinstance(message, CallBegan):
             library.watch(message.call, message.timeout, now())
+        elif isinstance(message, FirstCallEnded):
+            self._artifacts.called(library, message.failed)
         elif isinstance(message, LoopBegan):
             library.loop_began(message.closes, message.threads, now())
         elif isinstance(message, ContextGone):
@@ -386,7 +408,11 @@ class Host:
         elif isinstance(message, (ContextAsleep, ContextAwake)):
             library.moved(parked=isinstance(message, ContextAsleep))
             self._emit(message)
-        elif isinstance(message, (BuildFailed, ParkRaised)):
+        elif isinstance(message, BuildFailed):
+            self._remove(library.context)
+            self._not_built(library, message)
+            return False
+        elif isinstance(message, ParkRaised):
             self._remove(library.context)
             self._emit(message)
             return False
@@ -394,7 +420,8 @@ class Host:
             if self._limits.end_if_too_big(library):
                 return False
             library.load_deadline, library.ready = float("inf"), True
-            self._emit(dataclasses.replace(message, started=library.started))
+            came = self._artifacts.built(library, message.artifacts)
+            self._emit(dataclasses.replace(message, started=library.started, artifacts=came))
         elif isinstance(message, (PartFinished, CallFinished, CallRaised)):
             self._emit(message)
         return True
@@ -437,9 +464,18 @@ class Host:
         if library.moving and not calls:
             self._emit(ParkRaised(library.context, library.key, trouble))
         elif was_ready:
+            self._artifacts.failed(library, message)
             self._emit(LibraryDied(library.context, library.key, calls, trouble, blamed))
         else:
-            self._emit(BuildFailed(library.context, library.key, trouble))
+            self._not_built(library, BuildFailed(library.context, library.key, trouble))
+
+    def _not_built(self, library: LibraryProcess, report: BuildFailed) -> None:
+        """Build a context once more without what an earlier build made, if it failed with that; else report it."""
+        again = self._artifacts.failed(library, f"{report.trouble.error}: {report.trouble.message}")
+        if again is None:
+            self._emit(report)
+        else:
+            self.handle(again)
 
     def _remove(
         self,
@@ -478,4 +514,11 @@ class Host:
             try:
                 os.rmdir(library.scratch)
             except OSError:  # What calls left there may be much.
-                self.in_background(functools.partial(clear, library.scratch), lambda cleared: None)
+                its = library.artifacts
+
+                def work() -> None:
+                    if its is not None:
+                        self._artifacts.wait(now() + _CLEAR_SECONDS)
+                    clear(library.scratch)
+
+                self.in_background(work, lambda cleared: None)

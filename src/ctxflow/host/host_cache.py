@@ -104,10 +104,10 @@ class HostCache:
 
     # --- what its users call
 
-    def get(self, key: str, content: str = "") -> str | None:
+    def get(self, key: str, content: str | None = "") -> str | None:
         """Return the path of an entry, None if there is none; hold it from now on.
 
-        :param content: the digest that its content must have; by default its key.
+        :param content: the digest that its content must have; by default its key. None if the caller verifies it.
         :raises SpoiledEntry: if it was not what it should be.
         :raises OSError: if the cache cannot be used now.
         """
@@ -129,7 +129,7 @@ class HostCache:
         with contextlib.ExitStack() as last:
             last.callback(os.close, lock)
             try:
-                self._check(key, content or key)
+                self._check(key, key if content == "" else content)
             except SpoiledEntry:
                 if self._drop(key, lock):
                     raise
@@ -280,7 +280,7 @@ class HostCache:
             raise ValueError("it was written by another version")
         return index
 
-    def _check(self, key: str, content: str) -> None:
+    def _check(self, key: str, content: str | None) -> None:
         from ctxflow.files import digest_path  # Here: not every worker is sent files.
 
         place, epoch = self._entry(key), self._folder.epoch()
@@ -290,15 +290,16 @@ class HostCache:
                 raise ValueError("files of it were changed, added or removed")
             if key in self._verified or (index["epoch"] == epoch and not self._strict):
                 return
-            if digest_path(os.path.join(place, "content"), again=True) != content:
+            if content is not None and digest_path(os.path.join(place, "content"), again=True) != content:
                 raise ValueError("it does not have its digest")
-            if index["epoch"] != epoch:
+            if content is not None and index["epoch"] != epoch:
                 self._write_index(place, index["name"], index["bytes"], epoch)
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
             text = f"the host's cache {self.path} had {key}, and not as it was put there ({why}): it is removed"
             raise SpoiledEntry(text) from None
-        self._verified.add(key)
+        if content is not None:
+            self._verified.add(key)
 
     def _sync(self, key: str, mark: int) -> None:
         """Have an entry reach the disk, and end its writing."""

@@ -45,6 +45,7 @@ from ctxflow.host.library_messages import (
     ContextAwake,
     ContextBuilt,
     ContextGone,
+    FirstCallEnded,
     ForgetParts,
     FromLibrary,
     GivePart,
@@ -110,6 +111,8 @@ class LibraryCalls:
         self._parts = LoadParts()  # Of the load.
         self._modules = frozenset(sys.modules)  # Those that are there already.
         self._key = ""
+        self._artifacts = ""  # What came of taking them.
+        self._calls_told: set[bool] | None = None  # Whether the host was told of a first call, by whether it failed.
         self._parking = Parking(None)
         self._from_host: Callable[[], bool] = lambda: (
             True
@@ -166,6 +169,10 @@ class LibraryCalls:
         own = sys.path if not load.path or os.environ.get("CTXFLOW_PYTHON") else []
         sys.path[:] = [*load.path, *(entry for entry in own if entry not in load.path)]
         self._frozen_states, self._key = load.states, load.key
+        if load.kept is not None:  # Before this process may have rights of its own.
+            number = self._parts.enter("artifacts")
+            self._artifacts = _taken(*load.kept)
+            self._parts.leave(number)
         hide_shared_memory(load, self._scratch)
         if load.line:
             self.to_line = self.line = BlockingChannel(connect(load.line))
@@ -173,6 +180,7 @@ class LibraryCalls:
             self.send(self.line, LineOpened(load.key))
         self._parts.begin()
         time_parts(self._parts)
+        self._calls_told = None if load.artifacts is None else set()
 
     def enter_load(self, load: BuildContext) -> None:
         """Go where the context is built."""
@@ -202,7 +210,15 @@ class LibraryCalls:
         self._parking = Parking(self.value)
         parks = load.park and self._parking.possible
         built = ContextBuilt(
-            load.context, load.key, seconds, memory, gpu_memory, parts=parts, modules=modules, parks=parks
+            load.context,
+            load.key,
+            seconds,
+            memory,
+            gpu_memory,
+            parts=parts,
+            modules=modules,
+            parks=parks,
+            artifacts=self._artifacts,
         )
         self.send(self.to_host, built)
 
@@ -312,12 +328,21 @@ class LibraryCalls:
     ) -> None:
         """Answer a call with its results."""
         seconds = time.monotonic() - started
+        if self._calls_told is not None:
+            self._tell_first(failed=False)
         if not extent and made is None and not rest:  # As nearly always.
             answer = CallFinished(call.call, seconds, body=result)
         else:
             app, left = app if rest else "", rest[:_MOST_NAMES]
             answer = CallFinished(call.call, seconds, **extent, made=made, app=app, rest=left, body=result)
         self.send(self.to_line, answer)
+
+    def _tell_first(self, failed: bool) -> None:
+        """Tell the host of a first call, before whoever asked gets its answer, and may end all."""
+        told = self._calls_told
+        if told is not None and failed not in told and False not in told:
+            told.add(failed)
+            self.send(self.to_host, FirstCallEnded(failed))
 
     def raised(
         self,
@@ -351,6 +376,8 @@ class LibraryCalls:
     ) -> None:
         """Answer a call with what is wrong."""
         seconds = time.monotonic() - started
+        if trouble.kind == "exception":
+            self._tell_first(failed=True)
         self.send(self.to_host, CallRaised(call.call, call.context, seconds, trouble, at=at, made=made, body=body))
 
     def _run_interruptibly(
@@ -443,6 +470,19 @@ class LibraryCalls:
         """Return the report of an error, and the error pickled, if it can be."""
         self.output.mend()
         return trouble_of(kind, error, self.place.hint(error))
+
+
+def _taken(folder: str, key: str, places: Mapping[str, str]) -> str:
+    """Take artifacts, and return what came of that, as `ContextBuilt` says it."""
+    from ctxflow.host.artifacts import ArtifactStore, NotKept
+
+    store = ArtifactStore(folder)
+    try:
+        return "used" if store.take(key, places) else ""
+    except NotKept as error:
+        return f"spoiled: {error}"
+    finally:
+        store.close()
 
 
 def _readable(descriptor: int) -> Callable[[], bool]:

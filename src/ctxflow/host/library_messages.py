@@ -33,6 +33,10 @@ class BuildContext(Message):
     :ivar began: when the host was asked for the process, by `time.monotonic`, and `waited`, the seconds from then on in
         which a zygote imported for it; from the host alone.
     :ivar park: whether it may be parked, if it can be.
+    :ivar artifacts: what the recipe names of them: name -> variable or folder (artifacts.py); None to keep none.
+    :ivar fresh: whether to begin without what was kept of them.
+    :ivar kept: the folder and the key from which the library process takes artifacts, and the path of each; None to
+        take none. From the host alone.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -52,6 +56,9 @@ class BuildContext(Message):
     began: float | None = None
     waited: float = 0.0
     park: bool = True
+    artifacts: Mapping[str, str] | None = None
+    fresh: bool = False
+    kept: tuple[str, str, Mapping[str, str]] | None = None
     body: bytes = b""
 
 
@@ -166,6 +173,8 @@ class ContextBuilt(Message):
     :ivar modules: those of installed packages that were imported for it, in their order, but those of the zygote.
     :ivar started: "forked", "spawned", or "spawned: " and why; its host adds it.
     :ivar parks: whether it may be parked.
+    :ivar artifacts: "used" if it began with what an earlier build made; "spoiled: ", "failed: " or "not kept: " and
+        why, where that did not go well; else "".
     """
 
     context: str
@@ -177,6 +186,7 @@ class ContextBuilt(Message):
     modules: Sequence[str] = ()
     started: str = ""
     parks: bool = False
+    artifacts: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -243,6 +253,16 @@ class ContextGone(Message):
     """
 
     trouble: Trouble
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FirstCallEnded(Message):
+    """Tell the host that a call has ended, the first that went well or, before it, the first that failed. Not answered.
+
+    From a library process with artifacts alone: a first call may compile.
+    """
+
+    failed: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -317,7 +337,7 @@ Answer: TypeAlias = PartFinished | CallFinished
 """What comes on the line to the driver after `LineOpened`; all else goes to the host."""
 FromLibrary: TypeAlias = (
     LineOpened | ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised | LoopBegan | ContextGone
-    | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
+    | FirstCallEnded | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
 )  # fmt: skip
 
 TO_LIBRARY: Direction[ToLibrary] = Direction(ToLibrary)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from ctxflow.host.artifacts import LibraryArtifacts
 from ctxflow.host.forking import LIBRARY, CannotFork, Zygote
 from ctxflow.host.library_messages import ForgetParts, GivePart, RunCall
 from ctxflow.host.library_start import command, library_variables
@@ -73,6 +74,7 @@ class LibraryProcess:
         self.context, self.log = context, log
         self.started = "spawned"  # Or "forked", or why it is not.
         self.scratch = scratch
+        self.artifacts: LibraryArtifacts | None = None
         self.key = ""  # Tells this load of the context from earlier ones.
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
         self.parts: set[str] = set()  # The functions and constants that it was given.

@@ -293,6 +293,7 @@ class VineLibrary:
             limit = _number(os.environ.get("CTXFLOW_CACHE_GB"))
             try:
                 self._kept = HostCache(folder, None if limit is None else int(limit * 1e9))
+                self._host.keep_artifacts(folder, self._kept.limit)
             except OSError as error:
                 return dataclasses.replace(facts, kept_problem=error.strerror or str(error))
         return dataclasses.replace(facts, kept="" if self._kept is None else self._kept.path)

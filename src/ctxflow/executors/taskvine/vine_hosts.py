@@ -177,6 +177,7 @@ class VineHosts:
             memory=context.memory,
             preload=self.learned.of(context),
             park=context.park,
+            artifacts=context.artifacts,
             body=context.recipe,
         )
 

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""What a build made, for the next: a compiled model on one worker, then on its successor on the same host.
+
+    benchmarks/artifacts.py --json
+
+A block of a transformer with random weights, compiled by `torch.compile` (Inductor, with the machine's C++ compiler) on
+an embedded worker. The build is timed with its first call, which compiles. With artifacts, and in turns without
+(`artifacts=False`, and a folder of its own for each process's compile cache, as workers on other hosts, or in jobs with
+a /tmp of their own, have). Figures:
+
+- `compiled_same_host`: seconds of the second worker's build and first call, over the first's;
+- `compiled_same_host_no_imports`: the same without starting the process and importing, as the parts of the loads say;
+- `..._without`: both without artifacts: what a zygote saves alone;
+- `compiled_next_run`, `compiled_next_run_no_imports`: of the first worker of another run, over that of the first run;
+- `first_s`, `second_s`: the seconds themselves; `second_result_s`: from the loss of the first worker to a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+
+from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.testing.evictions import Evictions
+
+WIDTH, HEADS, TOKENS = 256, 4, 64
+IMPORTED = ("process", "imports")
+
+
+def block() -> Any:
+    """Build a block of a transformer, and compile it."""
+    import torch
+
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True, norm_first=True).eval()
+    model = torch.nn.Sequential(layer, torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())
+    compiled = torch.compile(model)
+    return lambda: compiled(torch.ones(1, TOKENS, WIDTH))
+
+
+def recipe(kept: bool) -> Any:
+    """The context; without artifacts each process has a compile cache of its own, as on hosts of their own."""
+
+    @context(artifacts={} if kept else False)
+    def compiled(kept: bool) -> Any:
+        import os
+        import tempfile
+
+        if not kept:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=os.environ["CTXFLOW_LIBRARY_SCRATCH"])
+        return block()
+
+    return compiled(kept)
+
+
+def loads(run: Path) -> list[dict[str, float]]:
+    """Return the parts of each load of the context, of a run's event log."""
+    found = []
+    [log] = run.glob("**/events.jsonl")
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        event = event.get("event", event)
+        if event.get("parts"):
+            found.append(event["parts"])
+    return found
+
+
+def rounds(kept: bool) -> dict[str, float]:
+    """Two workers one after the other, and with artifacts one of another run: seconds of each one's build and call."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        found: dict[str, float] = {}
+        for names in (("first", "second"), ("next",)) if kept else (("first", "second"),):
+            executor = ContextExecutor(workers=1)
+            executor.run_dir = os.path.join(folder, names[0])
+            with executor:
+
+                @batch_app(recipe(kept))
+                def work(model: Any, items: Any) -> Any:
+                    import time
+
+                    import torch
+
+                    began = time.monotonic()
+                    with torch.no_grad():
+                        model()
+                    return [time.monotonic() - began for _ in items]
+
+                for name in names:
+                    began = time.monotonic()
+                    called = float(next(iter(work.map([1]))))
+                    found[f"{name}_result"] = time.monotonic() - began
+                    found[f"{name}_call"] = called
+                    if name == "first":
+                        time.sleep(2.0)  # What it made is being copied; a worker that is killed would end that.
+                        with Evictions(executor, per_minute=60_000, at_most=1) as evictions:
+                            while not evictions.count:
+                                time.sleep(0.001)
+            for name, parts in zip(names, loads(Path(folder, names[0])), strict=True):
+                call = found.pop(f"{name}_call")
+                found[name] = sum(parts.values()) + call
+                found[f"{name}_no_imports"] = found[name] - sum(parts.get(part, 0.0) for part in IMPORTED)
+        return found
+
+
+def ratio(ours: list[float], theirs: list[float]) -> Any:
+    """What is less is better."""
+    return dataclasses.replace(common.ratio(ours, theirs), better="lower")
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for number in range(options.rounds):
+        for kept in (True, False):
+            common.progress(f"round {number + 1}, {'with' if kept else 'without'} artifacts")
+            found[kept].append(rounds(kept))
+
+    def samples(kept: bool, name: str) -> list[float]:
+        return [each[name] for each in found[kept]]
+
+    figures = {}
+    for kept, end in ((True, ""), (False, "_without")):
+        for part in ("", "_no_imports"):
+            seconds = samples(kept, f"second{part}"), samples(kept, f"first{part}")
+            figures[f"compiled_same_host{part}{end}"] = ratio(*seconds)
+    for part in ("", "_no_imports"):
+        seconds = samples(True, f"next{part}"), samples(True, f"first{part}")
+        figures[f"compiled_next_run{part}"] = ratio(*seconds)
+    for name in ("first", "second", "second_result"):
+        figures[f"{name}_s"] = common.figure(samples(True, name), "s", "lower")
+    common.report("artifacts", figures, common.versions(["torch"]), options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""What builds make is kept for the next on the same host, and never used where it is not what it should be."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_host import Driven
+
+from ctxflow.host import artifacts
+from ctxflow.host.artifacts import ArtifactStore, NotKept, context_facts, digest_of, machine_facts
+from ctxflow.host.library_messages import BuildContext
+
+PATIENCE = 30.0
+KEY = "artifacts-0"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = ArtifactStore(str(tmp_path / "store"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def driven(tmp_path, store):
+    (tmp_path / "logs").mkdir()
+    driven = Driven(tmp_path, store)
+    yield driven
+    driven.close()
+
+
+def folder(place, **files):
+    for name, text in files.items():
+        place.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return str(place)
+
+
+def texts(place):
+    return {str(path.relative_to(place)): path.read_text() for path in Path(place).rglob("*") if path.is_file()}
+
+
+def kept_files(tmp_path):
+    return [path for path in (tmp_path / "store").glob("*/kept/*/content/files/**/*") if path.is_file()]
+
+
+def compiled():
+    """Build something that takes what an earlier build made, or makes it; return which."""
+    place = Path(os.environ["MADE"]) / "whole"
+    if place.exists():
+        return place.read_text()
+    place.write_text("an earlier one's")
+    return "its own"
+
+
+def load(driven, function=compiled, context="c", **more):
+    driven.load(function, context=context, **{"artifacts": {"made": "MADE"}, **more})
+    return driven.next("ready")[0]
+
+
+def answer(driven, context="c"):
+    driven.call(lambda value, items: [value], [None], context=context)
+    return pickle.loads(driven.next("finished")[1])[0]
+
+
+def until_kept(driven, tmp_path, count=1):
+    deadline = time.monotonic() + PATIENCE
+    while len(kept_files(tmp_path)) != count or driven.host._artifacts._running:
+        assert time.monotonic() < deadline
+        for key, _ in driven.selector.select(0.01):
+            key.data()
+        driven.host.check()
+
+
+# --- the store
+
+
+def test_what_is_kept_is_taken_as_it_was(store, tmp_path):
+    made = folder(tmp_path / "made", a="1", b="2")
+    folder(tmp_path / "made" / "in", c="3")
+    os.chmod(tmp_path / "made" / "b", 0o755)
+    (tmp_path / "made" / "link").symlink_to("/etc/passwd")
+    assert store.keep(KEY, {"x": made, "y": str(tmp_path / "nothing")}, "x")
+    assert store.take(KEY, {"x": str(tmp_path / "new"), "y": str(tmp_path / "nothing")})
+    assert texts(tmp_path / "new") == {"a": "1", "b": "2", "in/c": "3"}
+    assert (tmp_path / "new" / "b").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "new" / "a").write_text("may be written to")
+    assert not store.keep(KEY, {"x": made}, "x")  # It is there.
+    assert store.keep(KEY, {"x": str(tmp_path / "new")}, "x")
+    assert store.take(KEY, {"x": str(tmp_path / "third")})
+    assert texts(tmp_path / "third")["a"] == "may be written to"
+
+
+def test_nothing_is_kept_of_nothing(store, tmp_path):
+    assert not store.keep(KEY, {"x": str(tmp_path / "x")}, "x")
+    assert not store.has(KEY) and not store.take(KEY, {"x": str(tmp_path / "x")})
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_store_is_of_its_user_alone(store, tmp_path):
+    store.keep(KEY, {"x": folder(tmp_path / "x", a="1")}, "x")
+    assert (tmp_path / "store" / str(os.geteuid())).stat().st_mode & 0o777 == 0o700
+    os.chmod(tmp_path / "store" / str(os.geteuid()), 0o755)
+    with pytest.raises(NotKept, match="can be entered by others"):
+        ArtifactStore(str(tmp_path / "store")).take(KEY, {"x": str(tmp_path / "y")})
+    assert texts(tmp_path / "y") == {}
+
+
+def flip(path):
+    """Turn a bit, and leave size and times as they are."""
+    before = path.stat()
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    with open(path, "r+b") as file:
+        file.write(data)
+    path.chmod(before.st_mode & 0o777)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_flipped_byte_is_found(store, tmp_path):
+    store.keep(KEY, {"x": folder(tmp_path / "x", a="1")}, "x")
+    flip(kept_files(tmp_path)[0])
+    with pytest.raises(NotKept, match="spoiled"):
+        store.take(KEY, {"x": str(tmp_path / "y")})
+    assert texts(tmp_path / "y") == {} and not store.has(KEY)
+
+
+def test_what_is_too_large_is_not_kept(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts, "MOST_BYTES", 3)
+    with pytest.raises(NotKept, match="more than"):
+        store.keep(KEY, {"x": folder(tmp_path / "x", a="1234")}, "x")
+    assert not store.has(KEY)
+
+
+def test_nothing_half_is_left_by_one_that_is_killed(store, tmp_path):
+    """At any moment of keeping, also over what was there."""
+    made = folder(tmp_path / "made", **{f"f{n}": "x" * 200_000 for n in range(100)})
+    program = f"""
+from ctxflow.host.artifacts import ArtifactStore
+print(flush=True)
+ArtifactStore({str(tmp_path / "store")!r}).keep({KEY!r}, {{"x": {made!r}}}, "x")
+print("kept", flush=True)
+"""
+    seen = set()
+    for number in range(12):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(number * 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+        process.stdout.close()
+        other, place = ArtifactStore(str(tmp_path / "store")), tmp_path / f"taken-{number}"
+        taken = other.take(KEY, {"x": str(place)})
+        assert texts(place) == (texts(made) if taken else {})
+        seen.add(taken)
+        other.forget(KEY)
+        other.close()
+    assert store.keep(KEY, {"x": made}, "x") and store.take(KEY, {"x": str(tmp_path / "after")})
+    assert False in seen
+
+
+# --- the key
+
+
+FACTS = {
+    "context": "c",
+    "variables": {"CC": "gcc"},
+    "python": "3.12",
+    "packages": ["torch-2.13"],
+    "gpus": [],
+    "flags": "",
+}
+
+
+@given(st.sampled_from(sorted(FACTS)), st.text(min_size=1))
+def test_a_key_depends_on_each_fact(name, value):
+    assert digest_of(FACTS) == digest_of(dict(reversed(FACTS.items())))
+    assert digest_of({**FACTS, name: [FACTS[name], value]}) != digest_of(FACTS)
+
+
+def test_what_a_context_depends_on(tmp_path, monkeypatch):
+    place = tmp_path / "site-packages"
+    (place / "torch-2.13.0.dist-info").mkdir(parents=True)
+    load = {"path": [str(place)], "environment": {"A": "1"}}
+    before = context_facts(BuildContext("c", **load))
+    assert before == context_facts(BuildContext("c", key="another", **load))
+    assert before != context_facts(BuildContext("d", **load))
+    assert before != context_facts(BuildContext("c", **{**load, "environment": {"A": "2"}}))
+    assert before != context_facts(BuildContext("c", **load, artifacts={"a": "B"}))
+    (place / "torch-2.13.0.dist-info").rename(place / "torch-2.14.0.dist-info")
+    assert before != context_facts(BuildContext("c", **load))
+    (place / "torch-2.14.0.dist-info").rename(place / "torch-2.13.0.dist-info")
+    assert before == context_facts(BuildContext("c", **load))
+    monkeypatch.setenv("OMP_NUM_THREADS", "17")
+    assert before != context_facts(BuildContext("c", **load))
+    monkeypatch.setenv("CTXFLOW_PYTHON", "/usr/bin/another")
+    assert before["python"] != context_facts(BuildContext("c", **load))["python"]
+
+
+def test_what_a_machine_is(tmp_path):
+    def machine(flags="sse avx2", model="NVIDIA H100", driver="580.1"):
+        folder(tmp_path / "proc", cpuinfo=f"processor: 0\nflags\t\t: {flags}\n")
+        folder(tmp_path / "proc/driver/nvidia/gpus/0000:01", information=f"Model: \t\t {model}\nIRQ: 3\n")
+        folder(tmp_path / "proc/driver/nvidia", version=f"NVRM version: {driver}\nGCC\n")
+        return digest_of(machine_facts(str(tmp_path)))
+
+    assert machine() == machine(flags="avx2 sse")
+    assert len({machine(), machine(flags="sse"), machine(model="NVIDIA A10"), machine(driver="581")}) == 4
+    assert machine_facts()["flags"]
+
+
+# --- a host
+
+
+def test_the_second_build_begins_with_what_the_first_made(driven, tmp_path):
+    assert load(driven)["artifacts"] == ""
+    assert answer(driven) == "its own"
+    until_kept(driven, tmp_path)
+    found = load(driven)
+    assert found["artifacts"] == "used" and "artifacts" in found["parts"]
+    assert answer(driven) == "an earlier one's"
+    assert load(driven, context="another")["artifacts"] == ""
+    assert answer(driven, "another") == "its own"
+
+
+def test_another_host_has_it_too(driven, store, tmp_path):
+    load(driven)
+    until_kept(driven, tmp_path)
+    driven.tell("unload", context="c")
+    driven.next("unloaded")
+    (tmp_path / "second" / "logs").mkdir(parents=True)
+    second = Driven(tmp_path / "second", ArtifactStore(store.folder))
+    try:
+        load(second)
+        assert answer(second) == "an earlier one's"
+    finally:
+        second.close()
+
+
+def test_what_a_first_call_makes_is_kept_also_at_a_hosts_end(driven, tmp_path):
+    driven.load(lambda: None, artifacts={"made": "MADE"})
+    driven.next("ready")
+
+    def compile_late(value, items):
+        Path(os.environ["MADE"], "late").write_text("by a call")
+        return items
+
+    driven.call(compile_late, [1])
+    driven.next("finished")
+    driven.host.stop()
+    assert [path.read_text() for path in kept_files(tmp_path)] == ["by a call"]
+
+
+def test_a_folder_that_the_recipe_names(driven, tmp_path):
+    def build():
+        place = Path("engine/plan")
+        if place.exists():
+            return "there"
+        place.parent.mkdir()
+        place.write_text("made")
+        return "made"
+
+    where = tmp_path / "where"
+    for expected in ("made", "there"):
+        where.mkdir()
+        load(driven, build, artifacts={"plan": "engine"}, directory=str(where))
+        assert answer(driven) == expected
+        until_kept(driven, tmp_path)
+        driven.tell("unload", context="c")
+        driven.next("unloaded")
+        where.rename(tmp_path / expected)
+
+
+def test_compile_caches_need_no_word_unless_somebody_has_set_them(driven):
+    def caches():
+        return {name: os.environ.get(name) for name in artifacts.OWN}
+
+    load(driven, caches, artifacts={}, environment={"TRITON_CACHE_DIR": "/mine"})
+    found = answer(driven)
+    assert found.pop("TRITON_CACHE_DIR") == "/mine"
+    assert all("artifacts" in place for place in found.values())
+    load(driven, caches, artifacts=None, context="none")
+    assert set(answer(driven, "none").values()) == {None}
+
+
+def test_a_forked_process_has_its_own(driven):
+    places = []
+    for context in ("a", "b"):
+        assert load(driven, lambda: os.environ["MADE"], context=context)["started"] == "forked"
+        places.append(answer(driven, context))
+    assert len(set(places)) == 2
+
+
+def test_a_flipped_byte_has_it_built_again_and_is_told(driven, tmp_path):
+    load(driven)
+    until_kept(driven, tmp_path)
+    flip(kept_files(tmp_path)[0])
+    assert load(driven)["artifacts"].startswith("spoiled: ")
+    assert answer(driven) == "its own"
+    until_kept(driven, tmp_path)
+    assert load(driven)["artifacts"] == "used"
+
+
+@pytest.mark.parametrize("end", ["raises", "dies"])
+def test_a_build_that_fails_with_artifacts_is_tried_once_without(driven, tmp_path, end):
+    def build(how):
+        if (Path(os.environ["MADE"]) / "whole").exists():
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            raise ValueError("bad cache")
+        return compiled()
+
+    def begin():
+        driven.load(build, end, artifacts={"made": "MADE"})
+        return driven.next("ready")[0]
+
+    begin()
+    until_kept(driven, tmp_path)
+    found = begin()
+    assert found["artifacts"].startswith("failed: ")
+    assert answer(driven) == "its own"
+
+
+def test_a_build_that_fails_without_them_is_not_tried_again(driven, tmp_path):
+    def build():
+        with open(tmp_path / "tries", "a") as file:
+            file.write(".")
+        raise ValueError("always")
+
+    driven.load(build, artifacts={"made": "MADE"})
+    assert driven.next("failed")[0]["context"] == "c"
+    assert (tmp_path / "tries").read_text() == "."
+
+
+def test_a_first_call_that_dies_with_artifacts_has_the_next_build_without(driven, tmp_path):
+    load(driven)
+    until_kept(driven, tmp_path)
+    assert load(driven)["artifacts"] == "used"
+    driven.call(lambda value, items: os._exit(3), [1])
+    driven.next("died")
+    until_kept(driven, tmp_path, 0)
+    assert load(driven)["artifacts"] == ""
+    assert answer(driven) == "its own"
+
+
+def test_later_calls_that_die_leave_artifacts_alone(driven, tmp_path):
+    load(driven)
+    until_kept(driven, tmp_path)
+    load(driven)
+    answer(driven)
+    driven.call(lambda value, items: os._exit(3), [1])
+    driven.next("died")
+    assert load(driven)["artifacts"] == "used"
+
+
+def test_what_is_not_kept_is_told_once(driven, tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts, "MOST_BYTES", 3)
+    load(driven)
+    until_kept(driven, tmp_path, 0)
+    assert load(driven)["artifacts"].startswith("not kept: ")
+    until_kept(driven, tmp_path, 0)
+    assert load(driven)["artifacts"] == ""
+
+
+def test_digests_that_cannot_be_read_are_no_digests(store, tmp_path):
+    store.keep(KEY, {"x": folder(tmp_path / "x", a="1")}, "x")
+    [digests] = (tmp_path / "store").glob("*/kept/*/content/digests")
+    text = json.dumps({"x": "0" * 32}).encode()
+    before = digests.stat()
+    digests.chmod(0o600)
+    digests.write_bytes(text)
+    os.utime(digests, ns=(before.st_atime_ns, before.st_mtime_ns))
+    digests.chmod(before.st_mode & 0o777)
+    with pytest.raises(NotKept):
+        store.take(KEY, {"x": str(tmp_path / "y")})
