@@ -140,7 +140,8 @@ def main() -> None:
             figures["partial_spawned_overhead_s"] = common.figure(samples["spawned"], "s", "lower")
         else:
             prefix = {"second": "", "first": "first_", "rejoined": "rejoined_"}[name]
-            figures[f"{prefix}forked_vs_spawned"] = common.ratio(samples["forked"], samples["spawned"])
+            ratios = [ours / theirs for ours, theirs in zip(samples["forked"], samples["spawned"], strict=True)]
+            figures[f"{prefix}forked_vs_spawned"] = common.figure(ratios, "times", "lower")
             figures[f"{prefix}forked_s"] = common.figure(samples["forked"], "s", "lower")
     if "demo" in chosen:
         pythons = {"demo": sys.executable, **({"peer_demo": options.peer} if options.peer else {})}
@@ -150,8 +151,8 @@ def main() -> None:
                 common.progress(f"demo: round {number + 1}, {name}")
                 found[name].append(demo(python))
         for name, rounds in found.items():
-            for share in ("useful", "loading"):
-                figures[f"{name}_{share}"] = common.figure([each[share] for each in rounds], "of worker time")
+            for share, better in (("useful", "higher"), ("loading", "lower")):
+                figures[f"{name}_{share}"] = common.figure([each[share] for each in rounds], "of worker time", better)
     common.report("context_load", figures, common.versions(["torch", "sentence-transformers"]), options.json)
 
 
