@@ -60,6 +60,9 @@ CONTEXT = {
     "affinity": [*NO_TEXT, "", "close"],
     "priority": [*PRIORITY, None],
     "concurrency": [*NO_WHOLE, 0, -1],
+    "preload": [3, True, "torch", [3], ["not a name"]],
+    "park": NO_FLAG,
+    "artifacts": [3, True, ["X"], {"a": 3}, {"../a": "X"}, {"a": ""}, {"a": "/tmp"}, {"a": "../x"}],
 }
 SESSION = {
     "chunk_target": [*NO_NUMBER, -1],
