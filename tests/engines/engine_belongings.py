@@ -150,11 +150,13 @@ def _status(entry: Path) -> tuple[int, str] | None:
 
 
 def _command(pid: int) -> str | None:
+    """Return a process's command line and name: one that a zygote has forked has the zygote's command line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return None
-    return " ".join(word.decode(errors="replace") for word in words).strip()
+    return " ".join([*(word.decode(errors="replace") for word in words), f"({name})"]).strip()
 
 
 def eventually(condition: Callable[[], object], limit: float = 300.0) -> None:

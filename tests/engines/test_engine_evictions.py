@@ -35,7 +35,7 @@ def test_each_row_is_answered_once_whatever_is_taken_away(engine_environment, ll
         if kind in ("evicted", "noticed"):
             assert executor.engine.evict(notice=GRACE if kind == "noticed" else None)
             return
-        kinds = {"library": "ctxflow.host.library", "engine": "EngineCore"}
+        kinds = {"library": "(ctxflow-library)", "engine": "EngineCore"}
         hosts = executor.engine.worker_pids().values()
         if kind == "engine":
             eventually(lambda: belongings.of("EngineCore"))

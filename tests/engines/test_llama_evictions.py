@@ -38,7 +38,7 @@ def parts_of(belongings, host):
     """The processes of a worker, by what they are; none if it has no server now."""
     lines = belongings.processes()
     # The warden first: its command line names the server's program too.
-    marks = {"warden": "warden.py", "server": "bin/llama-server", "library": "ctxflow.host.library"}
+    marks = {"warden": "warden.py", "server": "bin/llama-server", "library": "(ctxflow-library)"}
     kinds = {
         pid: next((name for name, mark in marks.items() if mark in lines.get(pid, "")), "")
         for pid in belongings.tree(host)
