@@ -285,7 +285,7 @@ def test_a_load_that_is_not_wanted_any_more_waits_for_no_zygote(driven, tmp_path
 
 def test_zygotes_end_with_their_host(driven):
     built(driven)
-    [pid] = driven.host._zygotes.pids()
+    [pid] = [zygote.process.pid for zygote in zygotes(driven)]
     driven.host.stop()
     assert not os.path.exists(f"/proc/{pid}")
 

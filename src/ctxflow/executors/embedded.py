@@ -321,7 +321,7 @@ class EmbeddedEngine:
             try:
                 zygote.heard()
             except (EOFError, OSError):
-                self._local.close()
+                self._local.end_zygote()
 
         if watch:
             self._selector.register(zygote.line, selectors.EVENT_READ, heard)
@@ -393,7 +393,7 @@ class EmbeddedEngine:
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
                 self._end(worker)
             self._local.there.clear()
-            self._local.close()
+            self._local.end_zygote()
             self._lines.close()
             self._selector.close()
             os.close(self._wake_read)

@@ -100,7 +100,7 @@ class LocalWorkers:
         """
         variables = _of_libraries(share([], self._has_gpus, self._places))
         if self._zygote is not None and (self._zygote.ended or not self._zygote.has(variables)):
-            self.close()
+            self.end_zygote()
         with contextlib.suppress(OSError):
             if self._zygote is None and self._zygotes < _MOST_ZYGOTES:
                 self._zygotes += 1
@@ -112,7 +112,7 @@ class LocalWorkers:
             if zygote is not None and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
                 zygote.preload(lacks)
 
-    def close(self) -> None:
+    def end_zygote(self) -> None:
         """End the zygote; what it has forked lives on."""
         if self._zygote is not None:
             self._watch(self._zygote, False)

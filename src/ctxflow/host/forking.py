@@ -315,9 +315,9 @@ class Zygotes:
         return key, zygote
 
     def _start(self, key: object, variables: Mapping[str, str]) -> Zygote:
-        idle = sorted((each.used_at, name) for name, each in enumerate(self._zygotes.values()) if not each.busy_since)
+        idle = [each for each, zygote in self._zygotes.items() if zygote.busy_since is None]
         if len(self._zygotes) >= _MOST and idle:
-            self._end(list(self._zygotes)[idle[0][1]])
+            self._end(min(idle, key=lambda each: self._zygotes[each].used_at))
         os.makedirs(self._directory, exist_ok=True)
         zygote = Zygote(variables, self._directory, dies_with=os.getpid())
         self._keep(key, zygote)
@@ -363,10 +363,6 @@ class Zygotes:
             if due <= now:
                 began = self._zygotes[key].busy_since or due
                 self._give_up(key, f"what it imports took longer than {due - began:g} s")
-
-    def pids(self) -> list[int]:
-        """Return their numbers."""
-        return [zygote.process.pid for zygote in self._zygotes.values()]
 
     def close(self) -> None:
         """End them all."""

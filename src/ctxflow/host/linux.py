@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -95,9 +96,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def adopt_orphans(adopt: bool = True) -> None:
+def adopt_orphans() -> None:
     """Have descendants of this process that lose their parent become its children, so that it can end them."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name for ps, of 15 bytes."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def bury_orphans(own: Collection[int]) -> None:

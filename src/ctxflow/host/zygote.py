@@ -26,7 +26,7 @@ from ctxflow.host import library
 from ctxflow.host.context_building import seldom_collecting
 from ctxflow.host.forking import LIBRARY, MARK_BYTES, receive, send
 from ctxflow.host.installed_modules import import_installed, is_installed, shadowing
-from ctxflow.host.linux import descendants, die_with_parent, package_root
+from ctxflow.host.linux import descendants, die_with_parent, name_process, package_root
 from ctxflow.host.local_files import OF_LIBRARY
 
 UNSAFE = "__fork_unsafe__"
@@ -34,10 +34,8 @@ UNSAFE = "__fork_unsafe__"
 _ADOPTION_SECONDS = 5.0
 _TRIAL_SECONDS = 5.0
 _PID_BYTES = 16
-_PR_SET_NAME = 15
-_READY_FOR_FORKS = {
-    "jemalloc_bg_thd"
-}  # Threads whose library sees to forks: jemalloc's (pyarrow has one) by pthread_atfork.
+# Threads whose library sees to forks: jemalloc's, of which pyarrow has one, by pthread_atfork.
+_READY_FOR_FORKS = {"jemalloc_bg_thd"}
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")
 
 
@@ -51,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
-    _name("ctxflow-zygote")
+    name_process("ctxflow-zygote")
     act: Callable[[], object] = ZygoteServer(socket.socket(fileno=descriptor)).serve
     status = 1
     try:
@@ -193,7 +191,7 @@ class ZygoteServer:
         def begin() -> None:
             die_with_parent(parent)
             _close(close)
-            _name("ctxflow-zygote")
+            name_process("ctxflow-zygote")
             ZygoteServer(socket.socket(fileno=kept), self).serve()
 
         try:
@@ -220,7 +218,7 @@ class ZygoteServer:
             del os.environ[gone]
         os.environ.update(message["variables"])
         os.chdir(message["directory"])
-        _name(name)
+        name_process(name)
         _new_random_state()
         sys.path[:] = self._path
         words = [str(given[word]) if isinstance(word, int) else word for word in message["words"]]
@@ -273,13 +271,6 @@ def _close(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-def _name(name: str) -> None:
-    """Give this process a name for ps."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _new_random_state() -> None:

@@ -343,7 +343,8 @@ class ContextReady(Event):
     """A context is built; its memory in bytes, as measured (docs/glossary.md, "memory of a context").
 
     :ivar seconds: from the start of its library process on. :ivar parts: what of them went into which part of the load,
-        for the log alone, as is `started`, how the process was started ("spawned"); empty where nobody says.
+        for the log alone, as is `started`, how the process was started ("forked", "spawned" and
+        perhaps why); empty where nobody says.
     :ivar parks: whether it may be parked. Logs of earlier versions do not say so, and nothing was parked.
     """
 
