@@ -214,9 +214,10 @@ class ZygoteServer:
             os.dup2(output, standard)
         os.close(output)
         self._mark.write(message["variables"].get(OF_LIBRARY, ""))
+        # Those that stay as they are stay in their place too: setproctitle looks for the command line before the first.
         for gone in set(os.environ) - set(message["variables"]):
             del os.environ[gone]
-        os.environ.update(message["variables"])
+        os.environ.update(message["variables"].items() - os.environ.items())
         os.chdir(message["directory"])
         name_process(name)
         _new_random_state()
