@@ -82,11 +82,15 @@ class Belongings:
     def sockets(self) -> list[str]:
         """Return the sockets among their temporary files."""
         found = []
-        for path in self.folder.rglob("*"):
+        for path in self.files():
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(path.lstat().st_mode):
-                    found.append(str(path))
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    found.append(path)
         return found
+
+    def files(self) -> list[str]:
+        """Return their temporary files; that some go meanwhile is no error."""
+        return [os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names]
 
     def left(self) -> list[str]:
         """Return what there is, in words."""
@@ -94,7 +98,7 @@ class Belongings:
             *(f"process {pid}: {line}" for pid, line in self.processes().items()),
             *(f"segment {name}" for name in sorted(self.segments) if (_SHM / name).exists()),
             *(f"socket {path}" for path in self.sockets()),
-            *(f"file {path}" for path in self.folder.rglob("vllm_dist_*")),
+            *(f"file {path}" for path in self.files() if "/vllm_dist_" in path),
         ]
 
     def none_left(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 
 from ctxflow.host.linux import package_root, python_path
@@ -22,8 +23,21 @@ def command(program: str) -> list[str]:
 
 def library_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a library process's environment variables, where its context has `environment`."""
-    own = {**os.environ, **environment}
+    own = {**_given(), **environment}
     return {**without_usage_statistics(own), **own, **python_path(environment), "PYTHONUNBUFFERED": "1"}
+
+
+def _given() -> dict[str, str]:
+    """Return this process's variables, less the folder that torch names in its own once it has compiled something.
+
+    Else all that a program starts after that would seem to be told where to compile (artifacts.py).
+    """
+    torchs = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TORCHINDUCTOR_CACHE_DIR" or not value.startswith(torchs)
+    }
 
 
 _EVERYBODY = "DO_NOT_TRACK"  # Many libraries heed it; it would turn off one that somebody has turned on.
