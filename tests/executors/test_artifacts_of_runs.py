@@ -1,5 +1,6 @@
 """What builds made is there for the next worker and run of the embedded engine, and never in a result's way."""
 
+import glob
 import logging
 import os
 import time
@@ -23,7 +24,9 @@ def kept(tmp_path, monkeypatch):
 
 
 def files(kept):
-    return [path for path in kept.glob("*/kept/*/content/files/**/*") if path.is_file()]
+    # As a shell does: what goes meanwhile is no error, as it is one to Path.glob.
+    found = glob.glob(f"{kept}/*/kept/*/content/files/**/*", recursive=True)
+    return [Path(path) for path in found if os.path.isfile(path)]
 
 
 def until(condition):
