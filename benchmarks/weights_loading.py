@@ -21,6 +21,7 @@ Nothing here uses a GPU. Figures, all with `_cold` or `_warm`:
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -34,6 +35,7 @@ from typing import Any
 
 import common
 
+from ctxflow.host.context_building import seldom_collecting
 from ctxflow.models.model_folder import weight_files
 from ctxflow.models.weight_reading import read_ahead
 
@@ -97,11 +99,14 @@ def load(folder: Path, way: str, state: str) -> dict[str, float]:
             return AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
 
     def ours(where: Path) -> Any:
-        read_ahead(where)
-        return load_language_model(where, device="cpu").model
+        with seldom_collecting():  # As in a library process.
+            read_ahead(where)
+            return load_language_model(where, device="cpu").model
 
     run = plain if way == "from_pretrained" else ours
     touch(run(folder.parent / "small"))
+    gc.collect()
+    gc.freeze()  # As a library process has what its zygote imported.
     size, before = prepare(folder, state), anonymous()
     began = time.perf_counter()
     model = run(folder)

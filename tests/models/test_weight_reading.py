@@ -154,11 +154,17 @@ def test_a_single_file_is_read_ahead_and_an_odd_model_is_left_to_its_loader(tmp_
 
 
 def test_more_than_half_of_the_free_memory_is_not_read_ahead(tmp_path, monkeypatch):
-    (tmp_path / "model.gguf").write_bytes(b"x" * 4096)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"x" * 4096)
+    drop(file)
+    if page_cache(file):
+        pytest.skip("this disk's files cannot be dropped from memory")
     monkeypatch.setattr("ctxflow.models.weight_reading.free_memory", lambda: 8191)
     assert read_ahead(tmp_path / "model.gguf") == []
     monkeypatch.setattr("ctxflow.models.weight_reading.free_memory", lambda: 8192)
-    assert len(read_ahead(tmp_path / "model.gguf")) == 1
+    [thread] = read_ahead(tmp_path / "model.gguf")
+    thread.join()
+    assert read_ahead(tmp_path / "model.gguf") == [], "what is in memory needs no thread"
 
 
 def test_a_file_that_goes_or_shrinks_meanwhile_ends_the_readers(tmp_path, monkeypatch):
@@ -166,6 +172,7 @@ def test_a_file_that_goes_or_shrinks_meanwhile_ends_the_readers(tmp_path, monkey
     monkeypatch.setattr(threading, "excepthook", lambda given: pytest.fail(str(given.exc_value)))
     file = tmp_path / "model.gguf"
     file.write_bytes(b"x" * (8 << 20))
+    drop(file)
     threads = read_ahead(file)
     os.truncate(file, 1 << 20)
     file.unlink()

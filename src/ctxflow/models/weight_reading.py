@@ -21,7 +21,7 @@ from ctxflow.host.linux import free_memory
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.models.model_folder import folder_here, read_json, weight_files
 
-_PART = 64 << 20
+_PART, _LOOK = 64 << 20, 8 << 20
 _STREAMS, _STREAMS_SHARED = 4, 8  # One reader waits for each answer of a server's; a disk's queue is full with fewer.
 _SHARED = {
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
@@ -50,9 +50,15 @@ def read_ahead(model: str | os.PathLike[str]) -> list[threading.Thread]:
         return []
     if not files or sum(sizes) > free_memory() / 2:
         return []
+    # Looked for here: threads that look take turns with imports and builders, which costs more than looking.
     parts = collections.deque(
-        (file, start) for file, size in zip(files, sizes, strict=True) for start in range(0, size, _PART)
+        (file, start)
+        for file, size in zip(files, sizes, strict=True)
+        for start in range(0, size, _PART)
+        if not _in_memory(file, start, min(size, start + _PART))
     )
+    if not parts:
+        return []
     threads = [
         threading.Thread(target=_read, args=(parts,), name="ctxflow-read-ahead", daemon=True)
         for _ in range(min(len(parts), _streams(files[0])))
@@ -69,17 +75,17 @@ def _read(parts: collections.deque[tuple[str, int]]) -> None:
             file, start = parts.popleft()
             with open(file, "rb") as source:
                 end = start + _PART
-                if _in_memory(source.fileno(), start, end):
-                    continue
                 while start < end and (sent := os.sendfile(nowhere.fileno(), source.fileno(), start, end - start)):
                     start += sent
 
 
-def _in_memory(file: int, start: int, end: int) -> bool:
-    """Return whether a part of a file seems to be in the page cache: a byte of each MB of it can be had at once."""
+def _in_memory(file: str, start: int, end: int) -> bool:
+    """Return whether a part of a file seems to be in the page cache: a byte here and there can be had at once."""
     byte = bytearray(1)
     try:
-        return all(os.preadv(file, [byte], place, os.RWF_NOWAIT) >= 0 for place in range(start, end, 1 << 20))
+        with open(file, "rb", buffering=0) as opened:
+            places = (*range(start, end, _LOOK), end - 1)
+            return all(os.preadv(opened.fileno(), [byte], place, os.RWF_NOWAIT) for place in places)
     except OSError:  # It would have to be waited for, or the file system cannot say.
         return False
 
