@@ -118,6 +118,29 @@ def test_two_users_on_a_full_disk_never_get_what_was_not_put_there(disk, tmp_pat
         assert (found.st_uid, found.st_mode & 0o777) == (int(user), 0o700)
 
 
+def test_a_disk_that_another_has_filled_stops_nothing_that_is_there(disk, tmp_path):
+    """After an unclean end, on a disk without room for a byte: what is there serves, nothing is left over."""
+    (tmp_path / "1").write_bytes(DATA[1])
+    base, key = os.path.join(disk, "cache"), digest_path(tmp_path / "1")
+    cache = HostCache(base)
+    cache.put(key, lambda at: Path(at).write_bytes(DATA[1]))
+    cache.put("other", lambda at: Path(at).write_bytes(DATA[2]))
+    cache.close()
+    assert os.waitpid(child(0, lambda: HostCache(base).put("cut", lambda at: os.kill(os.getpid(), 9))), 0)[1] == 9
+    with open(os.path.join(disk, "filler"), "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(b"0" * 4096):
+            pass
+    cache = HostCache(base)
+    names = set(os.listdir(cache.path))
+    for _ in range(3):
+        assert Path(cache.get(key)).read_bytes() == DATA[1]
+    assert set(os.listdir(cache.path)) | {"writing"} == names | {"writing"}
+    made = cache.put("new", lambda at: Path(at).write_bytes(DATA[3]))
+    assert Path(made).read_bytes() == DATA[3] and cache.get("other", None) is None, "it made room"
+    assert Path(cache.get(key)).read_bytes() == DATA[1]
+    cache.close()
+
+
 def test_what_another_user_plants_is_never_used(disk, tmp_path):
     """Neither where this user's folder is to be, nor in it."""
     base, key = os.path.join(disk, "cache"), "k"

@@ -79,13 +79,25 @@ class CacheFolder:
             mark = open_file(self.at("writing"))
             try:
                 if try_lock(mark, fcntl.LOCK_EX):
-                    replace_file(self.at("epoch"), secrets.token_hex(8))
+                    if self.epoch():  # Else no entry is trusted as it is.
+                        self._begin_epoch()
                     os.unlink(self.at("writing"))
             finally:
                 os.close(mark)
 
+    def _begin_epoch(self) -> None:
+        """Write another epoch where the last one is: on a full disk, too. It is on the disk when this returns."""
+        epoch = open_file(self.at("epoch"), os.O_RDWR | os.O_CREAT)
+        try:
+            os.pwrite(epoch, secrets.token_hex(8).encode(), 0)
+            os.fsync(epoch)
+        finally:
+            os.close(epoch)
+
     def begin_writing(self) -> int:
         """Set the mark, under the lock; return what `end_writing` takes."""
+        if not self.epoch():
+            self._begin_epoch()
         return open_held(self.at("writing"))
 
     def end_writing(self, mark: int) -> None:
@@ -199,9 +211,14 @@ def try_lock(descriptor: int, how: int) -> bool:
 def replace_file(path: str, text: str) -> None:
     """Write a file anew, at once or not at all."""
     part = f"{path}.{secrets.token_hex(4)}"
-    with open(open_file(part, os.O_CREAT | os.O_EXCL), "w") as file:
-        file.write(text)
-    os.rename(part, path)
+    try:
+        with open(open_file(part, os.O_CREAT | os.O_EXCL), "w") as file:
+            file.write(text)
+        os.rename(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def lock_owners() -> dict[int, list[int]]:

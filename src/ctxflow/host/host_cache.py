@@ -62,6 +62,10 @@ class CacheEntry:
     users: tuple[int, ...] = ()
 
 
+class _TooLarge(OSError):
+    """More than the cache may hold: no room that could be made is enough."""
+
+
 class HostCache:
     """The cache of this user on this host; threads may share one.
 
@@ -154,23 +158,32 @@ class HostCache:
                 return there
         self._refuse_large(size)
         self.trim(size)
-        with self._folder.locked(fcntl.LOCK_SH):
-            mark = self._folder.begin_writing()
-            work = tempfile.mkdtemp(prefix="new-", dir=self._folder.at("work"))
-            lock = open_held(os.path.join(work, "held"))
         try:
-            self._fill(work, make, name or key, size)
-            with self._folder.locked(fcntl.LOCK_EX):
-                os.rename(work, self._entry(key))
-        except BaseException as error:
-            os.close(lock)
-            shutil.rmtree(work, ignore_errors=True)
-            self._folder.end_writing(mark)
-            if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            return self._made(key, make, name or key, size)
+        except OSError as error:
+            if not _is_full(error):
                 raise
-            if (there := self.get(key)) is None:  # Another was sooner, and it is gone again.
-                raise
-            return there
+        self.trim(size, free=size or 1 << 62)  # Of what it takes nobody knows: all that can be had.
+        return self._made(key, make, name or key, size)
+
+    def _made(self, key: str, make: Callable[[str], object], name: str, size: int) -> str:
+        """Make an entry aside and have it be the entry, unless another is sooner; return the path of what is there."""
+        with contextlib.ExitStack() as undo:
+            with self._folder.locked(fcntl.LOCK_SH):
+                mark = self._folder.begin_writing()
+                undo.callback(self._folder.end_writing, mark)
+                work = tempfile.mkdtemp(prefix="new-", dir=self._folder.at("work"))
+                undo.callback(shutil.rmtree, work, ignore_errors=True)
+                lock = open_held(os.path.join(work, "held"))
+                undo.callback(os.close, lock)
+            content = os.path.join(work, "content")
+            make(content)
+            total = _seal(content)
+            self._refuse_large(total)
+            self._write_index(work, name, total, self._folder.epoch())
+            if (there := self._placed(work, key)) is not None:
+                return there
+            undo.pop_all()
         self._verified.add(key)
         self._hold(key, lock)
         thread = threading.Thread(target=self._sync, args=(key, mark), name="ctxflow-cache-sync", daemon=True)
@@ -178,6 +191,20 @@ class HostCache:
         thread.start()
         self.trim()  # Others may have put theirs at the same time.
         return self._shown(key)
+
+    def _placed(self, work: str, key: str) -> str | None:
+        """Have what was made be the entry; if another was sooner, return the path of its own."""
+        while True:
+            try:
+                with self._folder.locked(fcntl.LOCK_EX):
+                    os.rename(work, self._entry(key))
+                return None
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            with contextlib.suppress(SpoiledEntry):
+                if (there := self.get(key)) is not None:
+                    return there  # Else it is gone again.
 
     def release(self, key: str) -> None:
         """Hold an entry no more; one that is not held is no error."""
@@ -246,25 +273,10 @@ class HostCache:
             if earlier is not None:
                 os.close(earlier)
 
-    def _fill(self, work: str, make: Callable[[str], object], name: str, size: int) -> None:
-        """Make an entry's content and index."""
-        content = os.path.join(work, "content")
-        try:
-            make(content)
-        except OSError as error:
-            if not _is_full(error):
-                raise
-            _remove(content)
-            self.trim(size, free=size or 1 << 62)  # Of what it takes nobody knows: all that can be had.
-            make(content)
-        total = _seal(content)
-        self._refuse_large(total)
-        self._write_index(work, name, total, self._folder.epoch())
-
     def _refuse_large(self, size: int) -> None:
         if self.limit is not None and size > self.limit:
             text = f"{size / 1e9:.1f} GB are more than the host's cache may hold, cache_gb = {self.limit / 1e9:g}"
-            raise OSError(errno.ENOSPC, text)
+            raise _TooLarge(text)
 
     @staticmethod
     def _write_index(place: str, name: str, size: int, epoch: str) -> None:
@@ -293,7 +305,8 @@ class HostCache:
             if content is not None and digest_path(os.path.join(place, "content"), again=True) != content:
                 raise ValueError("it does not have its digest")
             if content is not None and index["epoch"] != epoch:
-                self._write_index(place, index["name"], index["bytes"], epoch)
+                with contextlib.suppress(OSError):  # The disk is full, say: the next process verifies it again.
+                    self._write_index(place, index["name"], index["bytes"], epoch)
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
             text = f"the host's cache {self.path} had {key}, and not as it was put there ({why}): it is removed"
@@ -410,14 +423,6 @@ def _seal(content: str) -> int:
     for folder, _, _ in os.walk(content):
         os.chmod(folder, 0o700)
     return total
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 def _is_full(error: OSError) -> bool:
