@@ -17,6 +17,7 @@ import re
 import shutil
 import stat
 import sys
+import tarfile
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
 
 OWN = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
 """Variables that name folders of compile caches: each is an artifact, unless somebody has set it."""
+PACKED = "CTXFLOW_PACKED"
+"""The variable with the digest of the packed environment that a worker has opened: it is the same at any path."""
 MOST_BYTES = 2 * 10**9
 """How large the artifacts of one context may be."""
-USER_BYTES = 10 * 10**9
-"""How large those may be that a user's own cache keeps."""
+USER_BYTES, WORKER_BYTES = 10 * 10**9, 2 * 10**9
+"""How large those may be that a user's own cache keeps, or a worker for itself."""
 _VERSION = 1
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _DIGESTS, _FILES = "digests", "files"
@@ -51,7 +54,13 @@ def is_variable(target: str) -> bool:
 
 
 def user_store() -> ArtifactStore | None:
-    """Return the store in this user's own cache folder, or in the one that CTXFLOW_ARTIFACTS names.
+    """Return the store in the user's own folder; None if there is none."""
+    folder = user_folder()
+    return None if folder is None else ArtifactStore(folder, USER_BYTES)
+
+
+def user_folder() -> str | None:
+    """Return where artifacts are kept for the user's later runs: in its cache folder, or what CTXFLOW_ARTIFACTS names.
 
     None if that is empty, there is none, or others' jobs have the account too.
     """
@@ -59,7 +68,7 @@ def user_store() -> ArtifactStore | None:
 
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.environ.get("CTXFLOW_ARTIFACTS", os.path.join(base, "ctxflow", "artifacts"))
-    return None if not os.path.isabs(folder) or is_shared_account() else ArtifactStore(folder, USER_BYTES)
+    return None if not os.path.isabs(folder) or is_shared_account() else folder
 
 
 class NotKept(Exception):
@@ -117,20 +126,34 @@ class ArtifactStore:
             finally:
                 cache.release(key)
         except FileNotFoundError:
-            self._clear(places)
+            _clear(places)
             return False  # Another has put something else there meanwhile.
         except (OSError, ValueError) as error:
-            self._clear(places)
+            _clear(places)
             self.forget(key)
             raise NotKept(f"what was kept of an earlier build was spoiled, and is removed ({error})") from None
         return bool(names)
 
-    @staticmethod
-    def _clear(places: Mapping[str, str]) -> None:
-        for place in places.values():
-            shutil.rmtree(place, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.makedirs(place, 0o700)
+    def pack(self, key: str, path: str) -> tuple[str, int]:
+        """Make a file of what is kept under a key (artifact_archives.py); return its digest and bytes.
+
+        :raises FileNotFoundError: if nothing is. :raises NotKept: if it was not what was put there.
+        """
+        from ctxflow.files import digest_now  # Here: few hosts send some.
+        from ctxflow.host.artifact_archives import write_archive
+
+        cache = self._cache()
+        kept = cache.get(key, None)
+        if kept is None:
+            raise FileNotFoundError(f"nothing is kept under {key} any more")
+        try:
+            files, digests = os.path.join(kept, _FILES), _digests_in(kept)
+            if _digests({name: os.path.join(files, name) for name in digests}) != digests:
+                raise NotKept("what was kept does not have its digest")
+            write_archive(files, path)
+        finally:
+            cache.release(key)
+        return digest_now(path), os.path.getsize(path)
 
     def keep(self, key: str, places: Mapping[str, str], name: str) -> bool:
         """Keep what is in these folders in place of what was kept; return whether it is something else.
@@ -182,6 +205,27 @@ class ArtifactStore:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+
+def take_sent(archive: str, digest: str, places: Mapping[str, str]) -> bool:
+    """Copy what came from another host into these folders, as `ArtifactStore.take` does what is kept.
+
+    :raises NotKept: if it is not what was sent.
+    """
+    from ctxflow.host.artifact_archives import take_archive  # Here: few processes are sent some.
+
+    try:
+        return take_archive(archive, digest, places)
+    except (OSError, ValueError, tarfile.TarError) as error:
+        _clear(places)
+        raise NotKept(f"what another host's build made, and was sent here, is not used ({error})") from None
+
+
+def _clear(places: Mapping[str, str]) -> None:
+    for place in places.values():
+        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.makedirs(place, 0o700)
 
 
 def stamps(places: Mapping[str, str]) -> dict[str, tuple[int, int, int]]:
@@ -290,7 +334,7 @@ def context_facts(load: BuildContext) -> dict[str, object]:
         "variables": {
             name: value for name, value in variables.items() if _COMPILING.fullmatch(name) or name in load.environment
         },
-        "python": [os.path.realpath(python), sys.version if python == sys.executable else ""],
+        "python": [os.environ.get(PACKED) or os.path.realpath(python), sys.version if python == sys.executable else ""],
         "packages": _distributions(path),
     }
 
@@ -335,10 +379,11 @@ def machine_facts(root: str = "/") -> dict[str, object]:
         }
     )
     flags = ""
-    for line in _text(os.path.join(root, "proc/cpuinfo")).splitlines():
-        if line.partition(":")[0].strip() in ("flags", "Features", "isa"):
-            flags = " ".join(sorted(line.partition(":")[2].split()))
-            break
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(root, "proc/cpuinfo")) as file:
+        for line in file:  # No further than the first processor: there may be hundreds.
+            if line.partition(":")[0].strip() in ("flags", "Features", "isa"):
+                flags = " ".join(sorted(line.partition(":")[2].split()))
+                break
     return {
         "machine": platform.machine(),
         "flags": flags,
@@ -371,6 +416,7 @@ class LibraryArtifacts:
 
     :ivar made: folders beside the process's own that were not there before it.
     :ivar offered: whether it begins with what was kept. :ivar proven: whether a call has gone well with them.
+    :ivar sent: the digest of what it begins with, if that came from another host.
     :ivar looks: when to look whether there is something to keep. :ivar seen: what was there when it was kept last.
     """
 
@@ -379,6 +425,7 @@ class LibraryArtifacts:
     places: Mapping[str, str]
     made: Sequence[str]
     offered: bool
+    sent: str = ""
     proven: bool = False
     looks: list[float] = dataclasses.field(default_factory=list)
     seen: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict)

@@ -55,6 +55,8 @@ from ctxflow.host.linux import (
 )
 from ctxflow.host.local_files import clear, stage, staging_message
 from ctxflow.host.messages import (
+    ArtifactsFailed,
+    ArtifactsMade,
     DrainCalls,
     EndLibrary,
     EndOverdue,
@@ -168,12 +170,11 @@ class Host:
         elif isinstance(message, StageFiles):
             self._emit(StagingFailed(message.context, trouble("stage")))
 
-    def keep_artifacts(self, folder: str, limit: int | None) -> None:
-        """Keep what builds make in a host's cache from now on, unless others' jobs may have written there."""
-        from ctxflow.host.cache_folder import is_shared_account  # Here: not every site has a cache.
-
-        if not is_shared_account():
-            self._artifacts.store = ArtifactStore(folder, limit)
+    def keep_artifacts(
+        self, store: ArtifactStore, tell: Callable[[ArtifactsMade | ArtifactsFailed], None] | None = None
+    ) -> None:
+        """Keep what builds make from now on; `tell` takes what the driver is to know, so that it goes to others."""
+        self._artifacts.store, self._artifacts.tell = store, tell
 
     def timeout(self) -> float | None:
         """Return how long the selector may wait before `check` is due, in seconds."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ctxflow.host.artifacts import ArtifactStore, LibraryArtifacts, NotKept, StillChanging, folders_of, key_of, stamps
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_process import LibraryProcess, now
+from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade
 
 _LOOK_SECONDS = (0.0, 5.0, 60.0)  # After a first call: later ones, of other sizes, may compile too.
 _BUSY_SECONDS = 0.1
@@ -29,15 +30,18 @@ class KeptArtifacts:
     """Those of one host's library processes.
 
     :param store: where they are kept; None where none are.
+    :ivar tell: takes what the driver is to know; None where they go to no other host.
     :ivar note: what did not go well, for the next report of a context that is built.
     """
 
     def __init__(self, store: ArtifactStore | None, in_background: InBackground) -> None:
         self.store, self.note = store, ""
+        self.tell: Callable[[ArtifactsMade | ArtifactsFailed], None] | None = None
         self._in_background = in_background
         self._running: dict[str, threading.Event] = {}  # What is done last about a key.
         self._going: set[str] = set()  # Keys that are being forgotten.
         self._large: set[str] = set()  # Keys of which nothing is kept any more.
+        self._bad: set[str] = set()  # Digests of what came from another host, and did harm.
 
     def begin(self, load: BuildContext, scratch: str) -> tuple[BuildContext, dict[str, str], LibraryArtifacts | None]:
         """Return what to tell a library process that is about to start, the variables it gets, and what to note of it.
@@ -53,12 +57,15 @@ class KeptArtifacts:
         for place in own:
             os.makedirs(place, 0o700, exist_ok=True)
         key = key_of(load)
-        offered = not load.fresh and key not in self._going and self.store.has(key)
-        return (
-            dataclasses.replace(load, kept=(self.store.folder, key, new) if offered else None),
-            variables,
-            LibraryArtifacts(load, key, places, outside, offered),
-        )
+        took, sent = None, ""
+        if not load.fresh and key not in self._going:
+            digest, archive = load.sent.get(key, ("", ""))
+            if self.store.has(key):
+                took = self.store.folder, key, new
+            elif digest and digest not in self._bad:
+                took, sent = (archive, digest, new), digest
+        its = LibraryArtifacts(load, key, places, outside, took is not None, sent)
+        return dataclasses.replace(load, kept=took, packed=bool(sent)), variables, its
 
     def built(self, library: LibraryProcess, said: str) -> str:
         """Keep what a build made; return what to report of artifacts.
@@ -68,6 +75,8 @@ class KeptArtifacts:
         its = library.artifacts
         if its is not None:
             its.offered = said == "used"
+            if said.startswith("spoiled") and its.sent:
+                self._bad.add(its.sent)
             its.looks = [now()]
         note, self.note = self.note, ""
         return said if said.startswith("spoiled") else note or said
@@ -103,6 +112,10 @@ class KeptArtifacts:
     def _forget(self, its: LibraryArtifacts) -> None:
         if its.offered and self.store is not None:
             store, its.offered, its.looks = self.store, False, []
+            if its.sent:
+                self._bad.add(its.sent)
+                if self.tell is not None:
+                    self.tell(ArtifactsFailed(its.load.context, its.key, its.sent))
             self._going.add(its.key)
             keeping = self._running.get(its.key)
 
@@ -146,7 +159,11 @@ class KeptArtifacts:
         def then(why: NotKept | None) -> None:
             if isinstance(why, StillChanging):
                 its.looks.insert(0, now() + _BUSY_SECONDS)
-            elif why is not None:
+            elif why is None:
+                made = sum(size for size, *_ in its.seen.values())
+                if made and self.tell is not None:
+                    self.tell(ArtifactsMade(its.load.context, its.key, made))
+            else:
                 self._large.add(its.key)
                 self.note = f"not kept: what building {its.load.name} made is not kept for the next build ({why})"
 

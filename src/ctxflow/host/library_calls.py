@@ -171,7 +171,7 @@ class LibraryCalls:
         self._frozen_states, self._key = load.states, load.key
         if load.kept is not None:  # Before this process may have rights of its own.
             number = self._parts.enter("artifacts")
-            self._artifacts = _taken(*load.kept)
+            self._artifacts = _taken(*load.kept, load.packed)
             self._parts.leave(number)
         hide_shared_memory(load, self._scratch)
         if load.line:
@@ -472,13 +472,14 @@ class LibraryCalls:
         return trouble_of(kind, error, self.place.hint(error))
 
 
-def _taken(folder: str, key: str, places: Mapping[str, str]) -> str:
+def _taken(folder: str, key: str, places: Mapping[str, str], packed: bool) -> str:
     """Take artifacts, and return what came of that, as `ContextBuilt` says it."""
-    from ctxflow.host.artifacts import ArtifactStore, NotKept
+    from ctxflow.host.artifacts import ArtifactStore, NotKept, take_sent
 
     store = ArtifactStore(folder)
     try:
-        return "used" if store.take(key, places) else ""
+        took = take_sent(folder, key, places) if packed else store.take(key, places)
+        return "used" if took else ""
     except NotKept as error:
         return f"spoiled: {error}"
     finally:

@@ -35,8 +35,10 @@ class BuildContext(Message):
     :ivar park: whether it may be parked, if it can be.
     :ivar artifacts: what the recipe names of them: name -> variable or folder (artifacts.py); None to keep none.
     :ivar fresh: whether to begin without what was kept of them.
+    :ivar sent: those that came from other hosts, by their keys: digest, and path of the archive (on the driver, until
+        the worker has put in its place that in its cache).
     :ivar kept: the folder and the key from which the library process takes artifacts, and the path of each; None to
-        take none. From the host alone.
+        take none. `packed`: it is an archive and its digest. Both from the host alone.
     :ivar body: the recipe, a pickle; empty for a library process without a context.
     """
 
@@ -58,7 +60,9 @@ class BuildContext(Message):
     park: bool = True
     artifacts: Mapping[str, str] | None = None
     fresh: bool = False
+    sent: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     kept: tuple[str, str, Mapping[str, str]] | None = None
+    packed: bool = False
     body: bytes = b""
 
 

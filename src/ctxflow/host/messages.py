@@ -298,8 +298,19 @@ class TakeState(Message):
     cache: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SendArtifacts(Message):
+    """Make what builds made and the worker keeps under a key the call's file `output`.
+
+    Answered by `FileSent` or `FileFailed`.
+    """
+
+    kept: str
+    output: str
+
+
 FileMessage: TypeAlias = (
-    SeedFile | FetchFile | TakeKept | LinkFile | ForgetFile | OpenEnvironment | SendState | TakeState
+    SeedFile | FetchFile | TakeKept | LinkFile | ForgetFile | OpenEnvironment | SendState | TakeState | SendArtifacts
 )
 """What is done with files, beside calls; what goes wrong is reported with `FileFailed`."""
 ToWorker: TypeAlias = ToHost | AskFacts | Listen | FileMessage
@@ -323,6 +334,7 @@ class WorkerFacts(Message):
     :ivar pin: the number of the `AcquireAt` that it was submitted for.
     :ivar problem: why it cannot be used, if so.
     :ivar kept: the folder of its host's cache, "" for none; `kept_problem`: why the site's cannot be used.
+    :ivar alike: the same for machines on which compilers make the same (artifacts.py).
     """
 
     host: str
@@ -349,6 +361,7 @@ class WorkerFacts(Message):
     pin: float | None = None
     kept: str = ""
     kept_problem: str = ""
+    alike: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -366,6 +379,14 @@ class FileCached(Message):
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FileDone(Message):
     """Answer a `FileMessage` that has nothing to tell."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FileSent(Message):
+    """Answer `SendArtifacts`: digest and bytes of the file."""
+
+    digest: str
+    size: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -388,7 +409,28 @@ class ModulesLacking(Message):
     """Say that something imports what the worker's program lacks (worker_program.py)."""
 
 
-FromWorker: TypeAlias = FromHost | WorkerFacts | FileCached | FileDone | FileFailed | CallRefused | ModulesLacking
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ArtifactsMade(Message):
+    """Say that a worker keeps what building a context made (artifacts.py), under a key, of so many bytes."""
+
+    context: str
+    key: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ArtifactsFailed(Message):
+    """Say that a build or a first call failed, or died, with artifacts of that digest, which another host made."""
+
+    context: str
+    key: str
+    digest: str
+
+
+FromWorker: TypeAlias = (
+    FromHost | WorkerFacts | FileCached | FileDone | FileSent | FileFailed | CallRefused | ModulesLacking
+    | ArtifactsMade | ArtifactsFailed
+)  # fmt: skip
 
 TO_WORKER: Direction[ToWorker] = Direction(ToWorker)
 FROM_WORKER: Direction[FromWorker] = Direction(FromWorker)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.host import local_files
+from ctxflow.host.artifacts import PACKED
 from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import BuildFailed, CallFinished, CallRaised, ContextBuilt, PartFinished
 from ctxflow.host.linux import looks_like_the_machine
@@ -26,6 +27,7 @@ from ctxflow.host.messages import (
     FileDone,
     FileFailed,
     FileMessage,
+    FileSent,
     FilesStaged,
     ForgetFile,
     FromWorker,
@@ -34,6 +36,7 @@ from ctxflow.host.messages import (
     LinkFile,
     OpenEnvironment,
     SeedFile,
+    SendArtifacts,
     SendState,
     StagingFailed,
     TakeKept,
@@ -44,6 +47,7 @@ from ctxflow.host.vine_protocol import Request
 from ctxflow.host.wire import Message, Trouble, pack
 
 if TYPE_CHECKING:
+    from ctxflow.host.artifacts import ArtifactStore
     from ctxflow.host.host_cache import HostCache
 
 _FAILURES = (BuildFailed, StagingFailed, FileFailed, CallRaised, LibraryDied)
@@ -238,14 +242,15 @@ class OpenCalls:
 
 @dataclasses.dataclass(frozen=True)
 class FilePlaces:
-    """Where a message finds files, and puts them: the call's own, the worker's cache, and that of its host."""
+    """Where a message finds files, and puts them: the call's own, the worker's cache, that of its host, artifacts."""
 
     sandbox: str
     cache: str
     kept: HostCache | None = None
+    artifacts: ArtifactStore | None = None
 
 
-def carry_out(message: FileMessage, places: FilePlaces) -> FileCached | FileDone | FileFailed:
+def carry_out(message: FileMessage, places: FilePlaces) -> FileCached | FileDone | FileSent | FileFailed:
     """Do what a message says, and return its report."""
     do, work = _WORK[type(message)]
     try:
@@ -336,10 +341,17 @@ def _environment(message: OpenEnvironment, at: FilePlaces) -> None:
 
     archive = local_files.cached(message.digest, message.source, at.cache)
     place = os.path.join(at.cache, f"environment-{message.digest[:12]}")
-    os.environ["CTXFLOW_PYTHON"] = str(open_environment(archive, place))
+    os.environ["CTXFLOW_PYTHON"], os.environ[PACKED] = str(open_environment(archive, place)), message.digest
 
 
-_WORK: dict[type[Message], tuple[str, Callable[[Any, FilePlaces], FileCached | None]]] = {
+def _send_artifacts(message: SendArtifacts, at: FilePlaces) -> FileSent:
+    """Make what is kept of a build a call's output."""
+    if at.artifacts is None:
+        raise FileNotFoundError("it keeps none")
+    return FileSent(*at.artifacts.pack(message.kept, os.path.join(at.sandbox, message.output)))
+
+
+_WORK: dict[type[Message], tuple[str, Callable[[Any, FilePlaces], FileCached | FileSent | None]]] = {
     SeedFile: ("seed", _seed),
     FetchFile: ("fetch", _fetch),
     TakeKept: ("take from the host's cache", _take_kept),
@@ -348,6 +360,7 @@ _WORK: dict[type[Message], tuple[str, Callable[[Any, FilePlaces], FileCached | N
     OpenEnvironment: ("environment", _environment),
     SendState: ("send_state", _send_state),
     TakeState: ("take_state", _take_state),
+    SendArtifacts: ("send what a build made", _send_artifacts),
 }
 """What is done for each message, and its name in what is said of a failure."""
 

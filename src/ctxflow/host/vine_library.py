@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ctxflow.host import vine_calls, vine_protocol, worker_program
+from ctxflow.host.artifacts import WORKER_BYTES, ArtifactStore, digest_of, machine_facts
 from ctxflow.host.call_surroundings import complete
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_messages import (
@@ -134,6 +135,7 @@ class VineLibrary:
         self._key = bytes.fromhex(os.environ.pop("CTXFLOW_KEY", "")) or key_of(b"")
         self._once = Once()
         self._kept: HostCache | None = None
+        self._artifacts: ArtifactStore | None = None
 
     # --- the loop
 
@@ -247,7 +249,7 @@ class VineLibrary:
             files = self._find_files(message)
             if files is None:
                 return False
-            message = dataclasses.replace(message, files=files, states=self._states)
+            message = dataclasses.replace(message, files=files, states=self._states, sent=self._sent(message))
         elif isinstance(message, StageFiles):
             message = dataclasses.replace(message, cache=message.cache or self._cache)
             self._calls.wait_for_staging(call, message.context)
@@ -266,6 +268,11 @@ class VineLibrary:
             return None
         return found
 
+    def _sent(self, load: BuildContext) -> Mapping[str, tuple[str, str]]:
+        """Return where those artifacts are that have come from other hosts."""
+        found = {key: (digest, cached(digest, source, self._cache)) for key, (digest, source) in load.sent.items()}
+        return {key: (digest, path) for key, (digest, path) in found.items() if os.path.exists(path)}
+
     def _start_own(self, call: OpenCall, message: AskFacts | Listen | LeaveWorker | FileMessage) -> bool:
         """Start what the host does not do itself; what may take long is done in the background."""
 
@@ -281,21 +288,27 @@ class VineLibrary:
         elif isinstance(message, AskFacts):
             self._host.in_background(lambda: self._facts(given.worker, given.cores), report)
         else:
-            places = FilePlaces(call.request.sandbox, self._cache, self._kept)
+            places = FilePlaces(call.request.sandbox, self._cache, self._kept, self._artifacts)
             self._host.in_background(lambda: vine_calls.carry_out(message, places), report)
         return False
 
     def _facts(self, worker: int, cores: int) -> WorkerFacts:
         facts = worker_facts(worker, cores, self._cache)
+        store = ArtifactStore(os.path.join(self._directory, "artifacts"), WORKER_BYTES)
         if self._kept is None and (folder := os.environ.get("CTXFLOW_CACHE")):
-            from ctxflow.host.host_cache import HostCache  # Here: not every site has one.
+            from ctxflow.host.cache_folder import is_shared_account  # Here: not every site has one.
+            from ctxflow.host.host_cache import HostCache
 
             limit = _number(os.environ.get("CTXFLOW_CACHE_GB"))
             try:
                 self._kept = HostCache(folder, None if limit is None else int(limit * 1e9))
-                self._host.keep_artifacts(folder, self._kept.limit)
+                if not is_shared_account():  # Else others' jobs may have written there: it is programs that are run.
+                    store = ArtifactStore(folder, self._kept.limit)
             except OSError as error:
-                return dataclasses.replace(facts, kept_problem=error.strerror or str(error))
+                facts = dataclasses.replace(facts, kept_problem=error.strerror or str(error))
+        if self._artifacts is None:
+            self._artifacts = store
+            self._host.keep_artifacts(store, self._calls.report)
         return dataclasses.replace(facts, kept="" if self._kept is None else self._kept.path)
 
     # --- the end
@@ -394,6 +407,7 @@ def worker_facts(worker: int, cores: int, cache: str) -> WorkerFacts:
         devices=[device.id for device in devices],
         topology=to_graph(topology) if topology is not None else None,
         pin=_number(os.environ.get("CTXFLOW_PIN")),
+        alike=digest_of(machine_facts()),
     )
 
 

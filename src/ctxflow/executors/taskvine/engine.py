@@ -25,11 +25,14 @@ from ctxflow.executors.taskvine.manager_process import (
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.vine_hosts import UnkeptFiles, VineHosts
 from ctxflow.executors.taskvine.vine_workers import Losses, Reports, VineCalls, VineWorker, Watch, refusal
+from ctxflow.executors.taskvine.worker_artifacts import ArtifactTransfers
 from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.factory.limits import limits_of, standing
 from ctxflow.host.library_messages import CallFinished, ContextBuilt
 from ctxflow.host.linux import advice
 from ctxflow.host.messages import (
+    ArtifactsFailed,
+    ArtifactsMade,
     AskFacts,
     CallRefused,
     LeaveWorker,
@@ -106,8 +109,9 @@ class TaskVineEngine:
             self._calls = VineCalls(self._link, self._setup.key, self._forged)
             self._watch = Watch(self._patience, self._calls, self._heard)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
+            self._artifacts = ArtifactTransfers(run, self._calls, self._setup, self._stagings, self._ring)
             self._states = StateTransfers(run, self._calls, self._report)
-            parts = (self._calls, self._stagings, self._states, self._workers)
+            parts = (self._calls, self._stagings, self._artifacts, self._states, self._workers)
             self._messages = VineHosts(run, *parts, self._heard, self._report)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
@@ -220,6 +224,7 @@ class TaskVineEngine:
             if self._link.idle() > (self._patience.manager if self._link.up else self._patience.start):
                 self._replace_manager("has hung")
         self._stagings.serve()
+        self._artifacts.serve()
         self._events += self._losses.events()
         for tier, machines, reason in self._acquirer.surveyed():
             self._events.append(ev.MachinesFound(self._run.clock(), tier, machines, reason))
@@ -340,6 +345,8 @@ class TaskVineEngine:
                 worker.noticed = worker.leaving = True
             elif isinstance(report, ContextBuilt):
                 self._messages.learned.learn(report)
+            elif isinstance(report, (ArtifactsMade, ArtifactsFailed)):
+                self._artifacts.heard(worker, report)
             elif isinstance(report, ModulesLacking):
                 self._stagings.bring_rest(worker)
             elif isinstance(report, WorkerStuck):
@@ -395,6 +402,7 @@ class TaskVineEngine:
         self._watch.lost(worker)
         self._calls.lost(worker)
         self._stagings.lost(worker)
+        self._artifacts.lost(worker)
         self._states.lost(worker.name)
         self._messages.lost(worker)
         if worker in self._noticed:
@@ -430,7 +438,7 @@ class TaskVineEngine:
             last.callback(os.close, self._wake_write)
             last.callback(os.close, self._wake_read)
             last.callback(self._setup.close)
-            for name in ("_connection", "_stagings"):
+            for name in ("_connection", "_stagings", "_artifacts"):
                 if hasattr(self, name):
                     last.callback(getattr(self, name).close)
             if hasattr(self, "_acquirer"):

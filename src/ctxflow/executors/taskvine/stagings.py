@@ -154,6 +154,10 @@ class Stagings:
 
         self._bring(worker, {digest: (path, digest)}, "", done)
 
+    def bring(self, worker: VineWorker, path: str, digest: str, context: str, done: Done) -> None:
+        """Bring a worker a file that a context does not name itself; `done` is called with what went wrong, or None."""
+        self._bring(worker, {digest: (path, digest)}, context, done)
+
     @staticmethod
     def _name(worker: VineWorker, context: ContextPayload, digest: str) -> str:
         """Return a file's name in a worker's cache: at level none another one for each context and each time."""

@@ -8,6 +8,7 @@ answer has come, whose seal covers their sizes: never from a call that failed, o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import logging
@@ -25,6 +26,7 @@ from ctxflow.executors.protocol import LearnedModules, call_message, plain_messa
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, ToManager, Undeclare
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.vine_workers import Reports, Then, VineCalls, VineWorker
+from ctxflow.executors.taskvine.worker_artifacts import ArtifactTransfers
 from ctxflow.executors.taskvine.worker_transfers import StateTransfers
 from ctxflow.files import written_whole
 from ctxflow.host.call_results import EVERY_SECONDS
@@ -53,13 +55,14 @@ class VineHosts:
         run: RunServices,
         calls: VineCalls,
         stagings: Stagings,
+        artifacts: ArtifactTransfers,
         states: StateTransfers,
         workers: Mapping[str, VineWorker],
         heard: Then,
         happened: Callable[[ev.Event], None],
     ) -> None:
         self._run, self._calls, self._workers = run, calls, workers
-        self._stagings, self._states = stagings, states
+        self._stagings, self._artifacts, self._states = stagings, artifacts, states
         self._heard, self._happened = heard, happened
         self.learned = LearnedModules()
         self._attachments = Attachments(calls.link.send, os.path.join(run.directory, "taskvine", "outputs"))
@@ -71,17 +74,19 @@ class VineHosts:
             send = self._send_beside if payload.overlaps else self._send_call
             send(worker, command, payload, before)
         elif isinstance(command, cmd.Load):
-            before.append(self._load(worker, payloads.contexts[command.context]))
-            self.send(worker, before)
+            self._load(worker, payloads.contexts[command.context], before)
         elif isinstance(command, cmd.Stage):
             context = payloads.contexts[command.context]
             if (preload := self.learned.message(context)) is not None:
                 before.append(preload)
                 self.send(worker, before)
             self._stagings.stage(worker, context)
+            self._artifacts.bring(worker, context)
         elif isinstance(command, cmd.Carry):
             self._states.carry(self._workers.get(command.source), worker, command)
         elif (message := plain_message(command)) is not None:
+            if isinstance(command, (cmd.Unload, cmd.Abandon)) and (build := worker.builds.pop(command.context, None)):
+                before.append(build)  # There is always something to end.
             before.append(message)
             if isinstance(command, (cmd.Unload, cmd.Abandon)):
                 worker.forget_items(command.context)
@@ -165,9 +170,10 @@ class VineHosts:
         if len(worker.unneeded) > _MOST_UNNEEDED:
             self.send(worker, [_forget(worker)])
 
-    def _load(self, worker: VineWorker, context: ContextPayload) -> BuildContext:
+    def _load(self, worker: VineWorker, context: ContextPayload, before: list[ToWorker]) -> None:
+        """Have a worker build a context, as soon as it has what builds on other hosts made."""
         worker.keys[context.id] = key = str(self._calls.number())
-        return BuildContext(
+        build = BuildContext(
             context.id,
             key,
             context.name,
@@ -180,6 +186,18 @@ class VineHosts:
             artifacts=context.artifacts,
             body=context.recipe,
         )
+
+        def come() -> None:
+            if worker.builds.get(context.id) is build:
+                del worker.builds[context.id]
+                sent = self._artifacts.sent(worker, context)
+                self.send(worker, [dataclasses.replace(build, sent=sent)])
+
+        if self._artifacts.bring(worker, context, come):
+            worker.builds[context.id] = build
+        else:
+            before.append(dataclasses.replace(build, sent=self._artifacts.sent(worker, context)))
+        self.send(worker, before)
 
 
 def _give_parts(worker: VineWorker, payload: CallPayload, before: list[ToWorker]) -> None:

@@ -19,7 +19,7 @@ from ctxflow.executors.taskvine.manager_process import ManagerLink
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange, tail, why_gone
-from ctxflow.host.library_messages import CallFinished, CallRaised
+from ctxflow.host.library_messages import BuildContext, CallFinished, CallRaised
 from ctxflow.host.messages import (
     FROM_WORKER,
     FromWorker,
@@ -56,6 +56,7 @@ class VineWorker:
     :ivar coming: of each call that brings it some, those that calls still need.
     :ivar unneeded: those that it was given and has not been told yet to forget.
     :ivar forgotten: context -> how often its files were removed.
+    :ivar builds: context -> its load, which waits for what builds made elsewhere.
     :ivar items: the calls that overlap, which are in no TaskVine call of their own -> their contexts.
     """
 
@@ -69,6 +70,7 @@ class VineWorker:
     place: str = ""
     cache: str = ""  # Its host's, on its machine.
     kept: str = ""  # Its host's cache, which outlives it.
+    alike: str = ""  # The same for machines on which compilers make the same.
     transfer_port: int | None = None  # Where it serves files to its peers.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
@@ -83,6 +85,7 @@ class VineWorker:
     coming: list[set[str]] = dataclasses.field(default_factory=list)
     forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
     items: dict[int, str] = dataclasses.field(default_factory=dict)
+    builds: dict[str, BuildContext] = dataclasses.field(default_factory=dict)
 
     def answered(self, report: FromWorker) -> None:
         """Note that calls that overlap have ended."""
@@ -101,6 +104,7 @@ class VineWorker:
         names = [tier.name for tier in tiers]
         self.tier = facts.tier if facts.tier in names else names[0]
         self.cache, self.kept, self.transfer_port = facts.cache, facts.kept, facts.port
+        self.alike = facts.alike
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{facts.host}:{facts.device}"
 
