@@ -13,6 +13,12 @@ a /tmp of their own, have). Figures:
 - `..._without`: both without artifacts: what a zygote saves alone;
 - `compiled_next_run`, `compiled_next_run_no_imports`: of the first worker of another run, over that of the first run;
 - `first_s`, `second_s`: the seconds themselves; `second_result_s`: from the loss of the first worker to a result.
+
+As root beside the testbed (`testbed/up --with-torch`), also with TaskVine (artifacts_inside.py is the part in it):
+the first worker is on one host and the second on another, to which what the first made comes over the network.
+
+- `compiled_other_host`, `..._no_imports`, `..._without`: likewise;
+- `other_host_sent_mb`: bytes that were sent to it.
 """
 
 from __future__ import annotations
@@ -21,12 +27,14 @@ import argparse
 import dataclasses
 import json
 import os
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import common
+import inside
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.testing.evictions import Evictions
@@ -43,10 +51,15 @@ def block() -> Any:
     layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True, norm_first=True).eval()
     model = torch.nn.Sequential(layer, torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())
     compiled = torch.compile(model)
-    return lambda: compiled(torch.ones(1, TOKENS, WIDTH))
+
+    def call() -> None:
+        with torch.no_grad():
+            compiled(torch.ones(1, TOKENS, WIDTH))
+
+    return call
 
 
-def recipe(kept: bool) -> Any:
+def compiled_block(kept: bool) -> Any:
     """The context; without artifacts each process has a compile cache of its own, as on hosts of their own."""
 
     @context(artifacts={} if kept else False)
@@ -83,15 +96,12 @@ def rounds(kept: bool) -> dict[str, float]:
             executor.run_dir = os.path.join(folder, names[0])
             with executor:
 
-                @batch_app(recipe(kept))
+                @batch_app(compiled_block(kept))
                 def work(model: Any, items: Any) -> Any:
                     import time
 
-                    import torch
-
                     began = time.monotonic()
-                    with torch.no_grad():
-                        model()
+                    model()
                     return [time.monotonic() - began for _ in items]
 
                 for name in names:
@@ -111,6 +121,20 @@ def rounds(kept: bool) -> dict[str, float]:
         return found
 
 
+def other_host(kept: bool) -> dict[str, float]:
+    """The same with TaskVine, on two hosts."""
+    words = [] if kept else ["--without"]
+    command = inside.command("python", f"{inside.CHECKOUT}/benchmarks/artifacts_inside.py", *words)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["hosts"] == ["host1", "host2"] and said["took"] == [False, kept], said
+    found = {"sent": sum(said["artifacts"][-1:]) / 1e6}
+    for name, parts, call in zip(("first", "second"), said["loads"], said["calls"], strict=True):
+        found[name] = sum(parts.values()) + call
+        found[f"{name}_no_imports"] = found[name] - sum(parts.get(part, 0.0) for part in IMPORTED)
+    return found
+
+
 def ratio(ours: list[float], theirs: list[float]) -> Any:
     """What is less is better."""
     return dataclasses.replace(common.ratio(ours, theirs), better="lower")
@@ -122,11 +146,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    why_not = inside.why_not()
+    if why_not is not None:
+        common.progress(f"without another host: {why_not}")
     found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(options.rounds):
         for kept in (True, False):
             common.progress(f"round {number + 1}, {'with' if kept else 'without'} artifacts")
             found[kept].append(rounds(kept))
+            if why_not is None:
+                found[kept][-1] |= {f"other_{name}": value for name, value in other_host(kept).items()}
 
     def samples(kept: bool, name: str) -> list[float]:
         return [each[name] for each in found[kept]]
@@ -136,11 +165,16 @@ def main() -> None:
         for part in ("", "_no_imports"):
             seconds = samples(kept, f"second{part}"), samples(kept, f"first{part}")
             figures[f"compiled_same_host{part}{end}"] = ratio(*seconds)
+            if why_not is None:
+                seconds = samples(kept, f"other_second{part}"), samples(kept, f"other_first{part}")
+                figures[f"compiled_other_host{part}{end}"] = ratio(*seconds)
     for part in ("", "_no_imports"):
         seconds = samples(True, f"next{part}"), samples(True, f"first{part}")
         figures[f"compiled_next_run{part}"] = ratio(*seconds)
     for name in ("first", "second", "second_result"):
         figures[f"{name}_s"] = common.figure(samples(True, name), "s", "lower")
+    if why_not is None:
+        figures["other_host_sent_mb"] = common.figure(samples(True, "other_sent"), "MB", "lower")
     common.report("artifacts", figures, common.versions(["torch"]), options.json)
 
 

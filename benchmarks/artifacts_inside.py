@@ -13,12 +13,13 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from artifacts import loads, recipe
+from artifacts import compiled_block, loads
 
-from ctxflow import ContextExecutor, batch_app
+from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.sites import load_site
 
 SITE = Path(__file__).resolve().parents[1] / "site-configs" / "testbed.toml"
@@ -35,27 +36,39 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def measure(kept: bool, folder: Path) -> dict[str, Any]:
-    """One run."""
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # Each run begins with nothing.
+@context(artifacts={"table": "MADE_TABLE"})
+def table() -> Any:
+    """Read what an earlier build left, or make it: it needs no compiler."""
+    place = Path(os.environ["MADE_TABLE"], "table")
+    there = place.exists()
+    place.write_text("7 " * 100_000)
+    return lambda: there
+
+
+def measure(recipe: Any, folder: Path, hosts: Sequence[str], kept: bool) -> dict[str, Any]:
+    """One run, with a worker on each host after another."""
     tier = {"name": "one", "provider": "condor", "workers": 1, "cores": 2, "gpus": 0, "memory_gb": 4, "disk_gb": 5}
-    executor = ContextExecutor(site=load_site(SITE, tiers=[tier | {"requirements": on("host1")}]))
-    executor.run_dir = str(folder / "run")
-    calls = []
+    executor = ContextExecutor(site=load_site(SITE, tiers=[tier | {"requirements": on(hosts[0])}]))
+    executor.run_dir = str(folder)
+    calls, took = [], []
     with executor:
         assert executor.run is not None
         staging = Path(executor.run.directory) / "taskvine" / "staging.jsonl"
 
-        @batch_app(recipe(kept))
+        @batch_app(recipe)
         def work(model: Any, items: Any) -> Any:
             import time
 
-            import torch
-
+            place = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+            there = os.path.isdir(place) and bool(os.listdir(place))
             began = time.monotonic()
-            with torch.no_grad():
-                model()
-            return [time.monotonic() - began for _ in items]
+            found = model()
+            return [(time.monotonic() - began, found if isinstance(found, bool) else there) for _ in items]
+
+        def first_call() -> None:
+            seconds, there = next(iter(work.map([1])))
+            calls.append(seconds)
+            took.append(there)
 
         def wait_for(what: str, seconds: float) -> None:
             deadline = time.monotonic() + seconds
@@ -64,19 +77,21 @@ def measure(kept: bool, folder: Path) -> dict[str, Any]:
                     raise TimeoutError(f"there is no {what!r} in {staging}: see condor_q")
                 time.sleep(0.05)
 
-        calls.append(float(next(iter(work.map([1])))))
-        if kept:
-            wait_for("artifacts", 30)
-            time.sleep(2.0)  # What the first call compiled comes after what the build made, if that was something.
-        [(_, job)] = executor.engine.worker_jobs().values()
-        subprocess.run(["condor_qedit", job, "Requirements", on("host2")], check=True, capture_output=True)
-        subprocess.run(["condor_vacate_job", "-fast", job], check=True, capture_output=True)
-        wait_for("lost", _PATIENCE)
-        calls.append(float(next(iter(work.map([1])))))
+        first_call()
+        for host in hosts[1:]:
+            if kept:
+                wait_for("artifacts", 30)
+                time.sleep(2.0)  # What the first call compiled comes after what the build made, if that was something.
+            [(_, job)] = executor.engine.worker_jobs().values()
+            subprocess.run(["condor_qedit", job, "Requirements", on(host)], check=True, capture_output=True)
+            subprocess.run(["condor_vacate_job", "-fast", job], check=True, capture_output=True)
+            wait_for("lost", _PATIENCE)
+            first_call()
         lines = lines_of(staging)
     return {
-        "loads": loads(folder / "run"),
+        "loads": loads(folder),
         "calls": calls,
+        "took": took,
         "hosts": [line["host"] for line in lines if line["is"] == "worker"],
         "artifacts": [line["bytes"] for line in lines if line["is"] == "artifacts"],
         "seconds": [line["seconds"] for line in lines if line["is"] == "fetched"],
@@ -84,12 +99,17 @@ def measure(kept: bool, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One run of each kind."""
+    """Each run in turn."""
     parser = argparse.ArgumentParser(description="A build on another host; artifacts.py starts this.")
     parser.add_argument("--without", action="store_true", help="keep no artifacts")
+    parser.add_argument("--table", action="store_true", help="a context that takes no compiler, in place of the model")
+    parser.add_argument("--runs", type=int, default=1, choices=(1, 2), help="how many")
     given = parser.parse_args()
+    recipe = table() if given.table else compiled_block(not given.without)
     with tempfile.TemporaryDirectory(prefix="ctxflow-artifacts-", dir=os.path.expanduser("~")) as folder:
-        print(json.dumps(measure(not given.without, Path(folder))))
+        os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")  # Each begins with nothing.
+        for number, hosts in enumerate((("host1", "host2"), ("host2",))[: given.runs]):
+            print(json.dumps(measure(recipe, Path(folder, str(number)), hosts, not given.without)), flush=True)
 
 
 if __name__ == "__main__":

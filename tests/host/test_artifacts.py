@@ -18,7 +18,9 @@ from test_host import Driven
 
 from ctxflow.host import artifacts
 from ctxflow.host.artifacts import ArtifactStore, NotKept, context_facts, digest_of, machine_facts
+from ctxflow.host.host_cache import SpoiledEntry
 from ctxflow.host.library_messages import BuildContext
+from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade
 
 PATIENCE = 30.0
 KEY = "artifacts-0"
@@ -357,6 +359,95 @@ def test_a_first_call_that_dies_with_artifacts_has_the_next_build_without(driven
     until_kept(driven, tmp_path, 0)
     assert load(driven)["artifacts"] == ""
     assert answer(driven) == "its own"
+
+
+# --- those of other hosts
+
+
+@pytest.fixture
+def elsewhere(driven, store, tmp_path):
+    """What a build made on another host, as it comes from there: key, digest, and path of the file."""
+    load(driven)
+    until_kept(driven, tmp_path)
+    driven.tell("unload", context="c")
+    driven.next("unloaded")
+    [key] = os.listdir(glob.glob(f"{store.folder}/*/kept")[0])
+    digest, size = store.pack(key, str(tmp_path / "sent"))
+    assert size == os.path.getsize(tmp_path / "sent")
+    return key, digest, str(tmp_path / "sent")
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A host that has nothing yet, and what it tells the driver."""
+    (tmp_path / "here" / "logs").mkdir(parents=True)
+    driven, told = Driven(tmp_path / "here", ArtifactStore(str(tmp_path / "here" / "store"))), []
+    driven.host.keep_artifacts(driven.host._artifacts.store, told.append)
+    yield driven, told
+    driven.close()
+
+
+def told_of(driven, told, kind):
+    deadline = time.monotonic() + PATIENCE
+    while not any(isinstance(each, kind) for each in told):
+        assert time.monotonic() < deadline
+        for key, _ in driven.selector.select(0.01):
+            key.data()
+        driven.host.check()
+    return next(each for each in told if isinstance(each, kind))
+
+
+def test_a_build_begins_with_what_came_from_another_host(elsewhere, here):
+    (driven, told), (key, digest, path) = here, elsewhere
+    assert load(driven, sent={key: (digest, path)})["artifacts"] == "used"
+    assert answer(driven) == "an earlier one's"
+    made = told_of(driven, told, ArtifactsMade)
+    assert (made.context, made.key, made.size) == ("c", key, len("an earlier one's"))
+    os.unlink(path)
+    assert load(driven, sent={key: (digest, path)})["artifacts"] == "used", "this host keeps it itself now"
+
+
+def test_what_came_for_another_key_is_left(elsewhere, here):
+    (driven, _), (key, digest, path) = here, elsewhere
+    assert load(driven, sent={f"{key[:-1]}{'0' if key[-1] != '0' else '1'}": (digest, path)})["artifacts"] == ""
+    assert answer(driven) == "its own"
+
+
+def test_what_was_altered_on_the_way_is_told_and_not_used_again(elsewhere, here):
+    (driven, _), (key, digest, path) = here, elsewhere
+    flip(Path(path))
+    assert load(driven, sent={key: (digest, path)})["artifacts"].startswith("spoiled: what another host's build made")
+    assert answer(driven) == "its own"
+
+
+@pytest.mark.parametrize("end", ["a build", "a first call"])
+def test_what_does_harm_is_told_and_not_used_again(elsewhere, here, end):
+    (driven, told), (key, digest, path) = here, elsewhere
+    sent = {key: (digest, path)}
+
+    def context():
+        return compiled() if end != "a build" or not os.listdir(os.environ["MADE"]) else os._exit(3)
+
+    found = load(driven, context, sent=sent)
+    if end == "a build":
+        assert found["artifacts"].startswith("failed: ")
+    else:
+        driven.call(lambda value, items: os._exit(3), [1])
+        driven.next("died")
+    failed = told_of(driven, told, ArtifactsFailed)
+    assert (failed.context, failed.key, failed.digest) == ("c", key, digest)
+    driven.host.keep_artifacts(ArtifactStore(driven.host._artifacts.store.folder + "-empty"), told.append)
+    assert load(driven, context, sent=sent)["artifacts"] == ""
+
+
+def test_nothing_is_packed_that_is_not_as_it_was_kept(elsewhere, store, tmp_path):
+    key = elsewhere[0]
+    [file] = kept_files(tmp_path)
+    flip(file)
+    with pytest.raises((NotKept, SpoiledEntry)):
+        store.pack(key, str(tmp_path / "again"))
+    with pytest.raises(FileNotFoundError):
+        store.pack("artifacts-unknown", str(tmp_path / "again"))
 
 
 def test_later_calls_that_die_leave_artifacts_alone(driven, tmp_path):

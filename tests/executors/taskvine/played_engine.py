@@ -92,8 +92,9 @@ class PlayedEngine:
         self.worker = VineWorker("", "played", "", 0.0, "played", joined=True)
         calls = VineCalls(self.manager, self.player.key, lambda worker: None)
         no_files = SimpleNamespace(places=lambda worker, context: {}, forget=lambda worker, context: [])
-        workers = {"": self.worker}
-        self.messages = VineHosts(run, calls, no_files, None, workers, self._heard, self.events.append)
+        none_made = SimpleNamespace(bring=lambda *given: False, sent=lambda worker, context: {})
+        parts = (calls, no_files, none_made, None, {"": self.worker})
+        self.messages = VineHosts(run, *parts, self._heard, self.events.append)
         self._calls = calls
         calls.make(self.worker, [Listen()], self._overheard)
         self.events.append(ev.WorkerJoined(run.clock(), ev.WorkerSpec("", tier="played")))
