@@ -63,7 +63,8 @@ def test_workers_wait_for_a_descriptor_of_the_driver(tmp_path, monkeypatch, capl
         mapping = threading.Thread(target=lambda: answers.extend(plus.using(base(2)).map(range(50))), daemon=True)
         with full_table():
             mapping.start()
-            assert eventually(lambda: len(executor.engine._lines._expected) == 1)
+            lines = executor.engine._lines._expected
+            assert eventually(lambda: [line for line in list(lines.values()) if line.ready and line.channel is None])
             rounds.clear()
             mapping.join(2)
             assert len(rounds) < 50, "it spins"

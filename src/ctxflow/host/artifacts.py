@@ -188,8 +188,8 @@ class ArtifactStore:
             cache.put(key, make, name, size)
         except FileNotFoundError as error:
             raise StillChanging(str(error)) from None
-        except (OSError, ValueError) as error:
-            raise NotKept(str(error)) from None
+        except (OSError, ValueError) as error:  # Less the path, which is another for each process: it is told once.
+            raise NotKept(getattr(error, "strerror", None) or str(error)) from None
         finally:
             if self._opened is not None:
                 self._opened.release(key)

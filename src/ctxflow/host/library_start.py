@@ -27,7 +27,7 @@ def library_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {**without_usage_statistics(own), **_COMPILING, **own, **python_path(environment), "PYTHONUNBUFFERED": "1"}
 
 
-# Compiled headers of C++ (110 MB) are in no folder that a variable names, so that each new worker would compile them for
+# Compiled headers of C++ (110 MB) are in no folder that a variable names: each worker would compile them anew, also for
 # kernels that it has already (artifacts.py).
 _COMPILING = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 

@@ -54,7 +54,8 @@ _COMPILED = (
 # And what users' functions import there.
 _NEEDED = (*_COMPILED, "ctxflow/models/")
 _ELSEWHERE = ("ctxflow/host/__main__.py",)  # What TaskVine workers do not run.
-_SELDOM = ("ctxflow/host/cache_folder.py", "ctxflow/host/host_cache.py")  # What only workers with a cache import.
+# What only workers with a cache import, or those of contexts that compile something.
+_SELDOM = tuple(f"ctxflow/host/{name}.py" for name in ("artifact_archives", "cache_folder", "host_cache"))
 _DIGEST_BYTES = 16  # As files.py has it.
 
 
