@@ -3,10 +3,11 @@
 
     benchmarks/artifacts.py --json
 
-A block of a transformer with random weights, compiled by `torch.compile` (Inductor, with the machine's C++ compiler) on
-an embedded worker. The build is timed with its first call, which compiles. With artifacts, and in turns without
-(`artifacts=False`, and a folder of its own for each process's compile cache, as workers on other hosts, or in jobs with
-a /tmp of their own, have). Figures:
+An encoder of six layers with random weights (transformers' BERT, in the shape of all-MiniLM-L6-v2), compiled by
+`torch.compile` (Inductor, with the machine's C++ compiler) on an embedded worker; with `--block` one layer of PyTorch's
+own, whose imports take longer than its compiling. The build is timed with its first call, which compiles. With
+artifacts, and in turns without (`artifacts=False`, and a folder of its own for each process's compile cache, as workers
+on other hosts, or in jobs with a /tmp of their own, have). Figures:
 
 - `compiled_same_host`: seconds of the second worker's build and first call, over the first's;
 - `compiled_same_host_no_imports`: the same without starting the process and importing, as the parts of the loads say;
@@ -59,19 +60,35 @@ def block() -> Any:
     return call
 
 
-def compiled_block(kept: bool) -> Any:
+def encoder() -> Any:
+    """Build an encoder like all-MiniLM-L6-v2, and compile it."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    compiled = torch.compile(BertModel(BertConfig(vocab_size=2000, **shape)).eval())
+
+    def call() -> None:
+        with torch.no_grad():
+            compiled(input_ids=torch.ones(4, TOKENS, dtype=torch.long))
+
+    return call
+
+
+def compiled_model(kept: bool, small: bool) -> Any:
     """The context; without artifacts each process has a compile cache of its own, as on hosts of their own."""
 
     @context(artifacts={} if kept else False)
-    def compiled(kept: bool) -> Any:
+    def compiled(kept: bool, small: bool) -> Any:
         import os
         import tempfile
 
         if not kept:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=os.environ["CTXFLOW_LIBRARY_SCRATCH"])
-        return block()
+        return block() if small else encoder()
 
-    return compiled(kept)
+    return compiled(kept, small)
 
 
 def loads(run: Path) -> list[dict[str, float]]:
@@ -86,7 +103,7 @@ def loads(run: Path) -> list[dict[str, float]]:
     return found
 
 
-def rounds(kept: bool) -> dict[str, float]:
+def rounds(kept: bool, small: bool) -> dict[str, float]:
     """Two workers one after the other, and with artifacts one of another run: seconds of each one's build and call."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
@@ -96,7 +113,7 @@ def rounds(kept: bool) -> dict[str, float]:
             executor.run_dir = os.path.join(folder, names[0])
             with executor:
 
-                @batch_app(compiled_block(kept))
+                @batch_app(compiled_model(kept, small))
                 def work(model: Any, items: Any) -> Any:
                     import time
 
@@ -121,9 +138,9 @@ def rounds(kept: bool) -> dict[str, float]:
         return found
 
 
-def other_host(kept: bool) -> dict[str, float]:
+def other_host(kept: bool, small: bool) -> dict[str, float]:
     """The same with TaskVine, on two hosts."""
-    words = [] if kept else ["--without"]
+    words = [*([] if kept else ["--without"]), *(["--block"] if small else [])]
     command = inside.command("python", f"{inside.CHECKOUT}/benchmarks/artifacts_inside.py", *words)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     said = json.loads(done.stdout.splitlines()[-1])
@@ -144,6 +161,7 @@ def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--block", action="store_true", help="one layer of PyTorch's own")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     why_not = inside.why_not()
@@ -153,9 +171,9 @@ def main() -> None:
     for number in range(options.rounds):
         for kept in (True, False):
             common.progress(f"round {number + 1}, {'with' if kept else 'without'} artifacts")
-            found[kept].append(rounds(kept))
+            found[kept].append(rounds(kept, options.block))
             if why_not is None:
-                found[kept][-1] |= {f"other_{name}": value for name, value in other_host(kept).items()}
+                found[kept][-1] |= {f"other_{name}": value for name, value in other_host(kept, options.block).items()}
 
     def samples(kept: bool, name: str) -> list[float]:
         return [each[name] for each in found[kept]]
@@ -175,7 +193,7 @@ def main() -> None:
         figures[f"{name}_s"] = common.figure(samples(True, name), "s", "lower")
     if why_not is None:
         figures["other_host_sent_mb"] = common.figure(samples(True, "other_sent"), "MB", "lower")
-    common.report("artifacts", figures, common.versions(["torch"]), options.json)
+    common.report("artifacts", figures, common.versions(["torch", "transformers"]), options.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from artifacts import compiled_block, loads
+from artifacts import compiled_model, loads
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.sites import load_site
@@ -102,10 +102,11 @@ def main() -> None:
     """Each run in turn."""
     parser = argparse.ArgumentParser(description="A build on another host; artifacts.py starts this.")
     parser.add_argument("--without", action="store_true", help="keep no artifacts")
+    parser.add_argument("--block", action="store_true", help="one layer, as artifacts.py has it")
     parser.add_argument("--table", action="store_true", help="a context that takes no compiler, in place of the model")
     parser.add_argument("--runs", type=int, default=1, choices=(1, 2), help="how many")
     given = parser.parse_args()
-    recipe = table() if given.table else compiled_block(not given.without)
+    recipe = table() if given.table else compiled_model(not given.without, given.block)
     with tempfile.TemporaryDirectory(prefix="ctxflow-artifacts-", dir=os.path.expanduser("~")) as folder:
         os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")  # Each begins with nothing.
         for number, hosts in enumerate((("host1", "host2"), ("host2",))[: given.runs]):

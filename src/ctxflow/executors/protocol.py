@@ -101,12 +101,15 @@ class LearnedModules:
     >>> learned.learn(ContextBuilt("c", "1", 2.0, modules=["torch", "transformers"]))
     >>> learned.of(payload), learned.all()
     (['torch', 'transformers'], ['torch', 'transformers'])
+    >>> learned.latest().modules
+    ['torch', 'transformers']
     """
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # Context -> its function's name: variants of one import the same.
         self._modules: dict[str, dict[str, None]] = {}
         self._told: set[str] = set()
+        self._latest: ContextPayload | None = None
 
     def of(self, context: ContextPayload) -> list[str] | None:
         """Return what is to be imported before a context is built; None if its process is to be spawned."""
@@ -115,12 +118,17 @@ class LearnedModules:
         self._names[context.id] = context.name
         known = self._modules.setdefault(context.name, {})
         known.update(dict.fromkeys(context.preload))
+        self._latest = context
         return list(known)
 
     def message(self, context: ContextPayload) -> PreloadModules | None:
         """Return the message to import that while the context's files are on their way."""
         modules = self.of(context)
         return PreloadModules(context.environment, modules) if modules else None
+
+    def latest(self) -> PreloadModules | None:
+        """Return the message for a worker that has just come: to import what the context does that was built last."""
+        return None if self._latest is None else self.message(self._latest)
 
     def learn(self, report: ContextBuilt) -> None:
         """Take what was imported for a context; tell once why its process was not forked."""

@@ -246,7 +246,9 @@ class TaskVineEngine:
         elif isinstance(said, msg.WorkerConnected):
             worker = VineWorker(said.worker, said.host, said.address, self._run.clock(), ip=said.ip)
             self._workers[said.worker] = worker
-            self._calls.make(worker, [AskFacts()], self._greeted)
+            # A packed environment's modules come with it.
+            first = None if self._setup.packed else self._messages.learned.latest()
+            self._calls.make(worker, [*([] if first is None else [first]), AskFacts()], self._greeted)
         elif isinstance(said, msg.WorkerGone):
             if said.worker in self._workers:
                 self._lost(self._workers.pop(said.worker))
