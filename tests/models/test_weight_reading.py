@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ctxflow.host.local_files import OF_LIBRARY
-from ctxflow.models import SentenceEncoder, contexts, read_ahead
+from ctxflow.models import SentenceEncoder, contexts, read_ahead, weight_reading
 from ctxflow.models.model_folder import weight_files
 from ctxflow.models.transformers import load_language_model
 from ctxflow.models.weight_reading import mapped_bytes, on_shared_storage, vllm_loader
@@ -117,7 +117,32 @@ def test_an_encoders_and_a_classifiers_weights_are_mapped_too(tmp_path, causal_l
     assert mapped_bytes(again.parameters(), weight_files(tmp_path / "head"))
 
 
-def test_read_ahead_brings_all_of_a_models_files_into_memory(tmp_path, monkeypatch):
+def in_huge_pages(file):
+    """How many bytes of a file a process that maps it has in huge pages."""
+    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert all(mapped[start] >= 0 for start in range(0, len(mapped), 4096))
+        with open("/proc/self/smaps_rollup") as rollup:
+            return next(int(line.split()[1]) << 10 for line in rollup if line.startswith("FilePmdMapped"))
+
+
+def test_what_was_read_ahead_is_mapped_in_huge_pages_where_the_kernel_has_them(tmp_path):
+    file, size = tmp_path / "model.gguf", 32 << 20
+    file.write_bytes(os.urandom(size))
+    drop(file)
+    with open(file, "rb") as opened:
+        if page_cache(file) or not weight_reading._populate(opened.fileno(), 0, size) or not in_huge_pages(file):
+            pytest.skip("files cannot be dropped from memory, or there are no huge pages for them")
+    possible = in_huge_pages(file)
+    drop(file)
+    for thread in read_ahead(file):
+        thread.join()
+    assert in_huge_pages(file) >= possible / 2
+
+
+@pytest.mark.parametrize("huge", [True, False], ids=["huge pages", "no huge pages"])
+def test_read_ahead_brings_all_of_a_models_files_into_memory(tmp_path, monkeypatch, huge):
+    if not huge:
+        monkeypatch.setattr(weight_reading, "_populate", lambda *given: False)
     monkeypatch.setattr("ctxflow.models.weight_reading._PART", 1 << 20)
     (tmp_path / "config.json").write_text("{}")
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import importlib.util
+import mmap
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.models.model_folder import folder_here, read_json, weight_files
 
 _PART, _LOOK = 64 << 20, 8 << 20
+_MADV_HUGEPAGE, _MADV_POPULATE_READ = 14, 22  # The first is refused where huge pages are off, the second before 5.14.
+_NEARLY = 0.98
 _STREAMS, _STREAMS_SHARED = 4, 8  # One reader waits for each answer of a server's; a disk's queue is full with fewer.
 _SHARED = {
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
@@ -74,20 +78,68 @@ def _read(parts: collections.deque[tuple[str, int]]) -> None:
         while True:
             file, start = parts.popleft()
             with open(file, "rb") as source:
-                end = start + _PART
+                end = min(start + _PART, os.fstat(source.fileno()).st_size)
+                if _populate(source.fileno(), start, end):
+                    continue
                 while start < end and (sent := os.sendfile(nowhere.fileno(), source.fileno(), start, end - start)):
                     start += sent
 
 
+def _populate(file: int, start: int, end: int) -> bool:
+    """Have a part of a file come to memory in huge pages, where the kernel can; return whether it has come.
+
+    Whoever maps the file then has it with a fault for 2 MB, not for 64 KB: reading 1 GB through a mapping takes as long
+    as with `cat`, and else half as long again. (`mmap.madvise` would keep Python's lock.)
+    """
+    with contextlib.suppress(OSError), _mapping(file, start, end) as (libc, place):
+        return all(libc.madvise(place, end - start, advice) == 0 for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_READ))
+    return False
+
+
 def _in_memory(file: str, start: int, end: int) -> bool:
-    """Return whether a part of a file seems to be in the page cache: a byte here and there can be had at once."""
-    byte = bytearray(1)
+    """Return whether nearly all of a part of a file is in the page cache."""
     try:
         with open(file, "rb", buffering=0) as opened:
-            places = (*range(start, end, _LOOK), end - 1)
-            return all(os.preadv(opened.fileno(), [byte], place, os.RWF_NOWAIT) for place in places)
-    except OSError:  # It would have to be waited for, or the file system cannot say.
+            if not os.access(file, os.W_OK):  # The kernel tells nobody else.
+                return _seems_in_memory(opened.fileno(), start, end)
+            pages = (ctypes.c_ubyte * (-(-(end - start) // mmap.PAGESIZE)))()
+            with _mapping(opened.fileno(), start, end) as (libc, place):
+                there = sum(bytes(pages)) if libc.mincore(place, end - start, pages) == 0 else 0
+            return there >= _NEARLY * len(pages)
+    except OSError:
         return False
+
+
+def _seems_in_memory(file: int, start: int, end: int) -> bool:
+    """Return whether a byte here and there can be had without waiting: on a very quick disk that is so in any case.
+
+    :raises OSError: if it would have to be waited for, or the file system cannot say.
+    """
+    # Else the kernel would begin to read on from there, in small pages.
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    byte = bytearray(1)
+    return all(os.preadv(file, [byte], place, os.RWF_NOWAIT) for place in (*range(start, end, _LOOK), end - 1))
+
+
+@contextlib.contextmanager
+def _mapping(file: int, start: int, end: int) -> Iterator[tuple[Any, int]]:
+    """Map a part of a file, and yield the C library and the address.
+
+    :raises OSError: if it cannot be mapped.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    place = libc.mmap(None, end - start, mmap.PROT_READ, mmap.MAP_SHARED, file, start) if end > start else None
+    if place in (None, ctypes.c_void_p(-1).value):
+        raise OSError("it cannot be mapped")
+    try:
+        yield libc, place
+    finally:
+        libc.munmap(place, end - start)
 
 
 def _streams(file: str) -> int:
