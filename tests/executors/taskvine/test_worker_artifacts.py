@@ -10,6 +10,7 @@ from ctxflow.executors.taskvine.manager_messages import DeclareFile
 from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.executors.taskvine.worker_artifacts import ArtifactTransfers
 from ctxflow.files import digest_now
+from ctxflow.host.host_cache import HostCache
 from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade, FileFailed, FileSent, SendArtifacts
 from ctxflow.host.wire import Trouble
 
@@ -214,14 +215,50 @@ def test_a_later_run_has_it_from_its_beginning(played):
     assert not played.artifacts.bring(worker("w8", "machine-b"), CONTEXT)
 
 
+def test_a_later_run_has_the_latest(played):
+    played.made(worker("w1"))
+    played.send()
+    played.made(worker("w1"), "y" * 200)
+    latest = played.send("y" * 200)
+    played.settle()
+    played.artifacts.close()
+    played.start()
+    played.settle()
+    assert played.artifacts.bring(worker("w2"), CONTEXT)
+    played.settle()
+    assert [digest for _, digest, _ in played.coming] == [latest]
+    cache = HostCache(os.environ["CTXFLOW_ARTIFACTS"])
+    assert len(cache.entries()) == 1, "what was replaced is not kept"
+    cache.close()
+
+
+def test_without_room_for_its_files_a_run_goes_on(played, monkeypatch):
+    """Neither what comes from a worker nor what an earlier run has left can be put in its directory."""
+    played.made(worker("w1"))
+    played.send()
+    played.artifacts.close()
+    played.start()
+    played.settle()
+
+    def full(*given, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(worker_artifacts.os, "makedirs", full)
+    then = []
+    assert played.artifacts.bring(worker("w2"), CONTEXT, lambda: then.append(1))
+    played.settle()
+    assert then == [1] and not played.coming
+    played.made(worker("w2"))
+    played.send()
+    assert not played.artifacts.bring(worker("w3"), CONTEXT)
+
+
 def test_one_that_is_gone_from_the_users_cache_meanwhile_is_built_again(played):
     played.made(worker("w1"))
     played.send()
     played.artifacts.close()
     played.start()
     played.settle()
-    from ctxflow.host.host_cache import HostCache
-
     cache = HostCache(os.environ["CTXFLOW_ARTIFACTS"])
     cache.empty()
     cache.close()

@@ -199,12 +199,12 @@ class ArtifactTransfers:
         try:
             if os.path.getsize(path) != artifacts.size or digest_now(path) != artifacts.digest:
                 raise ValueError("what came is not what was sent")
+            artifacts.path = self._path(name, artifacts)
+            os.replace(path, artifacts.path)
         except (OSError, ValueError):
             with contextlib.suppress(OSError):
                 os.unlink(path)
             return None
-        artifacts.path = self._path(name, artifacts)
-        os.replace(path, artifacts.path)
         with contextlib.suppress(OSError):  # Else this run alone has it.
             if self._cache is None and self._folder is not None:
                 self._cache = HostCache(self._folder, USER_BYTES)
@@ -217,6 +217,9 @@ class ArtifactTransfers:
         if kind.taking == worker.name:
             kind.taking = ""
         if artifacts is not None:
+            old = kind.there.get(artifacts.key)
+            if old is not None and old.digest != artifacts.digest:
+                self._forget(self._entry(report.context, worker, old))
             kind.tries, kind.there[artifacts.key] = 0, artifacts
             note = {"is": "artifacts", "time": self._run.clock(), "worker": worker.name, "context": kind.name}
             self._setup.note({**note, "digest": artifacts.digest, "bytes": artifacts.size})
@@ -237,10 +240,10 @@ class ArtifactTransfers:
             entries = self._cache.entries()
         except OSError:  # There is none for this user, or it cannot be used: nothing needs it.
             return []
-        return [match.groups() for entry in reversed(entries) if (match := _ENTRY.fullmatch(entry.key))]
+        return [match.groups() for entry in entries if (match := _ENTRY.fullmatch(entry.key))]
 
     def _opened(self, found: list[tuple[str | Any, ...]]) -> None:
-        for context, machine, key, digest, size in found:  # The last used last.
+        for context, machine, key, digest, size in found:  # The last used first.
             kind = self._kinds.setdefault((context, machine), _Kind(""))
             kind.there.setdefault(key, _Artifacts(key, digest, int(size)))
 
@@ -259,14 +262,14 @@ class ArtifactTransfers:
         def work() -> list[tuple[_Artifacts, str]]:
             found: list[tuple[_Artifacts, str]] = []
             for each in self._unopened(kind):
-                path = self._path(kind.name, each)
                 try:
+                    path = self._path(kind.name, each)
                     kept = None if self._cache is None else self._cache.get(_entry_of(*marks, each), each.digest)
                     if kept is not None:
                         link_or_copy(kept, path)
                         found.append((each, path))
-                except (OSError, ValueError):
-                    pass
+                except (OSError, ValueError):  # It is gone, or spoiled, or there is no room: it is built again.
+                    continue
             return found
 
         def opened(found: list[tuple[_Artifacts, str]]) -> None:
