@@ -69,6 +69,6 @@ def test_what_is_no_plain_file_in_it_is_refused(tmp_path, kind):
         )
         member.linkname = "/etc/passwd" if member.type != tarfile.REGTYPE else ""
         tar.addfile(member, io.BytesIO())
-    with pytest.raises((ValueError, tarfile.TarError)):
+    with pytest.raises(ValueError):
         take_archive(str(archive), digest_now(archive), {"inductor": str(tmp_path / "place")})
     assert not (tmp_path / "place").exists() and not (tmp_path.parent / "out").exists()

@@ -48,6 +48,13 @@ def take_archive(path: str, digest: str, places: Mapping[str, str]) -> bool:
     """
     if digest_now(path) != digest:
         raise ValueError("it does not have its digest")
+    try:
+        return _taken(path, places)
+    except tarfile.TarError as error:
+        raise ValueError(str(error)) from None
+
+
+def _taken(path: str, places: Mapping[str, str]) -> bool:
     with tarfile.open(path) as archive:
         if not all(member.isfile() for member in archive):
             raise ValueError("it holds more than plain files")

@@ -17,7 +17,6 @@ import re
 import shutil
 import stat
 import sys
-import tarfile
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -216,7 +215,7 @@ def take_sent(archive: str, digest: str, places: Mapping[str, str]) -> bool:
 
     try:
         return take_archive(archive, digest, places)
-    except (OSError, ValueError, tarfile.TarError) as error:
+    except (OSError, ValueError) as error:
         _clear(places)
         raise NotKept(f"what another host's build made, and was sent here, is not used ({error})") from None
 
