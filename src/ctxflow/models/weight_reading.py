@@ -25,7 +25,6 @@ from ctxflow.models.model_folder import folder_here, read_json, weight_files
 
 _PART, _LOOK = 64 << 20, 8 << 20
 _MADV_HUGEPAGE, _MADV_POPULATE_READ = 14, 22  # The first is refused where huge pages are off, the second before 5.14.
-_NEARLY = 0.98
 _STREAMS, _STREAMS_SHARED = 4, 8  # One reader waits for each answer of a server's; a disk's queue is full with fewer.
 _SHARED = {
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
@@ -97,28 +96,23 @@ def _populate(file: int, start: int, end: int) -> bool:
 
 
 def _in_memory(file: str, start: int, end: int) -> bool:
-    """Return whether nearly all of a part of a file is in the page cache."""
+    """Return whether a part of a file seems to be in the page cache: pages here and there are."""
+    places = (*range(start, end, _LOOK), (end - 1) // mmap.PAGESIZE * mmap.PAGESIZE)
     try:
         with open(file, "rb", buffering=0) as opened:
-            if not os.access(file, os.W_OK):  # The kernel tells nobody else.
-                return _seems_in_memory(opened.fileno(), start, end)
-            pages = (ctypes.c_ubyte * (-(-(end - start) // mmap.PAGESIZE)))()
-            with _mapping(opened.fileno(), start, end) as (libc, place):
-                there = sum(bytes(pages)) if libc.mincore(place, end - start, pages) == 0 else 0
-            return there >= _NEARLY * len(pages)
+            if os.access(file, os.W_OK):  # The kernel tells nobody else.
+                page = ctypes.c_ubyte()
+                with _mapping(opened.fileno(), start, end) as (libc, at):
+                    return all(
+                        libc.mincore(at + place - start, 1, ctypes.byref(page)) == 0 and page.value & 1
+                        for place in places
+                    )
+            # What can be had without waiting: on a very quick disk that is all. By default the kernel would begin to
+            # read on from there, in small pages.
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            return all(os.preadv(opened.fileno(), [bytearray(1)], place, os.RWF_NOWAIT) for place in places)
     except OSError:
         return False
-
-
-def _seems_in_memory(file: int, start: int, end: int) -> bool:
-    """Return whether a byte here and there can be had without waiting: on a very quick disk that is so in any case.
-
-    :raises OSError: if it would have to be waited for, or the file system cannot say.
-    """
-    # Else the kernel would begin to read on from there, in small pages.
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-    byte = bytearray(1)
-    return all(os.preadv(file, [byte], place, os.RWF_NOWAIT) for place in (*range(start, end, _LOOK), end - 1))
 
 
 @contextlib.contextmanager
