@@ -132,10 +132,14 @@ def rounds(kept: bool, small: bool) -> dict[str, float]:
                             while not evictions.count:
                                 time.sleep(0.001)
             for name, parts in zip(names, loads(Path(folder, names[0])), strict=True):
-                call = found.pop(f"{name}_call")
-                found[name] = sum(parts.values()) + call
-                found[f"{name}_no_imports"] = found[name] - sum(parts.get(part, 0.0) for part in IMPORTED)
+                found |= seconds_of(name, parts, found.pop(f"{name}_call"))
         return found
+
+
+def seconds_of(name: str, parts: dict[str, float], call: float) -> dict[str, float]:
+    """Seconds of a build and its first call, with the imports and without."""
+    whole = sum(parts.values()) + call
+    return {name: whole, f"{name}_no_imports": whole - sum(parts.get(part, 0.0) for part in IMPORTED)}
 
 
 def other_host(kept: bool, small: bool) -> dict[str, float]:
@@ -147,8 +151,7 @@ def other_host(kept: bool, small: bool) -> dict[str, float]:
     assert said["hosts"] == ["host1", "host2"] and said["took"] == [False, kept], said
     found = {"sent": sum(said["artifacts"][-1:]) / 1e6}
     for name, parts, call in zip(("first", "second"), said["loads"], said["calls"], strict=True):
-        found[name] = sum(parts.values()) + call
-        found[f"{name}_no_imports"] = found[name] - sum(parts.get(part, 0.0) for part in IMPORTED)
+        found |= seconds_of(name, parts, call)
     return found
 
 

@@ -18,22 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from artifacts import compiled_model, loads
+from rejoin_inside import SITE, lines_of
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.sites import load_site
 
-SITE = Path(__file__).resolve().parents[1] / "site-configs" / "testbed.toml"
 _PATIENCE = 240.0
 
 
 def on(host: str) -> str:
     """Requirements of a job that is to run on one host."""
     return f'Machine == "{host}.testbed"'
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @context(artifacts={"table": "MADE_TABLE"})

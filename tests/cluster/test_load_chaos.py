@@ -34,7 +34,7 @@ import glob, os, random, signal, sys
 
 how, luck = sys.argv[1], random.Random(float(sys.argv[2]))
 if how == "flip":
-    found = [path for path in glob.glob(sys.argv[3] + "/*/kept/*/content*", recursive=True) if os.path.isfile(path)]
+    found = [path for path in glob.glob(sys.argv[3] + "/*/kept/*/content*") if os.path.isfile(path)]
     for path in luck.sample(found, min(1, len(found))):
         with open(path, "r+b") as file:
             file.seek(os.path.getsize(path) // 2)
@@ -65,12 +65,11 @@ WAYS = {"zygote": 6, "library": 6, "host": 2, "flip": 4, "driver": 1}
 class Run:
     """One user's run, which is begun again when its driver is killed."""
 
-    def __init__(self, testbed: Testbed, user: str, folder: str) -> None:
+    def __init__(self, user: str, folder: str) -> None:
         self.user, self.drivers, self.said, self.stopped = user, 0, "", False
         self._words = ["python", "-u", str(INSIDE / "load_chaos_inside.py"), folder]
         self._words += ["--items", str(ITEMS), "--cache", CACHE]
         self._driver: subprocess.Popen[str] | None = None
-        self._testbed = testbed
         self.errors = ""
         self._thread = threading.Thread(target=self._go, daemon=True)
         self._thread.start()
@@ -117,7 +116,7 @@ def test_two_users_runs_go_on_whatever_is_killed_and_altered(testbed: Testbed) -
         testbed.run("mkdir", "-p", CACHE, user="root", host=host)
         testbed.run("mount", "-t", "tmpfs", "-o", "size=2m,mode=1777", "tmpfs", CACHE, user="root", host=host)
     chance, done, began = random.Random(SEED), collections.Counter[str](), time.monotonic()
-    runs = [Run(testbed, user, f"/home/{user}/load-chaos-{SEED}") for user in ("alice", "bob")]
+    runs = [Run(user, f"/home/{user}/load-chaos-{SEED}") for user in ("alice", "bob")]
     try:
         while not all(run.ended for run in runs):
             assert time.monotonic() < began + LIMIT, f"{done}: {[run.errors[-2000:] for run in runs]}"

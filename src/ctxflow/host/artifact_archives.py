@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
 from collections.abc import Mapping
 
 from ctxflow.files import digest_now
-from ctxflow.host.local_files import extract
+from ctxflow.host.local_files import OF_LIBRARY, copy_plain, extract, plain_files
 
 
 def write_archive(folder: str, path: str) -> None:
@@ -26,17 +25,11 @@ def write_archive(folder: str, path: str) -> None:
     (True, ['kernel'])
     """
     with tarfile.open(path, "w") as archive:
-        for at, folders, names in os.walk(folder):
-            folders.sort()
-            for name in sorted(names):
-                source = os.path.join(at, name)
-                its = os.lstat(source)
-                if not stat.S_ISREG(its.st_mode):
-                    continue
-                member = tarfile.TarInfo(os.path.relpath(source, folder))
-                member.size, member.mode = its.st_size, 0o700 if its.st_mode & 0o100 else 0o600
-                with open(source, "rb") as file:
-                    archive.addfile(member, file)
+        for source, its in plain_files(folder):
+            member = tarfile.TarInfo(os.path.relpath(source, folder))
+            member.size, member.mode = its.st_size, 0o700 if its.st_mode & 0o100 else 0o600
+            with open(source, "rb") as file:
+                archive.addfile(member, file)
 
 
 def take_archive(path: str, digest: str, places: Mapping[str, str]) -> bool:
@@ -58,13 +51,13 @@ def _taken(path: str, places: Mapping[str, str]) -> bool:
     with tarfile.open(path) as archive:
         if not all(member.isfile() for member in archive):
             raise ValueError("it holds more than plain files")
-    work = tempfile.mkdtemp(dir=os.environ.get("CTXFLOW_LIBRARY_SCRATCH"))
+    work = tempfile.mkdtemp(dir=os.environ.get(OF_LIBRARY))
     try:
         whole = os.path.join(work, "whole")
         extract(path, whole)
         found = [name for name in places if os.path.isdir(os.path.join(whole, name))]
         for name in found:
-            shutil.copytree(os.path.join(whole, name), places[name], dirs_exist_ok=True)
+            copy_plain(os.path.join(whole, name), places[name])
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return bool(found)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ctxflow.host.installed_modules import is_installed
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import interpreter, library_variables
+from ctxflow.host.local_files import copy_plain, plain_files
 
 if TYPE_CHECKING:
     from ctxflow.host.host_cache import HostCache
@@ -119,7 +120,7 @@ class ArtifactStore:
                 digests = _digests_in(kept)
                 names = [name for name in places if name in digests]
                 for name in names:
-                    _copy(os.path.join(kept, _FILES, name), places[name])
+                    copy_plain(os.path.join(kept, _FILES, name), places[name])
                 if _digests({name: places[name] for name in names}) != {name: digests[name] for name in names}:
                     raise ValueError("it does not have its digest")
             finally:
@@ -178,7 +179,7 @@ class ArtifactStore:
                 os.mkdir(content, 0o700)
                 copies = {each: os.path.join(content, _FILES, each) for each in found}
                 for each, copy in copies.items():
-                    _copy(places[each], copy)
+                    copy_plain(places[each], copy)
                 if _digests(copies) != found:
                     raise StillChanging("its files change")
                 with open(os.path.join(content, _DIGESTS), "w") as file:
@@ -241,19 +242,6 @@ def stamps(places: Mapping[str, str]) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def _copy(source: str, target: str) -> None:
-    """Copy the plain files of a folder, and its folders, for this user alone."""
-    os.makedirs(target, 0o700, exist_ok=True)
-    with os.scandir(source) as entries:
-        for entry in entries:
-            to = os.path.join(target, entry.name)
-            if entry.is_dir(follow_symlinks=False):
-                _copy(entry.path, to)
-            elif entry.is_file(follow_symlinks=False):
-                shutil.copyfile(entry.path, to, follow_symlinks=False)
-                os.chmod(to, 0o700 if entry.stat(follow_symlinks=False).st_mode & 0o100 else 0o600)
-
-
 def _digests(places: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each folder in which there is something."""
     return {name: digest for name, place in places.items() if (digest := _digest(place))}
@@ -262,20 +250,14 @@ def _digests(places: Mapping[str, str]) -> dict[str, str]:
 def _digest(place: str) -> str:
     """Return the digest of the plain files of a folder, with their names and whether they are programs."""
     whole, any_there = hashlib.blake2b(digest_size=16), False
-    for folder, folders, names in os.walk(place):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            its = os.lstat(path)
-            if not stat.S_ISREG(its.st_mode):
-                continue
-            any_there = True
-            content = hashlib.blake2b(digest_size=16)
-            with open(path, "rb") as file:
-                while block := file.read(1 << 20):
-                    content.update(block)
-            head = os.fsencode(os.path.relpath(path, place)), b"x" if its.st_mode & 0o100 else b"-", content.digest()
-            whole.update(b"\0".join((str(len(head[0])).encode(), *head)))
+    for path, its in plain_files(place):
+        any_there = True
+        content = hashlib.blake2b(digest_size=16)
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                content.update(block)
+        head = os.fsencode(os.path.relpath(path, place)), b"x" if its.st_mode & 0o100 else b"-", content.digest()
+        whole.update(b"\0".join((str(len(head[0])).encode(), *head)))
     return whole.hexdigest() if any_there else ""
 
 

@@ -476,14 +476,13 @@ def _taken(folder: str, key: str, places: Mapping[str, str], packed: bool) -> st
     """Take artifacts, and return what came of that, as `ContextBuilt` says it."""
     from ctxflow.host.artifacts import ArtifactStore, NotKept, take_sent
 
-    store = ArtifactStore(folder)
     try:
-        took = take_sent(folder, key, places) if packed else store.take(key, places)
-        return "used" if took else ""
+        if packed:
+            return "used" if take_sent(folder, key, places) else ""
+        with contextlib.closing(ArtifactStore(folder)) as store:
+            return "used" if store.take(key, places) else ""
     except NotKept as error:
         return f"spoiled: {error}"
-    finally:
-        store.close()
 
 
 def _readable(descriptor: int) -> Callable[[], bool]:

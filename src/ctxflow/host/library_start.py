@@ -24,12 +24,18 @@ def command(program: str) -> list[str]:
 def library_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a library process's environment variables, where its context has `environment`."""
     own = {**_given(), **environment}
-    return {**without_usage_statistics(own), **_COMPILING, **own, **python_path(environment), "PYTHONUNBUFFERED": "1"}
+    return {
+        **without_usage_statistics(own),
+        **_NO_COMPILED_HEADERS,
+        **own,
+        **python_path(environment),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 # Compiled headers of C++ (110 MB) are in no folder that a variable names: each worker would compile them anew, also for
 # kernels that it has already (artifacts.py).
-_COMPILING = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+_NO_COMPILED_HEADERS = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
 def _given() -> dict[str, str]:

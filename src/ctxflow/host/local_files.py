@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 PREFIX = "ctxflow-"
 OF_LIBRARY = "CTXFLOW_LIBRARY_SCRATCH"
@@ -199,6 +199,30 @@ def extract(archive: str, folder: str) -> None:
     os.mkdir(folder)
     with tarfile.open(archive) as tar:
         extract_inside(tar, folder)
+
+
+def plain_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the plain files of a folder, always in the same order."""
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(at, name)
+            its = os.lstat(path)
+            if stat.S_ISREG(its.st_mode):
+                yield path, its
+
+
+def copy_plain(source: str, target: str) -> None:
+    """Copy the plain files of a folder, and its folders, for this user alone."""
+    os.makedirs(target, 0o700, exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            to = os.path.join(target, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                copy_plain(entry.path, to)
+            elif entry.is_file(follow_symlinks=False):
+                shutil.copyfile(entry.path, to, follow_symlinks=False)
+                os.chmod(to, 0o700 if entry.stat(follow_symlinks=False).st_mode & 0o100 else 0o600)
 
 
 def present(path: str, digest: str, source: str, cache: str, in_place: bool) -> str:

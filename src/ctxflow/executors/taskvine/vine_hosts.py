@@ -85,11 +85,11 @@ class VineHosts:
         elif isinstance(command, cmd.Carry):
             self._states.carry(self._workers.get(command.source), worker, command)
         elif (message := plain_message(command)) is not None:
-            if isinstance(command, (cmd.Unload, cmd.Abandon)) and (build := worker.builds.pop(command.context, None)):
-                before.append(build)  # There is always something to end.
-            before.append(message)
             if isinstance(command, (cmd.Unload, cmd.Abandon)):
                 worker.forget_items(command.context)
+                if (build := worker.builds.pop(command.context, None)) is not None:
+                    before.append(build)  # There is always something to end.
+            before.append(message)
             if isinstance(command, cmd.Unload) and command.files:
                 before += self._stagings.forget(worker, payloads.contexts[command.context])
 

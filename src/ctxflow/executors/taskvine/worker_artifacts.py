@@ -53,22 +53,28 @@ class _Artifacts:
     path: str = ""
 
 
+@dataclasses.dataclass(eq=False)
 class _Kind:
     """What is known of one context on machines that are alike.
 
-    :ivar name: of the context's function. :ivar there: by key.
+    :ivar marks: digests of the context's id and of what the machines are. :ivar name: of the context's function.
+    :ivar there: by key.
     :ivar made: what each worker says that it keeps. :ivar taking: the worker that is sending.
     :ivar opening: whether files are being opened; `waiting`: what is called after that.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.there: dict[str, _Artifacts] = {}
-        self.made: dict[str, tuple[VineWorker, ArtifactsMade]] = {}
-        self.taking = ""
-        self.tries = 0
-        self.opening = False
-        self.waiting: list[Callable[[], object]] = []
+    marks: tuple[str, str]
+    name: str = ""
+    there: dict[str, _Artifacts] = dataclasses.field(default_factory=dict)
+    made: dict[str, tuple[VineWorker, ArtifactsMade]] = dataclasses.field(default_factory=dict)
+    taking: str = ""
+    tries: int = 0
+    opening: bool = False
+    waiting: list[Callable[[], object]] = dataclasses.field(default_factory=list)
+
+    def entry(self, artifacts: _Artifacts) -> str:
+        """Return by what the user's cache knows some of them."""
+        return "-".join(("packed", *self.marks, artifacts.key, artifacts.digest, str(artifacts.size)))
 
 
 class ArtifactTransfers:
@@ -81,8 +87,7 @@ class ArtifactTransfers:
         self, run: RunServices, calls: VineCalls, setup: Setup, stagings: Stagings, wake: Callable[[], None]
     ) -> None:
         self._run, self._calls, self._setup, self._stagings, self._wake = run, calls, setup, stagings, wake
-        self._kinds: dict[tuple[str, str], _Kind] = {}  # By digests of the context's id and the machine.
-        self._names: dict[str, str] = {}  # Context -> its function's name.
+        self._kinds: dict[tuple[str, str], _Kind] = {}  # By their marks.
         self._brought: set[tuple[str, str]] = set()  # Worker and digest.
         self._coming: dict[tuple[str, str], list[Callable[[], None]]] = {}  # What follows when it has come, or not.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ctxflow-artifacts")
@@ -101,8 +106,8 @@ class ArtifactTransfers:
         """
         if context.artifacts is None or not worker.alike:
             return False
-        self._names[context.id] = context.name
         kind = self._kind(context.id, worker)
+        kind.name = context.name
         if self._unopened(kind):
             self._open_files(kind, lambda: self._send(kind, worker, then) or (then or _nothing)())
             return True
@@ -154,7 +159,7 @@ class ArtifactTransfers:
             kind.made[worker.name] = worker, report
         elif (there := kind.there.get(report.key)) is not None and there.digest == report.digest:
             del kind.there[report.key]
-            self._forget(self._entry(report.context, worker, there))
+            self._forget(kind.entry(there))
         self._take(kind)
 
     def _take(self, kind: _Kind) -> None:
@@ -187,19 +192,19 @@ class ArtifactTransfers:
                 self._taken(kind, report, worker, None)
                 return
             artifacts = _Artifacts(report.key, sent.digest, sent.size, path)
-            entry = self._entry(report.context, worker, artifacts)
-            verified = functools.partial(self._verified, artifacts, entry, kind.name)
-            self._behind(verified, functools.partial(self._taken, kind, report, worker))
+            self._behind(
+                functools.partial(self._verified, artifacts, kind), functools.partial(self._taken, kind, report, worker)
+            )
 
         self._calls.make(worker, [SendArtifacts(report.key, "artifacts")], answered, outputs={"artifacts": key})
 
-    def _verified(self, artifacts: _Artifacts, entry: str, name: str) -> _Artifacts | None:
+    def _verified(self, artifacts: _Artifacts, kind: _Kind) -> _Artifacts | None:
         """Return a file that has come, if it is what was sent; keep it for later runs."""
         path = artifacts.path
         try:
             if os.path.getsize(path) != artifacts.size or digest_now(path) != artifacts.digest:
                 raise ValueError("what came is not what was sent")
-            artifacts.path = self._path(name, artifacts)
+            artifacts.path = self._path(kind, artifacts)
             os.replace(path, artifacts.path)
         except (OSError, ValueError):
             with contextlib.suppress(OSError):
@@ -210,7 +215,8 @@ class ArtifactTransfers:
                 self._cache = HostCache(self._folder, USER_BYTES)
             if self._cache is not None:
                 made = artifacts.path
-                self._cache.put(entry, lambda copy: link_or_copy(made, copy), f"artifacts of {name}", artifacts.size)
+                name = f"artifacts of {kind.name}"
+                self._cache.put(kind.entry(artifacts), lambda copy: link_or_copy(made, copy), name, artifacts.size)
         return artifacts
 
     def _taken(self, kind: _Kind, report: ArtifactsMade, worker: VineWorker, artifacts: _Artifacts | None) -> None:
@@ -219,7 +225,7 @@ class ArtifactTransfers:
         if artifacts is not None:
             old = kind.there.get(artifacts.key)
             if old is not None and old.digest != artifacts.digest:
-                self._forget(self._entry(report.context, worker, old))
+                self._forget(kind.entry(old))
             kind.tries, kind.there[artifacts.key] = 0, artifacts
             note = {"is": "artifacts", "time": self._run.clock(), "worker": worker.name, "context": kind.name}
             self._setup.note({**note, "digest": artifacts.digest, "bytes": artifacts.size})
@@ -244,7 +250,7 @@ class ArtifactTransfers:
 
     def _opened(self, found: list[tuple[str | Any, ...]]) -> None:
         for context, machine, key, digest, size in found:  # The last used first.
-            kind = self._kinds.setdefault((context, machine), _Kind(""))
+            kind = self._kinds.setdefault((context, machine), _Kind((context, machine)))
             kind.there.setdefault(key, _Artifacts(key, digest, int(size)))
 
     @staticmethod
@@ -257,14 +263,13 @@ class ArtifactTransfers:
         if kind.opening:
             return
         kind.opening = True
-        marks = next(mark for mark, each in self._kinds.items() if each is kind)
 
         def work() -> list[tuple[_Artifacts, str]]:
             found: list[tuple[_Artifacts, str]] = []
             for each in self._unopened(kind):
                 try:
-                    path = self._path(kind.name, each)
-                    kept = None if self._cache is None else self._cache.get(_entry_of(*marks, each), each.digest)
+                    path = self._path(kind, each)
+                    kept = None if self._cache is None else self._cache.get(kind.entry(each), each.digest)
                     if kept is not None:
                         link_or_copy(kept, path)
                         found.append((each, path))
@@ -286,18 +291,13 @@ class ArtifactTransfers:
     # --- the rest
 
     def _kind(self, context: str, worker: VineWorker) -> _Kind:
-        name = self._names.get(context, "")
-        kind = self._kinds.setdefault((_mark(context), _mark(worker.alike)), _Kind(name))
-        kind.name = kind.name or name
-        return kind
+        marks = _mark(context), _mark(worker.alike)
+        return self._kinds.setdefault(marks, _Kind(marks))
 
-    def _entry(self, context: str, worker: VineWorker, artifacts: _Artifacts) -> str:
-        return _entry_of(_mark(context), _mark(worker.alike), artifacts)
-
-    def _path(self, name: str, artifacts: _Artifacts) -> str:
+    def _path(self, kind: _Kind, artifacts: _Artifacts) -> str:
         place = self._setup.path(f"made-{artifacts.digest[:12]}")
         os.makedirs(place, 0o700, exist_ok=True)
-        return os.path.join(place, f"artifacts-of-{name or 'a-context'}.tar")
+        return os.path.join(place, f"artifacts-of-{kind.name or 'a-context'}.tar")
 
     def _forget(self, entry: str) -> None:
         def work() -> None:
@@ -351,7 +351,3 @@ def _nothing(*_: object) -> None:
 
 def _mark(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _entry_of(context: str, machine: str, artifacts: _Artifacts) -> str:
-    return f"packed-{context}-{machine}-{artifacts.key}-{artifacts.digest}-{artifacts.size}"
