@@ -3,6 +3,7 @@
 
     benchmarks/parked.py --json
     benchmarks/parked.py --weights 1000 --json     (with so many MB of float32 weights in each)
+    benchmarks/parked.py --model DIR --gpus 1      (with another encoder, on a GPU)
 
 Each context is a sentence encoder of its own, with layers of random weights beside it that its calls go through; it
 says that it takes three fifths of the worker's memory with its calls. A switch is one item of the app whose context is
@@ -66,8 +67,8 @@ def embed(built: Any, texts: list[str]) -> list[list[float]]:
 class Measuring:
     """Takes the time of a round's switches."""
 
-    def __init__(self, layers: int, gpus: int, switches: int, folder: str) -> None:
-        self._layers, self._gpus, self._switches, self._folder = layers, gpus, switches, folder
+    def __init__(self, model: str, layers: int, gpus: int, switches: int, folder: str) -> None:
+        self._model, self._layers, self._gpus, self._switches, self._folder = model, layers, gpus, switches, folder
         self._rounds = 0
         self._expected: list[list[float]] = []
         self.moving: list[float] = []
@@ -79,7 +80,7 @@ class Measuring:
         """
         self._rounds += 1
         options: dict[str, Any] = {"memory": machine_memory() * 3 // 5, "gpus": self._gpus, "park": park}
-        files = {"model": str(locate_model(MODEL))}
+        files = {"model": str(locate_model(self._model))}
         recipe = encoder.options(files=files, **options)
         apps = [batch_app(recipe(layers=self._layers, seed=seed), batch_size=1)(embed) for seed in (1, 2)]
         executor = ContextExecutor(site="local", workers=1)
@@ -115,6 +116,7 @@ def _moving(folder: Path) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Two contexts that take turns on one worker, parked and built anew.")
+    parser.add_argument("--model", default=MODEL, help=f"the encoder, as ctxflow.models takes it ({MODEL})")
     parser.add_argument("--weights", type=int, default=200, help="MB of random weights beside each encoder (200)")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that each context occupies (0)")
     parser.add_argument("--switches", type=int, default=4, help="switches of a round, an even number (4)")
@@ -129,7 +131,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ctxflow-benchmark-"))
         layers = given.weights * 1_000_000 // (4 * WIDTH**2)
-        measuring = Measuring(layers, given.gpus, switches, folder)
+        measuring = Measuring(given.model, layers, given.gpus, switches, folder)
         turns = {
             "parked": functools.partial(measuring.seconds, True),
             "rebuilt": functools.partial(measuring.seconds, False),
