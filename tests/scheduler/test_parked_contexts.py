@@ -117,6 +117,14 @@ def test_what_is_parked_and_left_on_the_gpu_counts_there():
     assert say_parked(bench, "a", gpu_memory=30) == [cmd.Unload("w1", "a")]
 
 
+def test_what_is_left_on_the_gpu_stays_beside_what_is_loading_and_of_unknown_size():
+    bench = bench_of("a", "b", room=None, gpus=1)
+    build(bench, "a", gpu_memory=60)
+    assert bench.submit("b", 1) == [cmd.Park("w1", "a"), cmd.Load("w1", "b")]
+    assert say_parked(bench, "a", gpu_memory=5) == []
+    assert bench.fail_context("w1", "b") == [cmd.Unload("w1", "a"), cmd.Load("w1", "b")]
+
+
 def test_a_build_that_fails_on_a_gpu_is_tried_without_what_is_parked():
     bench = bench_of("a", "b", room=None, gpus=1, gpu_memory=90)
     build(bench, "a")

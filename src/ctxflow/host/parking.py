@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ctxflow.host.linux import descendants, holds_gpu
+from ctxflow.host.gpu_copies import copy_bytes
+from ctxflow.host.linux import advise_huge_pages, descendants, holds_gpu
 
 
 class Parking:
@@ -77,7 +78,7 @@ class MovedTensors:
                 found.setdefault((storage.device, storage.data_ptr()), storage)
         self._sizes = [(storage, storage.nbytes()) for storage in found.values()]
         self._content = torch.empty(sum(size for _, size in self._sizes), dtype=torch.uint8)
-        self._pinned = self._pin()
+        advise_huge_pages(self._content.data_ptr(), self._content.nbytes)
         self._copy(to_host=True)
         for storage, _ in self._sizes:
             storage.resize_(0)
@@ -87,26 +88,18 @@ class MovedTensors:
         for storage, size in self._sizes:
             storage.resize_(size)
         self._copy(to_host=False)
-        if self._pinned:
-            self._torch.cuda.cudart().cudaHostUnregister(self._content.data_ptr())
         self._sizes, self._content = [], None
 
     def _copy(self, to_host: bool) -> None:
         torch, begin = self._torch, 0
+        pairs: dict[Any, list[tuple[Any, Any]]] = {}
         for storage, size in self._sizes:
             there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             here = self._content[begin : begin + size]
-            (here if to_host else there).copy_(there if to_host else here, non_blocking=self._pinned)
+            pairs.setdefault(storage.device, []).append((there, here) if to_host else (here, there))
             begin += size
-        for device in {storage.device for storage, _ in self._sizes if storage.device.type == "cuda"}:
-            torch.cuda.synchronize(device)
-
-    def _pin(self) -> bool:
-        """Have GPUs copy without the processor, where there are any: pages that torch pins it keeps for ever."""
-        torch, size = self._torch, self._content.nbytes
-        if not size or not torch.cuda.is_initialized():
-            return False
-        return int(torch.cuda.cudart().cudaHostRegister(self._content.data_ptr(), size, 0)) == 0
+        for each in pairs.values():
+            copy_bytes(torch, each, to_host=to_host)
 
 
 def _torch() -> Any:

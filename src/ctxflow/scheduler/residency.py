@@ -82,10 +82,9 @@ def fit_beside(worker: Worker, staying: Sequence[ContextState], parked: Sequence
     if worker.spec.memory is not None and used > worker.spec.memory:
         return False
     left = sum(each.gpu_memory for each in parked)
-    sizes = [_gpu_bytes(each) for each in staying if each.spec.gpus]
-    if not left or not sizes or worker.spec.gpu_memory is None:
-        return True
-    return None not in sizes and left + sum(filter(None, sizes)) <= worker.spec.gpu_memory
+    # A size that nobody knows is no reason: a build that fails beside what they have left is tried again without them.
+    sizes = [size for each in staying if each.spec.gpus and (size := _gpu_bytes(each)) is not None]
+    return not sizes or worker.spec.gpu_memory is None or left + sum(sizes) <= worker.spec.gpu_memory
 
 
 def larger(*sizes: int | None) -> int | None:
