@@ -64,15 +64,20 @@ def there() -> set[str]:
     """All that is in the places where nothing is to be left, and in the queues."""
     # HTCondor's commands make ~/.condor; and Parsl imports Work Queue, which makes an empty folder, and removes it when
     # its program ends but by SIGKILL.
-    theirs = {f"{Path.home()}/.condor", *(str(path) for path in Path("/tmp").glob("wq-py-staging-*") if _empty(path))}
+    staging = [path for path in Path("/tmp").glob("wq-py-staging-*") if _mine(path) and not any(path.iterdir())]
+    theirs = {f"{Path.home()}/.condor", *map(str, staging)}
     found = {f"{place}/{name}" for place in PLACES if os.path.isdir(place) for name in os.listdir(place)}
+    found = {path for path in found if _mine(path)}  # Other users' runs come and go beside this one.
     for command in (["condor_q", "-af:j", "JobStatus"], ["squeue", "--me", "--noheader", "--format=%i %T"]):
         found.update(subprocess.run(command, capture_output=True, check=False, text=True).stdout.splitlines())
     return found - theirs - {f"{Path.home()}/.ctxflow"}
 
 
-def _empty(folder: Path) -> bool:
-    return not any(folder.iterdir())
+def _mine(path: str | Path) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 def end(kind: str, ending: str) -> None:

@@ -30,7 +30,7 @@ LIMIT = 1500 if FULL else 500
 
 # Runs on a host as root: kills one process of a kind, if there is one, or flips a byte of an entry; prints what it did.
 ACT = """
-import glob, os, random, signal, sys
+import contextlib, glob, os, random, signal, sys
 
 how, luck = sys.argv[1], random.Random(float(sys.argv[2]))
 if how == "flip":
@@ -56,8 +56,9 @@ else:
         if kind == how:
             victims.append(int(pid))
     for pid in luck.sample(victims, min(1, len(victims))):
-        os.kill(pid, signal.SIGKILL)
-        print(how)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            print(how)
 """
 WAYS = {"zygote": 6, "library": 6, "host": 2, "flip": 4, "driver": 1}
 
@@ -120,9 +121,10 @@ def test_two_users_runs_go_on_whatever_is_killed_and_altered(testbed: Testbed) -
     try:
         while not all(run.ended for run in runs):
             assert time.monotonic() < began + LIMIT, f"{done}: {[run.errors[-2000:] for run in runs]}"
-            if done.total() - done[""] < ACTS:
-                [how] = chance.choices(list(WAYS), list(WAYS.values()))
-                done[act(testbed, how, chance, runs)] += 1
+            # Each way has its share, however seldom there is something to kill: else drivers die again and again.
+            open_ways = [how for how, weight in WAYS.items() if done[how] < ACTS * weight / sum(WAYS.values())]
+            if open_ways:
+                done[act(testbed, chance.choice(open_ways), chance, runs)] += 1
             time.sleep(chance.uniform(0.0, 0.2))
     finally:
         for run in runs:
@@ -130,7 +132,9 @@ def test_two_users_runs_go_on_whatever_is_killed_and_altered(testbed: Testbed) -
         for host in HOSTS:
             testbed.run("umount", "-l", CACHE, user="root", host=host)
         for user in ("alice", "bob"):
-            testbed.run("rm", "-rf", f"/home/{user}/load-chaos-{SEED}", user=user)
+            # Parsl imports Work Queue, whose folder a killed driver leaves.
+            folders = f"find /tmp -maxdepth 1 -user {user} -name 'wq-py-staging-*' -delete"
+            testbed.run("bash", "-c", f"rm -rf ~/load-chaos-{SEED}; {folders}", user=user)
     for run in runs:
         answered = json.loads(run.said.splitlines()[-1]) if run.said else run.errors[-4000:]
         assert [[answer for answer, _ in each] for each in answered] == [
