@@ -121,7 +121,7 @@ def load_language_model(
     trusted = {key: value for key, value in options.items() if key == "trust_remote_code"}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, config=config, **trusted)
         began = time.perf_counter()
         with load_part("weights"), without_progress_bars():
             loaded = transformers.AutoModelForCausalLM.from_pretrained(
