@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import inside
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.host.linux import machine_memory
@@ -128,6 +129,12 @@ def main() -> None:
     if min(rounds, switches) < 1 or switches % 2 or min(given.weights, given.gpus) < 0:
         parser.error("--rounds and --switches are numbers, 1 or more and even; --weights and --gpus 0 or more")
     packages = common.versions(PACKAGES)
+    if given.gpus:
+        import torch
+
+        if torch.cuda.device_count() < given.gpus:
+            inside.skip(f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices on this machine")
+        packages |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ctxflow-benchmark-"))
         layers = given.weights * 1_000_000 // (4 * WIDTH**2)
@@ -142,7 +149,7 @@ def main() -> None:
     figures["parked_vs_rebuilt"] = common.figure([ours / theirs for ours, theirs in pairs], "times", "lower")
     figures["moving_s"] = common.figure(measuring.moving, "s", "lower")
     moves = "weights come to the host and go back" if given.gpus else "nothing moves on a CPU"
-    common.report(Path(__file__).stem, figures, packages, given.json, {"moves": moves})
+    common.report("parked-gpu" if given.gpus else "parked", figures, packages, given.json, {"moves": moves})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ has every byte. Cold, warm and again are as in weights_loading.py. Figures, thos
 - `pcie_gb_per_s`: of one copy of 1 GB of pinned memory to the GPU; `pcie_share_warm` and `pcie_share_again` of it;
 - `disk_gb_per_s`: of four readers of the file, cold; `disk_share_cold` of it.
 
-Without a GPU nothing is measured.
+Without a GPU it is skipped.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from collections import deque
 from pathlib import Path
 
 import common
+import inside
 from weights_loading import PACKAGES, STATES, prepare
 
 from ctxflow.models.model_folder import weight_files
@@ -148,8 +149,7 @@ def main() -> None:
     from ctxflow.testing.small_models import make_causal_lm
 
     if not torch.cuda.is_available():
-        common.report("weights_gpu", {}, common.versions(PACKAGES), given.json, {"gpu": "none: nothing is measured"})
-        return
+        inside.skip(f"torch {torch.__version__} sees no CUDA device on this machine")
     with tempfile.TemporaryDirectory(prefix="ctxflow-weights-", dir=given.folder) as name:
         folder = Path(name) / "model"
         make_causal_lm(Path(name) / "small", head_size=64, dtype="bfloat16")
@@ -161,8 +161,8 @@ def main() -> None:
         takes = {f"{way}_{state}": functools.partial(in_child, folder, way, state) for state in STATES for way in WAYS}
         takes |= {"bus": bus, "disk": functools.partial(disk, folder)}
         samples = common.interleaved(takes, 1 if given.quick else given.rounds, "weights into a GPU")
-    facts = {"gpu": torch.cuda.get_device_name(), "gb": size / 1e9}
-    common.report("weights_gpu", figures_of(samples, size), common.versions(PACKAGES), given.json, facts)
+    facts = {**common.versions(PACKAGES), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    common.report("weights_gpu", figures_of(samples, size), facts, given.json)
 
 
 if __name__ == "__main__":

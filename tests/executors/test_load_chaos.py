@@ -123,10 +123,6 @@ def kill_one(chance: random.Random, mark: str, driver: int) -> str:
     return kind
 
 
-def segments() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if os.stat(f"/dev/shm/{name}").st_uid == os.getuid()}
-
-
 @pytest.mark.long
 def test_loads_go_on_whatever_is_killed(tmp_path: Path) -> None:
     """Every item is answered once, from its context's own file; nothing is left."""

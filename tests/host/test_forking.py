@@ -15,7 +15,6 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_host import Driven
 
 from ctxflow.host import zygote as zygote_module
 from ctxflow.host.forking import HOST, CannotFork, ForkedProcess, Zygote, receive, send
@@ -25,14 +24,6 @@ from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.zygote import ZygoteServer
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def driven(tmp_path):
-    (tmp_path / "logs").mkdir()
-    driven = Driven(tmp_path)
-    yield driven
-    driven.close()
 
 
 def built(driven, function=dict, context="c", **more):

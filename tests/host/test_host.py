@@ -103,14 +103,6 @@ class Driven:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of other tests are not its.
 
 
-@pytest.fixture
-def driven(tmp_path):
-    (tmp_path / "logs").mkdir()
-    driven = Driven(tmp_path)
-    yield driven
-    driven.close()
-
-
 def test_a_context_is_built_and_calls_run_against_it(driven, tmp_path):
     driven.load(lambda: 10)
     head, _ = driven.next("ready")

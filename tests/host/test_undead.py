@@ -5,18 +5,9 @@ import pickle
 import time
 
 import pytest
-from test_host import Driven
 
 from ctxflow.host.linux import activity, kill_tree, process_state
 from unkillable import stopped, unkillable
-
-
-@pytest.fixture
-def driven(tmp_path):
-    (tmp_path / "logs").mkdir()
-    driven = Driven(tmp_path)
-    yield driven
-    driven.close()
 
 
 def library_pid(driven, context="c"):

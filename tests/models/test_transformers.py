@@ -19,6 +19,7 @@ from ctxflow.models.transformers import (
     InternalBatches,
     LoadedModel,
     _bytes_per_token,
+    copy_module,
     load_language_model,
     resolve_device,
     resolve_dtype,
@@ -204,3 +205,18 @@ def test_tokens_that_the_model_does_not_know_are_told(causal_lm):
         TextGenerator(loaded).generate(["a", "b [BEYOND] c"], max_new_tokens=2)
     with pytest.raises(ItemRefused, match=r"prompts\[0\] has the token"):
         LabelClassifier(loaded, labels=["x", "y"]).classify(["b [BEYOND] c"])
+
+
+def test_a_module_is_copied_whole_and_tied_weights_stay_tied():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64, bias=False))
+    model[2].weight = model[0].weight
+    model[1].register_buffer("strided", torch.arange(12.0).reshape(3, 4).t())
+    model.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    places = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    copy_module(model, torch.device("cpu"))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert (value.data_ptr() == places[name]) == (name == "1.strided")
+    assert model[2].weight is model[0].weight
+    assert isinstance(model[0].weight, torch.nn.Parameter) and not model[0].weight.requires_grad

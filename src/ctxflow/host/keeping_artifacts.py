@@ -147,25 +147,25 @@ class KeptArtifacts:
             its.looks.insert(0, now() + _BUSY_SECONDS)
             return
 
-        def work() -> NotKept | None:
-            if (seen := stamps(its.places)) != its.seen:
-                try:
-                    store.keep(its.key, its.places, f"artifacts of {its.load.name}")
-                except NotKept as error:
-                    return error
-                its.seen = seen
-            return None
+        def work() -> NotKept | bool:
+            if (seen := stamps(its.places)) == its.seen:
+                return False
+            try:
+                store.keep(its.key, its.places, f"artifacts of {its.load.name}")
+            except NotKept as error:
+                return error
+            its.seen = seen
+            return True
 
-        def then(why: NotKept | None) -> None:
-            if isinstance(why, StillChanging):
+        def then(found: NotKept | bool) -> None:
+            """Take what there is now, whether that is new, or why it is not kept."""
+            if isinstance(found, StillChanging):
                 its.looks.insert(0, now() + _BUSY_SECONDS)
-            elif why is None:
-                made = sum(size for size, *_ in its.seen.values())
-                if made and self.tell is not None:
-                    self.tell(ArtifactsMade(its.load.context, its.key, made))
-            else:
+            elif isinstance(found, NotKept):
                 self._large.add(its.key)
-                self.note = f"not kept: what building {its.load.name} made is not kept for the next build ({why})"
+                self.note = f"not kept: what building {its.load.name} made is not kept for the next build ({found})"
+            elif found and self.tell is not None:
+                self.tell(ArtifactsMade(its.load.context, its.key, sum(size for size, *_ in its.seen.values())))
 
         self._do(its.key, work, then)
 
