@@ -74,7 +74,7 @@ def touch(model: Any) -> None:
     import numpy as np
     import torch
 
-    step, parts = 1 << 20, []
+    step, parts = 1 << 26, []  # In pieces of 1 MB most of the time would be Python's, between threads.
     for weight in model.parameters():
         values = weight.detach().reshape(-1).view(torch.uint8).numpy()
         parts += [values[start : start + step] for start in range(0, len(values), step)]
