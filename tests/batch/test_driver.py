@@ -130,13 +130,10 @@ def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
     choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.02}}
     whole = run("in.jsonl", "slow", output="whole.jsonl", **choices)
     assert whole.dead >= 50
-    commits = 0
     keep = pump.Ledger.commit
 
     def commit(ledger, lines, errors, done, *given):
-        nonlocal commits
-        commits += 1
-        if commits > 1 and ledger.done + len(done) > cut * 600:
+        if ledger.done and ledger.done + len(done) > cut * 600:
             raise KeyboardInterrupt
         keep(ledger, lines, errors, done, *given)
 
@@ -146,7 +143,7 @@ def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
     with open(folder / "out.jsonl", "ab") as file:
         file.write(b'{"row": 1, "resu')
     outcome = run("in.jsonl", "slow", **choices)
-    assert 0 < outcome.done_now < whole.done and commits > 1
+    assert 0 < outcome.done_now < whole.done
     assert (outcome.done, outcome.dead) == (whole.done, whole.dead)
     for suffix in ("", ".errors.jsonl"):
         found, expected = [

@@ -286,13 +286,14 @@ def test_trouble_is_told_and_the_run_goes_on_when_it_is_over(
 def test_a_full_disk_of_the_schedd_is_told_and_the_run_goes_on_when_there_is_room(
     testbed: Testbed, make: Callable[[Testbed], Bench]
 ) -> None:
-    """It is told within 30 s. The jobs are long, so that no page that is left in the queue's log has room for them."""
+    """It is told within 30 s. The jobs are long, so that no page that is left in the queue's log has room for them; but
+    the queue has room for some now and then, as its schedd comes back and removes what it could not write.
+    """
     bench = make(testbed)
     long = f"submit = {{'+Filler' = '\"{'x' * 60_000}\"'}}"
     with trouble(testbed, FILL, FREE):
         driver, _ = bench.run(site(tier(more=long)), "--items", "60", "--seconds", "0.05")
         driver.until_said("its schedd ")  # It cannot keep jobs; or it ended over that, and is away.
-        assert not driver.newest().get("there")
     all_right(driver.result())
     nothing_left(testbed)
 
