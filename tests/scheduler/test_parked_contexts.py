@@ -117,6 +117,15 @@ def test_what_is_parked_and_left_on_the_gpu_counts_there():
     assert say_parked(bench, "a", gpu_memory=30) == [cmd.Unload("w1", "a")]
 
 
+def test_what_has_left_nothing_on_the_gpu_stays_whatever_others_take_there():
+    bench = bench_of("a", "b", room=None, gpus=1, gpu_memory=90)
+    build(bench, "a")
+    bench.submit("b", 1)
+    say_parked(bench, "a")
+    bench.tell(ev.ContextReady, "w1", "b", seconds=5.0, memory=BUILT, parks=True, gpu_memory=120)
+    assert parked(bench) == ["a"]
+
+
 def test_what_is_left_on_the_gpu_stays_beside_what_is_loading_and_of_unknown_size():
     bench = bench_of("a", "b", room=None, gpus=1)
     build(bench, "a", gpu_memory=60)

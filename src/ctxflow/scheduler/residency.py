@@ -84,7 +84,7 @@ def fit_beside(worker: Worker, staying: Sequence[ContextState], parked: Sequence
     left = sum(each.gpu_memory for each in parked)
     # A size that nobody knows is no reason: a build that fails beside what they have left is tried again without them.
     sizes = [size for each in staying if each.spec.gpus and (size := _gpu_bytes(each)) is not None]
-    return not sizes or worker.spec.gpu_memory is None or left + sum(sizes) <= worker.spec.gpu_memory
+    return not left or not sizes or worker.spec.gpu_memory is None or left + sum(sizes) <= worker.spec.gpu_memory
 
 
 def larger(*sizes: int | None) -> int | None:
