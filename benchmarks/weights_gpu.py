@@ -19,22 +19,19 @@ Without a GPU it is skipped.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import common
 import inside
-from weights_loading import PACKAGES, STATES, prepare
+from weights_loading import PACKAGES, STATES, arguments, child, prepare
 
 from ctxflow.models.model_folder import weight_files
 from ctxflow.models.weight_reading import read_ahead
@@ -62,7 +59,7 @@ def load(folder: Path, way: str, state: str) -> float:
     prepare(folder, state)
     torch.cuda.synchronize()
     began = time.perf_counter()
-    loaded = run(folder)
+    loaded = run(folder)  # Else its end would be timed, too.
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     del loaded
@@ -71,8 +68,8 @@ def load(folder: Path, way: str, state: str) -> float:
 
 def in_child(folder: Path, way: str, state: str) -> float:
     """Take one of the loads in a new process."""
-    words = [sys.executable, __file__, "--child", way, "--folder", str(folder), "--state", state]
-    return float(json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout))
+    done = subprocess.run(child(__file__, way, folder, state), stdout=subprocess.PIPE, check=True)
+    return float(json.loads(done.stdout))
 
 
 def bus() -> float:
@@ -92,21 +89,16 @@ def bus() -> float:
 def disk(folder: Path) -> float:
     """Return the seconds in which four readers have read the files of a model that are not in memory."""
     prepare(folder, "cold")
-    parts = deque((file, at) for file in weight_files(folder) for at in range(0, file.stat().st_size, PIECE))
+    parts = [(file, at) for file in weight_files(folder) for at in range(0, file.stat().st_size, PIECE)]
 
-    def read() -> None:
-        buffer = bytearray(PIECE)
-        while parts:
-            file, at = parts.popleft()
-            with open(file, "rb", buffering=0) as source:
-                os.preadv(source.fileno(), [buffer], at)
+    def read(part: tuple[Path, int]) -> None:
+        file, at = part
+        with open(file, "rb", buffering=0) as source:
+            os.pread(source.fileno(), PIECE, at)
 
-    readers = [threading.Thread(target=read) for _ in range(4)]
     began = time.perf_counter()
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
+    with ThreadPoolExecutor(4) as readers:
+        list(readers.map(read, parts))
     return time.perf_counter() - began
 
 
@@ -133,14 +125,7 @@ def figures_of(samples: dict[str, list[float]], size: int) -> dict[str, common.F
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Loading a model's weights into a GPU beside plain transformers.")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is taken (3)")
-    parser.add_argument("--folder", type=Path, help="where models are saved: on the disk that is measured (a new one)")
-    parser.add_argument("--quick", action="store_true", help="a small model, one round: to see that it runs")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--state", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = arguments("Loading a model's weights into a GPU beside plain transformers.", rounds=3)
     if given.child:
         print(json.dumps(load(given.folder, given.child, given.state)))
         return

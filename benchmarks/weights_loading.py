@@ -128,12 +128,26 @@ def start(folder: Path, way: str) -> None:
         touch(TextGenerator(folder, device="cpu").loaded.model)
 
 
+def child(program: str, way: str, folder: Path, state: str) -> list[str]:
+    """Return the words by which a program takes one of its measurements."""
+    return [sys.executable, program, "--child", way, "--folder", str(folder), "--state", state]
+
+
+def arguments(description: str, rounds: int) -> argparse.Namespace:
+    """Read the options of a program that loads weights."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"how often each is taken ({rounds})")
+    parser.add_argument("--folder", type=Path, help="where models are saved: on the disk that is measured (a new one)")
+    parser.add_argument("--quick", action="store_true", help="small models, one round: to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--state", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
 def in_child(way: str, folder: Path, state: str) -> dict[str, float]:
     """Take one of the measurements in a new process."""
-    if way == "cat":
-        words = ["cat", *map(str, weight_files(folder))]
-    else:
-        words = [sys.executable, __file__, "--child", way, "--folder", str(folder), "--state", state]
+    words = ["cat", *map(str, weight_files(folder))] if way == "cat" else child(__file__, way, folder, state)
     prepare(folder, state)
     began = time.perf_counter()
     done = subprocess.run(words, stdout=subprocess.DEVNULL if way == "cat" else subprocess.PIPE, check=True)
@@ -186,14 +200,7 @@ def figures_of(
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Loading a model's weights beside cat, cold and warm.")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is taken (5)")
-    parser.add_argument("--folder", type=Path, help="where models are saved: on the disk that is measured (a new one)")
-    parser.add_argument("--quick", action="store_true", help="small models, one round: to see that it runs")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--state", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = arguments("Loading a model's weights beside cat, cold and warm.", rounds=5)
     if given.child in ("start", "start_plain"):
         start(given.folder, given.child)
         return

@@ -2,10 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from ctxflow.host import gpu_copies
+from ctxflow.host.gpu_copies import as_bytes, copy_bytes, host_bytes
 
-from ctxflow.host import gpu_copies  # noqa: E402
-from ctxflow.host.gpu_copies import as_bytes, copy_bytes  # noqa: E402
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +48,10 @@ def test_a_tensor_and_its_bytes_are_one_memory(dtype):
     content = as_bytes(torch, part)
     assert (content.dtype, content.shape, content.data_ptr()) == (torch.uint8, (part.nbytes,), part.data_ptr())
     assert as_bytes(torch, torch.tensor(1.0)).shape == (4,)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000_000])
+def test_new_memory_of_the_host_is_of_its_size(size):
+    memory = host_bytes(torch, size)
+    assert (memory.dtype, memory.shape) == (torch.uint8, (size,))
+    assert torch.equal(memory.fill_(7), torch.full((size,), 7, dtype=torch.uint8))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-from ctxflow.host.linux import advise_huge_pages
 
 _PIECE, _THREADS = 4 << 20, 8
 _FEW = 32 << 20  # Less than that is copied before threads have begun.
@@ -58,6 +57,16 @@ def copy_bytes(torch: Any, pairs: Sequence[tuple[Any, Any]], *, to_host: bool) -
         parts = [memory[start : start + 2 * _PIECE] for start in range(0, memory.nbytes, 2 * _PIECE)]
         for done in [pool.submit(_copy_pieces, torch, device, pieces, part, to_host) for part in parts]:
             done.result()
+
+
+def host_bytes(torch: Any, size: int) -> Any:
+    """Return so many new bytes of the host's memory as a tensor, in huge pages where the kernel gives them."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def as_bytes(torch: Any, tensor: Any) -> Any:
@@ -122,8 +131,7 @@ class _Buffer:
 @contextlib.contextmanager
 def _pinned(torch: Any, device: Any, size: int) -> Iterator[Any]:
     """Yield bytes of the host's memory that a GPU copies by itself; pages that torch pins it would keep for ever."""
-    memory = torch.empty(size, dtype=torch.uint8)
-    advise_huge_pages(memory.data_ptr(), size)
+    memory = host_bytes(torch, size)
     runtime = torch.cuda.cudart() if device.type == "cuda" else None
     pinned = runtime is not None and int(runtime.cudaHostRegister(memory.data_ptr(), size, 0)) == 0
     try:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import errno
 import math
-import mmap
 import os
 import re
 import resource
@@ -310,16 +309,6 @@ def holds_gpu(pid: int, processes: str = "/proc") -> bool:
                 if re.fullmatch(r"/dev/nvidia\d+", os.readlink(os.path.join(folder, name))):
                     return True
     return False
-
-
-def advise_huge_pages(address: int, size: int) -> None:
-    """Have memory of this process come in huge pages where the kernel gives them; what is there stays as it is."""
-    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if begin < end:
-        libc = ctypes.CDLL(None)
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        libc.madvise(begin, end - begin, mmap.MADV_HUGEPAGE)
 
 
 def take_enough() -> None:

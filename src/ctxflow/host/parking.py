@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ctxflow.host.gpu_copies import copy_bytes
-from ctxflow.host.linux import advise_huge_pages, descendants, holds_gpu
+from ctxflow.host.gpu_copies import copy_bytes, host_bytes
+from ctxflow.host.linux import descendants, holds_gpu
 
 
 class Parking:
@@ -77,8 +77,7 @@ class MovedTensors:
             if storage.nbytes() and storage.resizable():
                 found.setdefault((storage.device, storage.data_ptr()), storage)
         self._sizes = [(storage, storage.nbytes()) for storage in found.values()]
-        self._content = torch.empty(sum(size for _, size in self._sizes), dtype=torch.uint8)
-        advise_huge_pages(self._content.data_ptr(), self._content.nbytes)
+        self._content = host_bytes(torch, sum(size for _, size in self._sizes))
         self._copy(to_host=True)
         for storage, _ in self._sizes:
             storage.resize_(0)
