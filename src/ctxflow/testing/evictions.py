@@ -9,6 +9,8 @@ from typing import Protocol
 
 from ctxflow.factory.provider import JobChange, Provider
 
+_NOBODY_SECONDS = 0.01  # Between two looks for a worker.
+
 
 class Evictable(Protocol):
     """An engine that can lose a worker on purpose."""
@@ -26,6 +28,8 @@ class _HasEngine(Protocol):
 
 class Evictions:
     """Evict a random worker of an executor at random times (a Poisson process) while it is entered.
+
+    An eviction that is due while no worker is there is that of the next that comes.
 
     :param per_minute: evictions a minute, on average, over the whole pool.
     :param rejoin_seconds: how long an evicted worker's place stays empty.
@@ -70,9 +74,14 @@ class Evictions:
         while self._at_most is None or self.count < self._at_most:
             if self._stop.wait(self._random.expovariate(self._rate)):
                 return
-            workers = sorted(self._engine.worker_pids())
-            if workers and self._engine.evict(self._random.choice(workers), self._rejoin_seconds, self._notice):
-                self.count += 1
+            while not self._evict_one():
+                if self._stop.wait(_NOBODY_SECONDS):
+                    return
+            self.count += 1
+
+    def _evict_one(self) -> bool:
+        workers = sorted(self._engine.worker_pids())
+        return bool(workers and self._engine.evict(self._random.choice(workers), self._rejoin_seconds, self._notice))
 
 
 class JobWatch:
