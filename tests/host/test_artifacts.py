@@ -12,14 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from test_host import Driven
 
-from ctxflow.host import artifacts
-from ctxflow.host.artifacts import ArtifactStore, NotKept, context_facts, digest_of, machine_facts
+from ctxflow.host.artifact_keys import OWN
+from ctxflow.host.artifacts import ArtifactStore, NotKept
 from ctxflow.host.host_cache import SpoiledEntry
-from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade
 
 PATIENCE = 30.0
@@ -141,7 +138,7 @@ def test_a_flipped_byte_is_found(store, tmp_path):
 
 
 def test_what_is_too_large_is_not_kept(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts, "MOST_BYTES", 3)
+    monkeypatch.setattr("ctxflow.host.artifacts.MOST_BYTES", 3)
     with pytest.raises(NotKept, match="more than"):
         store.keep(KEY, {"x": folder(tmp_path / "x", a="1234")}, "x")
     assert not store.has(KEY)
@@ -172,56 +169,6 @@ print("kept", flush=True)
         other.close()
     assert store.keep(KEY, {"x": made}, "x") and store.take(KEY, {"x": str(tmp_path / "after")})
     assert False in seen
-
-
-# --- the key
-
-
-FACTS = {
-    "context": "c",
-    "variables": {"CC": "gcc"},
-    "python": "3.12",
-    "packages": ["torch-2.13"],
-    "gpus": [],
-    "flags": "",
-}
-
-
-@given(st.sampled_from(sorted(FACTS)), st.text(min_size=1))
-def test_a_key_depends_on_each_fact(name, value):
-    assert digest_of(FACTS) == digest_of(dict(reversed(FACTS.items())))
-    assert digest_of({**FACTS, name: [FACTS[name], value]}) != digest_of(FACTS)
-
-
-def test_what_a_context_depends_on(tmp_path, monkeypatch):
-    place = tmp_path / "site-packages"
-    (place / "torch-2.13.0.dist-info").mkdir(parents=True)
-    load = {"path": [str(place)], "environment": {"A": "1"}}
-    before = context_facts(BuildContext("c", **load))
-    assert before == context_facts(BuildContext("c", key="another", **load))
-    assert before != context_facts(BuildContext("d", **load))
-    assert before != context_facts(BuildContext("c", **{**load, "environment": {"A": "2"}}))
-    assert before != context_facts(BuildContext("c", **load, artifacts={"a": "B"}))
-    (place / "torch-2.13.0.dist-info").rename(place / "torch-2.14.0.dist-info")
-    assert before != context_facts(BuildContext("c", **load))
-    (place / "torch-2.14.0.dist-info").rename(place / "torch-2.13.0.dist-info")
-    assert before == context_facts(BuildContext("c", **load))
-    monkeypatch.setenv("OMP_NUM_THREADS", "17")
-    assert before != context_facts(BuildContext("c", **load))
-    monkeypatch.setenv("CTXFLOW_PYTHON", "/usr/bin/another")
-    assert before["python"] != context_facts(BuildContext("c", **load))["python"]
-
-
-def test_what_a_machine_is(tmp_path):
-    def machine(flags="sse avx2", model="NVIDIA H100", driver="580.1"):
-        folder(tmp_path / "proc", cpuinfo=f"processor: 0\nflags\t\t: {flags}\n")
-        folder(tmp_path / "proc/driver/nvidia/gpus/0000:01", information=f"Model: \t\t {model}\nIRQ: 3\n")
-        folder(tmp_path / "proc/driver/nvidia", version=f"NVRM version: {driver}\nGCC\n")
-        return digest_of(machine_facts(str(tmp_path)))
-
-    assert machine() == machine(flags="avx2 sse")
-    assert len({machine(), machine(flags="sse"), machine(model="NVIDIA A10"), machine(driver="581")}) == 4
-    assert machine_facts()["flags"]
 
 
 # --- a host
@@ -291,7 +238,7 @@ def test_compile_caches_need_no_word_unless_somebody_has_set_them(driven, monkey
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_somebody"))
 
     def caches():
-        return {name: os.environ.get(name) for name in artifacts.OWN}
+        return {name: os.environ.get(name) for name in OWN}
 
     load(driven, caches, artifacts={}, environment={"TRITON_CACHE_DIR": "/mine"})
     found = answer(driven)
@@ -461,7 +408,7 @@ def test_later_calls_that_die_leave_artifacts_alone(driven, tmp_path):
 
 
 def test_what_is_not_kept_is_told_once(driven, tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts, "MOST_BYTES", 3)
+    monkeypatch.setattr("ctxflow.host.artifacts.MOST_BYTES", 3)
     load(driven)
     until_kept(driven, tmp_path, 0)
     assert load(driven)["artifacts"].startswith("not kept: ")

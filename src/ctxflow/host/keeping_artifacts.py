@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from ctxflow.host.artifacts import ArtifactStore, LibraryArtifacts, NotKept, StillChanging, folders_of, key_of, stamps
+from ctxflow.host.artifact_keys import folders_of, key_of
+from ctxflow.host.artifacts import ArtifactStore, LibraryArtifacts, NotKept, StillChanging, stamps
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_process import LibraryProcess, now
 from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade

@@ -334,7 +334,7 @@ class WorkerFacts(Message):
     :ivar pin: the number of the `AcquireAt` that it was submitted for.
     :ivar problem: why it cannot be used, if so.
     :ivar kept: the folder of its host's cache, "" for none; `kept_problem`: why the site's cannot be used.
-    :ivar alike: the same for machines on which compilers make the same (artifacts.py).
+    :ivar alike: the same for machines on which compilers make the same (artifact_keys.py).
     """
 
     host: str

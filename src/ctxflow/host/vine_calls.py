@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.host import local_files
-from ctxflow.host.artifacts import PACKED
+from ctxflow.host.artifact_keys import PACKED
 from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.library_messages import BuildFailed, CallFinished, CallRaised, ContextBuilt, PartFinished
 from ctxflow.host.linux import looks_like_the_machine

@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ctxflow.host import vine_calls, vine_protocol, worker_program
-from ctxflow.host.artifacts import WORKER_BYTES, ArtifactStore, digest_of, machine_facts
+from ctxflow.host.artifact_keys import digest_of, machine_facts
+from ctxflow.host.artifacts import WORKER_BYTES, ArtifactStore
 from ctxflow.host.call_surroundings import complete
 from ctxflow.host.context_host import Host
 from ctxflow.host.library_messages import (
