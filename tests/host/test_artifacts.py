@@ -15,7 +15,7 @@ import pytest
 from test_host import Driven
 
 from ctxflow.host.artifact_keys import OWN
-from ctxflow.host.artifacts import ArtifactStore, NotKept
+from ctxflow.host.artifacts import MOST_BYTES, ArtifactStore, NotKept
 from ctxflow.host.host_cache import SpoiledEntry
 from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade
 
@@ -137,10 +137,11 @@ def test_a_flipped_byte_is_found(store, tmp_path):
     assert texts(tmp_path / "y") == {} and not store.has(KEY)
 
 
-def test_what_is_too_large_is_not_kept(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctxflow.host.artifacts.MOST_BYTES", 3)
+def test_what_is_too_large_is_not_kept(store, tmp_path):
+    made = folder(tmp_path / "x", a="1234")
+    os.truncate(tmp_path / "x" / "a", MOST_BYTES + 1)  # It takes no room.
     with pytest.raises(NotKept, match="more than"):
-        store.keep(KEY, {"x": folder(tmp_path / "x", a="1234")}, "x")
+        store.keep(KEY, {"x": made}, "x")
     assert not store.has(KEY)
 
 
@@ -407,13 +408,17 @@ def test_later_calls_that_die_leave_artifacts_alone(driven, tmp_path):
     assert load(driven)["artifacts"] == "used"
 
 
-def test_what_is_not_kept_is_told_once(driven, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctxflow.host.artifacts.MOST_BYTES", 3)
-    load(driven)
+def test_what_is_not_kept_is_told_once(driven, tmp_path):
+    def large():
+        path = os.path.join(os.environ["MADE"], "whole")
+        with open(path, "w"):
+            os.truncate(path, MOST_BYTES + 1)  # It takes no room.
+
+    load(driven, large)
     until_kept(driven, tmp_path, 0)
-    assert load(driven)["artifacts"].startswith("not kept: ")
+    assert load(driven, large)["artifacts"].startswith("not kept: ")
     until_kept(driven, tmp_path, 0)
-    assert load(driven)["artifacts"] == ""
+    assert load(driven, large)["artifacts"] == ""
 
 
 def test_digests_that_cannot_be_read_are_no_digests(store, tmp_path):

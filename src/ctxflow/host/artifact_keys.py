@@ -1,4 +1,4 @@
-"""What the artifacts of a load (artifacts.py) depend on: the digest of it is the key by which they are kept."""
+"""Which artifacts (artifacts.py) a load has, and what they depend on, whose digest is the key they are kept by."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def context_facts(load: BuildContext) -> dict[str, object]:
     """Return what a load's artifacts depend on of the recipe, its variables, the Python and its packages."""
     variables = library_variables(load.environment)
     python = interpreter()
-    path = list(load.path) or sys.path
-    if os.environ.get("CTXFLOW_PYTHON"):
-        path = list(load.path)
+    path = load.path if load.path or os.environ.get("CTXFLOW_PYTHON") else sys.path
     others = [value for name, value in sorted(variables.items()) if name.startswith("CTXFLOW_") and "PYTHON" in name]
     path = [*path, *(folder for other in others for folder in _packages_of(other))]
     return {

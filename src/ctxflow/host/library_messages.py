@@ -33,7 +33,7 @@ class BuildContext(Message):
     :ivar began: when the host was asked for the process, by `time.monotonic`, and `waited`, the seconds from then on in
         which a zygote imported for it; from the host alone.
     :ivar park: whether it may be parked, if it can be.
-    :ivar artifacts: what the recipe names of them: name -> variable or folder (artifacts.py); None to keep none.
+    :ivar artifacts: what the recipe names of them: name -> variable or folder (artifact_keys.py); None to keep none.
     :ivar fresh: whether to begin without what was kept of them.
     :ivar sent: those that came from other hosts, by their keys: digest, and path of the archive (on the driver, until
         the worker has put in its place that in its cache).

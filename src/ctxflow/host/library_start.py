@@ -41,7 +41,7 @@ _NO_COMPILED_HEADERS = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 def _given() -> dict[str, str]:
     """Return this process's variables, less the folder that torch names in its own once it has compiled something.
 
-    Else all that a program starts after that would seem to be told where to compile (artifacts.py).
+    Else all that a program starts after that would seem to be told where to compile (artifact_keys.py).
     """
     torchs = os.path.join(tempfile.gettempdir(), "torchinductor_")
     return {
