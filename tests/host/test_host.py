@@ -345,6 +345,29 @@ def test_what_an_interrupted_call_waits_for_is_given_up(driven):
         assert head["failure"]["kind"] == ("exception" if kind == "other" else "cancelled")
 
 
+def test_a_call_that_missed_its_interrupt_is_told_again(driven, tmp_path, monkeypatch):
+    """As one does whose wait begins just after the signal came: that one is not woken by it."""
+    monkeypatch.setattr("ctxflow.host.library_process._INTERRUPT_SECONDS", 30.0)
+
+    def deaf_at_first(state, items):
+        ours = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        (tmp_path / "deaf").touch()
+        while not (tmp_path / "told").exists():
+            time.sleep(0.01)
+        signal.signal(signal.SIGUSR1, ours)
+        time.sleep(60)
+
+    driven.load()
+    driven.next("ready")
+    number = driven.call(deaf_at_first, [1])
+    while not (tmp_path / "deaf").exists():
+        time.sleep(0.01)
+    driven.tell("interrupt", context="c", call=number)
+    (tmp_path / "told").touch()
+    head, _ = driven.next("raised")
+    assert (head["call"], head["failure"]["kind"]) == (number, "cancelled")
+
+
 def test_a_machine_without_room_is_no_reason_to_die(driven, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")

@@ -54,6 +54,7 @@ class LibraryLimits:
             self._check_memory(libraries, time)
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
+        library.remind(time)
         if ignoring := library.ignores_interrupt(time):
             library.show_where()
             long = f"{ITEM_SECONDS:g} s" if library.overlaps else "a second"

@@ -76,8 +76,7 @@ class Interrupts:
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # A process that the user's code forked.
             return
-        self.look()
-        self._raise_if_asked()
+        self.shielded(self.look)  # Another signal within it must not cost the numbers that were just read.
 
     def asked(self, call: int) -> bool:
         """Return whether a call is to be interrupted that runs beside others."""
