@@ -80,7 +80,7 @@ class LibraryProcess:
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
         self.parts: set[str] = set()  # The functions and constants that it was given.
         self.interrupted: dict[int, float] = {}  # Calls that nobody waits for -> when they must have ended.
-        self._remind_at = float("inf")  # When to tell again of those.
+        self.remind_at = float("inf")  # When to tell again of those.
         self.overlaps = False  # Whether its calls overlap, on an event loop.
         self.threads = False  # Whether some run on threads.
         self.closes = False  # Whether it has something to close before it ends.
@@ -207,17 +207,17 @@ class LibraryProcess:
             if not self.overlaps or call not in self.running().in_flight:
                 self.process.send_signal(INTERRUPT_SIGNAL)
         self.interrupted[call] = now + seconds
-        self._remind_at = now + _REMIND_SECONDS
+        self.remind_at = now + _REMIND_SECONDS
 
     def remind(self, now: float) -> None:
         """Tell it again of an interrupted call that goes on, when it is time to."""
-        if now < self._remind_at:
+        if now < self.remind_at:
             return
         found = self.running()
         if found.running in self.interrupted and found.running not in found.in_flight:
             with contextlib.suppress(OSError):
                 self.process.send_signal(INTERRUPT_SIGNAL)
-        self._remind_at = now + _REMIND_SECONDS if self.interrupted else float("inf")
+        self.remind_at = now + _REMIND_SECONDS if self.interrupted else float("inf")
 
     def running(self) -> RunningCalls:
         """Return what it runs just now."""
@@ -272,7 +272,7 @@ class LibraryProcess:
         """When the first of its calls, or its load, has taken too long, or it is time to look."""
         # Those of items, which may be a thousand, are not looked at each time but at `look_at`.
         calls = list(self.calls.values()) if len(self.calls) > len(self.items) else []
-        return min([self.load_deadline, self.look_at, self._remind_at, *calls, *self.interrupted.values()])
+        return min([self.load_deadline, self.look_at, self.remind_at, *calls, *self.interrupted.values()])
 
     def read_output(self) -> None:
         """Keep what it printed: the end in memory, the first 10 MB in the log."""
