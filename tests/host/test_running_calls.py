@@ -24,13 +24,12 @@ def asked():
 
 def test_a_signal_while_numbers_are_read_costs_none_of_them(asked, monkeypatch):
     ask, interrupts = asked
-    read, blocks = os.read, []
+    read, others = os.read, [1]
 
     def interrupted_read(*arguments):
         block = read(*arguments)
-        blocks.append(block)
-        if len(blocks) == 1:  # The second call's number has been read, and nobody has it yet.
-            ask(1)
+        if others:  # The second call's number has been read, and nobody has it yet.
+            ask(others.pop())
             signal.raise_signal(INTERRUPT_SIGNAL)
         return block
 

@@ -190,6 +190,7 @@ class LibraryProcess:
         """Note that a call was answered."""
         self.calls.pop(call, None)
         self.items.pop(call, None)
+        self.interrupted.pop(call, None)
 
     def move(self, how: str, now: float) -> None:
         """Note that it is about to "park" or to "wake"."""
@@ -207,7 +208,7 @@ class LibraryProcess:
             if not self.overlaps or call not in self.running().in_flight:
                 self.process.send_signal(INTERRUPT_SIGNAL)
         self.interrupted[call] = now + seconds
-        self.remind_at = now + _REMIND_SECONDS
+        self.remind_at = min(self.remind_at, now + _REMIND_SECONDS)
 
     def remind(self, now: float) -> None:
         """Tell it again of an interrupted call that goes on, when it is time to."""

@@ -34,7 +34,7 @@ class Interrupts:
     """The calls that are to be interrupted: the one that runs is at once, others when their turn comes.
 
     :param asked: the descriptor of a pipe that does not block, with the numbers of such calls; `INTERRUPT_SIGNAL`
-        follows each, but those of calls of items in flight.
+        follows each, but those of calls of items in flight, and comes again while one that runs goes on.
     :param running: the descriptor of a file of `CALL_NUMBER_BYTES`, where the number of the call that runs is written
         for the host to see, 0 if none does.
     :ivar heard: called when there are more of them, if set.
