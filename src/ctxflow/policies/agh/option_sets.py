@@ -1,0 +1,146 @@
+"""What sets of deployments can do: each judged by a linear program, whose prices bound what any other set could do.
+
+The relaxation over a set leaves the routes free, and a model may be stored for a query type in part. Its dual prices
+are a bound on the cost of every set (a generalised Benders cut; Geoffrion 1972): a constant, less what each option of
+the set is worth at those prices. An option's worth is the best filling of its throughput (5g), less its rent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, filled
+from ctxflow.policies.agh.linear_programs import Effort, Solver
+from ctxflow.policies.agh.problem import Floats, Ints
+from ctxflow.policies.agh.set_program import Options, Prices, SetProgram
+
+KEPT = 60  # Bounds, the latest: older ones are from far away.
+MIP_NODES = 20  # For one set: its program nearly always ends at the root.
+MIP_WORK = 30  # How much longer that takes than the relaxation.
+
+Chosen = tuple[int, ...]
+"""Numbers of options, ascending."""
+
+
+@dataclasses.dataclass
+class Judged:
+    """What is known of a set of options.
+
+    :ivar relaxed: dollars that every allocation over the set costs at least.
+    :ivar total: dollars of the best allocation known over it, inf if none is. :ivar shares: (I, n) of that allocation.
+    :ivar settled: whether there is no better one, or none is looked for any more.
+    """
+
+    chosen: Chosen
+    relaxed: float
+    total: float
+    shares: Floats
+    settled: bool
+
+
+class OptionSets:
+    """What was learnt of sets of options.
+
+    :ivar judged: what is known by set; None for a set that the program says cannot be.
+    :ivar work: entries of all programs solved, a measure of the time that they took.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.judged: dict[Chosen, Judged | None] = {}
+        self.work = 0
+        self._constants: list[float] = []
+        self._worths: list[Floats] = []
+        self._linear, self._mixed = Solver(presolve=False), Solver(presolve=True)
+
+    def judge(self, chosen: Sequence[int]) -> Judged | None:
+        """Return what the relaxation says of a set, None if budget or stock have no room for it."""
+        these = tuple(sorted(int(each) for each in chosen))
+        if these not in self.judged:
+            self.judged[these] = self._relaxation(these) if self.options.fit(these) else None
+        return self.judged[these]
+
+    def settle(self, judged: Judged, under: float) -> None:
+        """Find the best allocation over a set, if one costs less than `under`."""
+        if judged.settled:
+            return
+        judged.settled = True
+        made = SetProgram(self.options, judged.chosen)
+        program = made.program(whole=True)
+        rent = float(self.options.rent[list(judged.chosen)].sum())
+        self.work += MIP_WORK * len(program.values)
+        outcome = self._mixed.solve(program, Effort(nodes=MIP_NODES, under=min(under, judged.total) - rent))
+        if outcome.values is not None:
+            shares = outcome.values[made.x]
+            total = self.options.total(judged.chosen, shares)
+            if total < judged.total:
+                judged.total, judged.shares = total, shares
+
+    def bounds(self, base: Sequence[int], added: Ints | None = None) -> Floats:
+        """Return (N,) lower bounds of the dollars over a set, with each row (N, A) of options added to it.
+
+        :param added: none by default: the set itself, (1,).
+        """
+        constants, worths = np.array(self._constants), np.array(self._worths)
+        own = constants - worths[:, list(base)].sum(axis=1)
+        if added is None:
+            return np.array([own.max()])
+        found: Floats = (own[:, None] - worths[:, added].sum(axis=-1)).max(axis=0)
+        return found
+
+    def draft(self, judged: Judged, choices: Choices) -> Draft:
+        """Return the allocation that was found over a set."""
+        draft = Draft(choices)
+        shares = np.where(judged.shares > NOTHING, judged.shares, 0.0)
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1.0)
+        for i, n in np.argwhere(shares):
+            j, k, c = (int(each) for each in self.options.options[judged.chosen[n]])
+            draft.place(int(i), j, k, c, float(shares[i, n]))
+        return draft
+
+    def _relaxation(self, chosen: Chosen) -> Judged | None:
+        made = SetProgram(self.options, chosen)
+        program = made.program(whole=False)
+        self.work += len(program.values)
+        outcome = self._linear.solve(program)
+        if outcome.values is None or not outcome.closed:
+            return None
+        constant, worth = priced(made, made.prices(outcome.duals))
+        self._constants.append(constant)
+        self._worths.append(worth)
+        del self._constants[:-KEPT], self._worths[:-KEPT]
+        relaxed = outcome.cost + float(self.options.rent[list(chosen)].sum())
+        shares = outcome.values[made.x]
+        total = self.options.total(chosen, shares)
+        return Judged(chosen, relaxed, total, shares, settled=total <= relaxed + 1e-7 * max(1.0, abs(relaxed)))
+
+
+def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
+    """Return the bound that a set's prices are for all sets: a constant, and the worth (O,) of each option in dollars.
+
+    A share's worth is what serving is paid, less what its delay, its error and its data cost at these prices.
+    """
+    options, arrays = made.options, made.options.arrays
+    gb = prices.storage + (1 + prices.budget) * options.gb_dollars
+    worth = prices.serving[:, None] - options.linear - prices.delay[:, None] * options.delay
+    worth -= prices.error[:, None] * options.error + gb * arrays.data_gb[:, None]
+    opening = np.broadcast_to(-gb * options.weights, worth.shape).copy()
+    constant = float(prices.serving.sum() - prices.delay.sum() - prices.error @ options.error_room)
+    constant -= prices.storage * arrays.storage + prices.budget * arrays.budget
+    left, forced = arrays.unserved_dollars - prices.serving, options.forced - prices.serving
+    for cut, price in zip(made.cuts, prices.cuts, strict=True):
+        constant += price * (1 - cut.alone)
+        left[cut.query] -= price
+        forced[cut.query] -= price
+        outside = np.ones(len(options.pair), dtype=bool)
+        outside[[made.chosen[n] for n in cut.inside]] = False
+        opening[cut.query] += price * (1 - cut.alone) * outside
+    constant += float(np.minimum(0.0, left * arrays.max_unserved).sum())
+    constant += float(np.minimum(0.0, forced * (1 - arrays.max_unserved)).sum())
+    value = np.maximum(0.0, np.maximum(worth, 0.0) * options.most + opening)
+    size = np.where((value > 0) & (worth > 0), options.work * options.most, 0.0)
+    gain = (filled(value.T, size.T, np.ones(len(options.pair))) * value.T).sum(axis=1)
+    return constant, gain - options.rent * (1 + prices.budget)
