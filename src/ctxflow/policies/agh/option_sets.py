@@ -19,7 +19,8 @@ from ctxflow.policies.agh.set_program import Options, Prices, SetProgram
 
 KEPT = 60  # Bounds, the latest: older ones are from far away.
 MIP_NODES = 20  # For one set: its program nearly always ends at the root.
-MIP_WORK = 30  # How much longer that takes than the relaxation.
+DIVE = (1e-6, 0.05, 0.2, 0.4)
+MIP_WORK = 100  # How much longer that takes than the relaxation.
 
 Chosen = tuple[int, ...]
 """Numbers of options, ascending."""
@@ -31,13 +32,14 @@ class Judged:
 
     :ivar relaxed: dollars that every allocation over the set costs at least.
     :ivar total: dollars of the best allocation known over it, inf if none is. :ivar shares: (I, n) of that allocation.
-    :ivar settled: whether there is no better one, or none is looked for any more.
+    :ivar dived, settled: whether a good one was looked for, and the best.
     """
 
     chosen: Chosen
     relaxed: float
     total: float
     shares: Floats
+    dived: bool
     settled: bool
 
 
@@ -63,21 +65,41 @@ class OptionSets:
             self.judged[these] = self._relaxation(these) if self.options.fit(these) else None
         return self.judged[these]
 
-    def settle(self, judged: Judged, under: float) -> None:
-        """Find the best allocation over a set, if one costs less than `under`."""
-        if judged.settled:
+    def settle(self, judged: Judged, under: float, thoroughly: bool) -> None:
+        """Find a good allocation over a set, or thoroughly the best, if one costs less than `under`."""
+        made = SetProgram(self.options, judged.chosen)
+        if not judged.dived:
+            judged.dived = True
+            self._dive(made, judged)
+        if not thoroughly or judged.settled or judged.total < under:
             return
         judged.settled = True
-        made = SetProgram(self.options, judged.chosen)
         program = made.program(whole=True)
         rent = float(self.options.rent[list(judged.chosen)].sum())
         self.work += MIP_WORK * len(program.values)
         outcome = self._mixed.solve(program, Effort(nodes=MIP_NODES, under=min(under, judged.total) - rent))
         if outcome.values is not None:
+            self._improve(judged, outcome.values[made.x])
+
+    def _improve(self, judged: Judged, shares: Floats) -> None:
+        total = self.options.total(judged.chosen, shares)
+        if total < judged.total:
+            judged.total, judged.shares = total, shares
+
+    def _dive(self, made: SetProgram, judged: Judged) -> None:
+        """Improve what is known of a set: store what its shares use, without the least of them in each round."""
+        program = made.program(whole=False)
+        shares = judged.shares
+        for least in DIVE:
+            keep = (shares > least).astype(float)
+            lower, upper = program.lower.copy(), program.upper.copy()
+            lower[made.z] = upper[made.z] = keep
+            self.work += len(program.values)
+            outcome = self._linear.solve(dataclasses.replace(program, lower=lower, upper=upper))
+            if outcome.values is None:
+                continue
             shares = outcome.values[made.x]
-            total = self.options.total(judged.chosen, shares)
-            if total < judged.total:
-                judged.total, judged.shares = total, shares
+            self._improve(judged, shares)
 
     def bounds(self, base: Sequence[int], added: Ints | None = None) -> Floats:
         """Return (N,) lower bounds of the dollars over a set, with each row (N, A) of options added to it.
@@ -115,7 +137,8 @@ class OptionSets:
         relaxed = outcome.cost + float(self.options.rent[list(chosen)].sum())
         shares = outcome.values[made.x]
         total = self.options.total(chosen, shares)
-        return Judged(chosen, relaxed, total, shares, settled=total <= relaxed + 1e-7 * max(1.0, abs(relaxed)))
+        best = total <= relaxed + 1e-7 * max(1.0, abs(relaxed))
+        return Judged(chosen, relaxed, total, shares, dived=best, settled=best)
 
 
 def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:

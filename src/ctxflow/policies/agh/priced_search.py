@@ -36,28 +36,27 @@ class PricedSearch:
         best = self.sets.judge(start)
         if best is None:
             return None
-        self.sets.settle(best, np.inf)
-        for changes in self._until_no_better(best):
-            best = changes
+        for thoroughly in (False, True):
+            self.sets.settle(best, np.inf, thoroughly)
+            best = self._until_no_better(best, thoroughly)
         return best
 
-    def _until_no_better(self, best: Judged) -> Iterator[Judged]:
-        """Yield better sets, each the start of the next."""
+    def _until_no_better(self, best: Judged, thoroughly: bool) -> Judged:
         double, failed = False, 0
         while self.sets.work < self.most_work:
-            better, tried, ended = self._better(best, double)
+            better, tried, ended = self._better(best, double, thoroughly)
             failed += tried
             if better is not None:
                 best, double, failed = better, False, 0
-                yield best
             elif ended or failed >= FAILED:
                 if double:
-                    return
+                    break
                 double, failed = True, 0
+        return best
 
-    def _better(self, best: Judged, double: bool) -> tuple[Judged | None, int, bool]:
+    def _better(self, best: Judged, double: bool, thoroughly: bool) -> tuple[Judged | None, int, bool]:
         """Return a better set, how many were settled without success, and whether no other could be better."""
-        near, tried = self._near(best.chosen, double), 0
+        near, tried = self._near(best.chosen, double, thoroughly), 0
         heapq.heapify(near)
         limit = best.total - 1e-7 * max(1.0, abs(best.total))
         while near and tried < SETTLED and self.sets.work < self.most_work:
@@ -72,13 +71,13 @@ class PricedSearch:
             judged = self.sets.judged[chosen]
             if judged is None:
                 continue
-            self.sets.settle(judged, best.total)
+            self.sets.settle(judged, best.total, thoroughly)
             if judged.total < limit:
                 return judged, tried, False
             tried += 1
         return None, tried, not near
 
-    def _near(self, chosen: Chosen, double: bool) -> list[tuple[float, Chosen]]:
+    def _near(self, chosen: Chosen, double: bool, thoroughly: bool) -> list[tuple[float, Chosen]]:
         """Return the most promising sets near one, with their bounds."""
         found: dict[Chosen, float] = {}
         for base, added in self._double(chosen) if double else self._single(chosen):
@@ -91,7 +90,7 @@ class PricedSearch:
         near = []
         for each, bound in found.items():
             known = self.sets.judged.get(each)
-            if known is not None and not known.settled or each not in self.sets.judged:
+            if each not in self.sets.judged or (known and not (known.settled if thoroughly else known.dived)):
                 near.append((bound if known is None else max(bound, known.relaxed), each))
         return near
 
