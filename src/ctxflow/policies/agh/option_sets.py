@@ -54,8 +54,9 @@ class OptionSets:
         self.options = options
         self.judged: dict[Chosen, Judged | None] = {}
         self.work = 0
-        self._constants: list[float] = []
-        self._worths: list[Floats] = []
+        self._count = 0
+        self._constants: Floats = np.zeros(KEPT)
+        self._worths: Floats = np.zeros((KEPT, len(options.pair)))
         self._linear, self._mixed = Solver(presolve=False), Solver(presolve=True)
 
     def judge(self, chosen: Sequence[int]) -> Judged | None:
@@ -106,7 +107,8 @@ class OptionSets:
 
         :param added: none by default: the set itself, (1,).
         """
-        constants, worths = np.array(self._constants), np.array(self._worths)
+        kept = min(self._count, KEPT)
+        constants, worths = self._constants[:kept], self._worths[:kept]
         own = constants - worths[:, list(base)].sum(axis=1)
         if added is None:
             return np.array([own.max()])
@@ -130,10 +132,9 @@ class OptionSets:
         outcome = self._linear.solve(program)
         if outcome.values is None or not outcome.closed:
             return None
-        constant, worth = priced(made, made.prices(outcome.duals))
-        self._constants.append(constant)
-        self._worths.append(worth)
-        del self._constants[:-KEPT], self._worths[:-KEPT]
+        place = self._count % KEPT
+        self._constants[place], self._worths[place] = priced(made, made.prices(outcome.duals))
+        self._count += 1
         relaxed = outcome.cost + float(self.options.rent[list(chosen)].sum())
         shares = outcome.values[made.x]
         total = self.options.total(chosen, shares)
@@ -148,22 +149,29 @@ def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
     """
     options, arrays = made.options, made.options.arrays
     gb = prices.storage + (1 + prices.budget) * options.gb_dollars
-    worth = prices.serving[:, None] - options.linear - prices.delay[:, None] * options.delay
-    worth -= prices.error[:, None] * options.error + gb * arrays.data_gb[:, None]
+    worth = (prices.serving - gb * arrays.data_gb)[:, None] - options.linear
+    for price, used in ((prices.delay, options.delay), (prices.error, options.error)):
+        if price.any():
+            worth -= price[:, None] * used
     opening = np.broadcast_to(-gb * options.weights, worth.shape).copy()
     constant = float(prices.serving.sum() - prices.delay.sum() - prices.error @ options.error_room)
     constant -= prices.storage * arrays.storage + prices.budget * arrays.budget
     left, forced = arrays.unserved_dollars - prices.serving, options.forced - prices.serving
-    for cut, price in zip(made.cuts, prices.cuts, strict=True):
+    for cut, price in zip(made.cuts, prices.cuts.tolist(), strict=True):
+        if not price:
+            continue
         constant += price * (1 - cut.alone)
         left[cut.query] -= price
         forced[cut.query] -= price
         outside = np.ones(len(options.pair), dtype=bool)
         outside[[made.chosen[n] for n in cut.inside]] = False
-        opening[cut.query] += price * (1 - cut.alone) * outside
+        opening[cut.query, outside] += price * (1 - cut.alone)
     constant += float(np.minimum(0.0, left * arrays.max_unserved).sum())
     constant += float(np.minimum(0.0, forced * (1 - arrays.max_unserved)).sum())
     value = np.maximum(0.0, np.maximum(worth, 0.0) * options.most + opening)
     size = np.where((value > 0) & (worth > 0), options.work * options.most, 0.0)
-    gain = (filled(value.T, size.T, np.ones(len(options.pair))) * value.T).sum(axis=1)
+    gain, crowded = value.sum(axis=0), size.sum(axis=0) > 1
+    if crowded.any():
+        some = value[:, crowded].T
+        gain[crowded] = (filled(some, size[:, crowded].T, np.ones(len(some))) * some).sum(axis=1)
     return constant, gain - options.rent * (1 + prices.budget)

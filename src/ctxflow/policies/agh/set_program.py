@@ -14,6 +14,7 @@ from ctxflow.policies.agh.draft import NOTHING
 from ctxflow.policies.agh.linear_programs import Program
 from ctxflow.policies.agh.problem import Constants, Floats, Ints
 
+WHOLE = 1 - 1e-7
 _LEAST = 1e-12
 _TINY = 1e-6
 
@@ -98,12 +99,14 @@ def cuts(options: Options, query: int, chosen: Sequence[int]) -> list[Cut]:
     these = list(chosen)
     delay, error, room = options.delay[query, these], options.error[query, these], float(options.error_room[query])
     most = np.minimum(1.0, np.minimum(1 / np.maximum(delay, _LEAST), room / np.maximum(error, _LEAST)))
+    if most.min(initial=1.0) >= WHOLE:
+        return []
     order = np.argsort(most, kind="stable")
     found, alone = [], 0.0
     for count in range(1, len(these)):
         newest, inside, outside = int(order[count - 1]), order[:count], order[count:]
         alone = max(alone, float(most[newest]), _mixed(delay, error, room, newest, inside[:-1]))
-        if alone >= 1 - 1e-7:
+        if alone >= WHOLE:
             break
         if most[outside[0]] > most[newest] + NOTHING:
             found.append(Cut(query, alone, inside, outside))
