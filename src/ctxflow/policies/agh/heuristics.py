@@ -16,7 +16,10 @@ import numpy as np
 
 from ctxflow.policies.agh.draft import IDLE, NOTHING, Choices, Destinations, Draft, Mechanisms
 from ctxflow.policies.agh.local_search import Exchange
+from ctxflow.policies.agh.option_sets import OptionSets
+from ctxflow.policies.agh.priced_search import PricedSearch
 from ctxflow.policies.agh.problem import Bools, Constants, Floats
+from ctxflow.policies.agh.set_program import Options
 
 COVERAGE_BUDGET = 0.8  # beta: the share of the budget up to which Phase 1 deploys.
 
@@ -123,7 +126,7 @@ def keeping_required(
     first = search(arrays)
     if enough(first):
         return first
-    second = search(dataclasses.replace(arrays, unserved_dollars=_prohibitive(arrays)))
+    second = search(dataclasses.replace(arrays, unserved_dollars=prohibitive(arrays)))
     second.arrays, second.choices = arrays, Choices(arrays, mechanisms)
     drafts = [second, simpler()] if simpler is not None else [second]
     return min(filter(enough, drafts), key=lambda draft: draft.total, default=first)
@@ -134,7 +137,7 @@ def enough(draft: Draft) -> bool:
     return bool((draft.unserved <= draft.arrays.max_unserved + NOTHING).all())
 
 
-def _prohibitive(arrays: Constants) -> Floats:
+def prohibitive(arrays: Constants) -> Floats:
     """Return prices of leaving unserved (I,), above all else that could be paid for types that must be served."""
     types = arrays.shape[0]
     rent = min(arrays.budget, types * float(arrays.rent.max()) * float(arrays.gpus.max()))
@@ -146,6 +149,7 @@ def _prohibitive(arrays: Constants) -> Floats:
 PASSES = 3  # L: rounds of relocation.
 PATIENCE = 5  # Orderings in a row without improvement, after which it ends.
 BETTER = 1e-9
+WORK = 80_000  # Of each priced search, in the unit of `OptionSets.work`.
 
 
 def adaptive(arrays: Constants, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
@@ -176,7 +180,7 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
     best, idle = None, 0
     for order in orderings(arrays, seed):
         draft = consolidate(relocate(construct(start.copy(), order)))
-        if exchange is not None:
+        if exchange is not None and not exchange.refused:
             draft = exchange.search(draft)
         if best is None or draft.total < best.total - BETTER:
             best, idle = draft, 0
@@ -185,8 +189,14 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
         if idle >= PATIENCE:
             break
     assert best is not None, "there is always an ordering"
-    if exchange is not None and (start_of_two := exchange.pair_start()) is not None:
+    if exchange is not None and not exchange.refused and (start_of_two := exchange.pair_start()) is not None:
         best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
+    if exchange is not None and exchange.refused:
+        sets = OptionSets(Options(arrays, prohibitive(arrays)))
+        for start in ([], exchange.known(best)):
+            found = PricedSearch(sets, sets.work + WORK).search(start)
+            if found is not None and np.isfinite(found.total):
+                best = min(best, sets.draft(found, choices), key=lambda draft: draft.total)
     return best
 
 

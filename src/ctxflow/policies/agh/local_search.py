@@ -86,7 +86,10 @@ class Ways:
 
 
 class Exchange:
-    """The neighbourhoods of a problem: made once, used from many starts."""
+    """The neighbourhoods of a problem: made once, used from many starts.
+
+    :ivar refused: whether a set of options was left out for its throughput, memory or stock, which are not priced here.
+    """
 
     def __init__(self, arrays: Constants, choices: Choices) -> None:
         self.arrays, self.choices = arrays, choices
@@ -111,18 +114,21 @@ class Exchange:
         self.drafts: dict[tuple[int, ...], Draft | None] = {}
         self.splits: dict[int, Split] = {}
         self.singles: dict[float, Floats] = {}
+        self.refused = False
 
     def search(self, draft: Draft) -> Draft:
         """Return the draft, or a cheaper one that no exchange improves further."""
-        draft = self.best(self._known(draft), draft.total) or draft
+        draft = self.best(self.known(draft), draft.total) or draft
         for _ in range(MOST):
+            if self.refused:
+                break
             better = self._step(draft, self._single_changes) or self._step(draft, self._double_changes)
             if better is None:
                 break
             draft = better
         return draft
 
-    def _known(self, draft: Draft) -> list[int]:
+    def known(self, draft: Draft) -> list[int]:
         """Return the options of the draft's deployments, or those of the pair next to them in GPUs."""
         found = []
         for j, k in np.argwhere(draft.config >= 0):
@@ -231,8 +237,12 @@ class Exchange:
             taken, shares, _ = self._settled(ways, room, self._scarcity(1 - shares))
             tries.append(self._routing(ways, taken, shares))
             tries.append(self._routing(ways, *self._packed(ways, room, taken)))
-        drafts = (self._draft(ways, each) for each in sorted(tries, key=lambda each: each.total))
-        return next((draft for draft in drafts if draft.within_limits()), None)
+        for each in sorted(tries, key=lambda each: each.total):
+            draft = self._draft(ways, each)
+            if draft.within_limits():
+                return draft
+            self.refused = True
+        return None
 
     def _room(self, rent: Floats | float) -> Floats:
         """Return the GB of storage that the budget pays beside a rent."""
@@ -297,7 +307,7 @@ class Exchange:
     def _step(self, draft: Draft, changes: Callable[[list[int], Sequence[float]], Iterator[Change]]) -> Draft | None:
         """Return the best of the most promising changes to the set of options, None if none is better."""
         prices, best = self._prices(draft), None
-        for _, chosen in heapq.nsmallest(TRIALS, changes(self._known(draft), prices), key=lambda change: change[0]):
+        for _, chosen in heapq.nsmallest(TRIALS, changes(self.known(draft), prices), key=lambda change: change[0]):
             best = self.best(chosen, (best or draft).total) or best
         return best
 
@@ -319,7 +329,7 @@ class Exchange:
 
     def pool(self, draft: Draft, size: int) -> Bools:
         """Return (J, K, C) a draft's own options, their pairs' other configurations, and the `size` best others."""
-        chosen = self._known(draft)
+        chosen = self.known(draft)
         prices = self._prices(draft)
         bases = [chosen, *(_without(chosen, n) for n in chosen)]
         bounds = np.min([np.max([self.added(base, price)[1] for price in prices], axis=0) for base in bases], axis=0)

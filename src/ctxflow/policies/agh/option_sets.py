@@ -17,10 +17,12 @@ from ctxflow.policies.agh.linear_programs import Effort, Solver
 from ctxflow.policies.agh.problem import Floats, Ints
 from ctxflow.policies.agh.set_program import Options, Prices, SetProgram
 
+FILLED = 200  # Options, the most promising, whose bound is exact.
+_LEAST = 1e-12
 KEPT = 60  # Bounds, the latest: older ones are from far away.
 MIP_NODES = 20  # For one set: its program nearly always ends at the root.
 DIVE = (1e-6, 0.05, 0.2, 0.4)
-MIP_WORK = 100  # How much longer that takes than the relaxation.
+MIP_WORK = 20  # How much longer that takes than the relaxation.
 
 Chosen = tuple[int, ...]
 """Numbers of options, ascending."""
@@ -47,7 +49,7 @@ class OptionSets:
     """What was learnt of sets of options.
 
     :ivar judged: what is known by set; None for a set that the program says cannot be.
-    :ivar work: entries of all programs solved, a measure of the time that they took.
+    :ivar work: entries of all programs solved, and of tables: a measure of the time, half a million a second.
     """
 
     def __init__(self, options: Options) -> None:
@@ -128,7 +130,7 @@ class OptionSets:
     def _relaxation(self, chosen: Chosen) -> Judged | None:
         made = SetProgram(self.options, chosen)
         program = made.program(whole=False)
-        self.work += len(program.values)
+        self.work += len(program.values) + self.options.most.size // 40
         outcome = self._linear.solve(program)
         if outcome.values is None or not outcome.closed:
             return None
@@ -168,10 +170,15 @@ def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
         opening[cut.query, outside] += price * (1 - cut.alone)
     constant += float(np.minimum(0.0, left * arrays.max_unserved).sum())
     constant += float(np.minimum(0.0, forced * (1 - arrays.max_unserved)).sum())
-    value = np.maximum(0.0, np.maximum(worth, 0.0) * options.most + opening)
-    size = np.where((value > 0) & (worth > 0), options.work * options.most, 0.0)
-    gain, crowded = value.sum(axis=0), size.sum(axis=0) > 1
-    if crowded.any():
-        some = value[:, crowded].T
-        gain[crowded] = (filled(some, size[:, crowded].T, np.ones(len(some))) * some).sum(axis=1)
-    return constant, gain - options.rent * (1 + prices.budget)
+    serves = worth > 0
+    value = np.maximum(0.0, np.where(serves, worth, 0.0) * options.most + opening)
+    size = np.where(serves & (value > 0), options.load, 0.0)
+    # At most what all is worth, or what the whole option is at the best price for its throughput.
+    dense = (value / np.maximum(size, _LEAST)).max(axis=0)
+    gain = np.minimum(value.sum(axis=0), dense)
+    rent = options.rent * (1 + prices.budget)
+    crowded = np.flatnonzero(size.sum(axis=0) > 1)
+    some = crowded[np.argsort(rent[crowded] - gain[crowded], kind="stable")[:FILLED]]
+    values = value[:, some].T
+    gain[some] = (filled(values, size[:, some].T, np.ones(len(some))) * values).sum(axis=1)
+    return constant, gain - rent
