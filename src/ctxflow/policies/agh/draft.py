@@ -261,6 +261,16 @@ class Draft:
         return Allocation(deployments, routes, tuple(1.0 - share for share in served))
 
 
+def nearest(draft: Draft, options: Ints) -> list[int]:
+    """Return the numbers of a draft's deployments among options (O, 3), or of those of the pair next to them in GPUs."""
+    found, gpus = [], draft.arrays.gpus
+    for j, k in np.argwhere(draft.config >= 0):
+        here = np.flatnonzero((options[:, 0] == j) & (options[:, 1] == k))
+        if len(here):
+            found.append(int(here[np.abs(gpus[options[here, 2]] - gpus[draft.config[j, k]]).argmin()]))
+    return found
+
+
 PAIRS = 4000  # With more changes of two types at once, only changes of one are tried.
 ROUNDS = 32  # Changes made, at most: a bound on time.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.draft import IDLE, NOTHING, Choices, Destinations, Draft, Mechanisms
+from ctxflow.policies.agh.draft import IDLE, NOTHING, Choices, Destinations, Draft, Mechanisms, nearest
 from ctxflow.policies.agh.local_search import Exchange
 from ctxflow.policies.agh.option_sets import OptionSets
 from ctxflow.policies.agh.priced_search import PricedSearch
@@ -193,8 +193,8 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
         best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
     if exchange is not None and exchange.refused:
         sets = OptionSets(Options(arrays, prohibitive(arrays)))
-        for start in ([], exchange.known(best)):
-            found = PricedSearch(sets, sets.work + WORK).search(start)
+        for chosen in ([], nearest(best, sets.options.options)):
+            found = PricedSearch(sets, sets.work + WORK).search(chosen)
             if found is not None and np.isfinite(found.total):
                 best = min(best, sets.draft(found, choices), key=lambda draft: draft.total)
     return best

@@ -7,6 +7,7 @@ import math
 
 import highspy
 import numpy as np
+from highspy import _core
 
 from ctxflow.policies.agh.problem import Bools, Floats, Ints
 
@@ -69,8 +70,8 @@ class Solver:
     """HiGHS, made once and used for many programs; on one core, which others need too."""
 
     def __init__(self, presolve: bool) -> None:
-        self._highs = highspy.Highs()
-        self._highs.silent()
+        self._highs = _core._Highs()  # highspy.Highs of 1.16 prints a line when it is made.
+        self._highs.setOptionValue("output_flag", False)
         self._highs.setOptionValue("threads", 1)
         self._highs.setOptionValue("presolve", "choose" if presolve else "off")
 

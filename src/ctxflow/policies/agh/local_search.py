@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, packed
+from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, nearest, packed
 from ctxflow.policies.agh.problem import Bools, Constants, Floats, Ints
 
 TRIALS = 10  # Of the most promising exchanges are built, before the search is over.
@@ -118,7 +118,7 @@ class Exchange:
 
     def search(self, draft: Draft) -> Draft:
         """Return the draft, or a cheaper one that no exchange improves further."""
-        draft = self.best(self.known(draft), draft.total) or draft
+        draft = self.best(nearest(draft, self.options), draft.total) or draft
         for _ in range(MOST):
             if self.refused:
                 break
@@ -127,17 +127,6 @@ class Exchange:
                 break
             draft = better
         return draft
-
-    def known(self, draft: Draft) -> list[int]:
-        """Return the options of the draft's deployments, or those of the pair next to them in GPUs."""
-        found = []
-        for j, k in np.argwhere(draft.config >= 0):
-            here = np.flatnonzero(self.pair == j * self.arrays.shape[2] + k)
-            if len(here):
-                gpus = self.arrays.gpus[self.options[here, 2]]
-                wanted = self.arrays.gpus[draft.config[j, k]]
-                found.append(int(here[np.abs(gpus - wanted).argmin()]))
-        return found
 
     def _scarcity(self, unserved: Floats) -> float:
         """Return the dollars of a GB where storage is full: the cost of the unserved demand."""
@@ -307,7 +296,9 @@ class Exchange:
     def _step(self, draft: Draft, changes: Callable[[list[int], Sequence[float]], Iterator[Change]]) -> Draft | None:
         """Return the best of the most promising changes to the set of options, None if none is better."""
         prices, best = self._prices(draft), None
-        for _, chosen in heapq.nsmallest(TRIALS, changes(self.known(draft), prices), key=lambda change: change[0]):
+        for _, chosen in heapq.nsmallest(
+            TRIALS, changes(nearest(draft, self.options), prices), key=lambda change: change[0]
+        ):
             best = self.best(chosen, (best or draft).total) or best
         return best
 
@@ -326,18 +317,6 @@ class Exchange:
         for _, chosen in heapq.nsmallest(TRIALS, changes, key=lambda change: change[0]):
             best = self.best(chosen, np.inf if best is None else best.total) or best
         return best
-
-    def pool(self, draft: Draft, size: int) -> Bools:
-        """Return (J, K, C) a draft's own options, their pairs' other configurations, and the `size` best others."""
-        chosen = self.known(draft)
-        prices = self._prices(draft)
-        bases = [chosen, *(_without(chosen, n) for n in chosen)]
-        bounds = np.min([np.max([self.added(base, price)[1] for price in prices], axis=0) for base in bases], axis=0)
-        picked = np.isin(self.pair, self.pair[chosen])
-        picked[np.argsort(bounds, kind="stable")[:size]] = True
-        mask = np.zeros(self.arrays.fits.shape, dtype=bool)
-        mask[tuple(self.options[picked].T)] = True
-        return mask
 
     def _prices(self, draft: Draft) -> list[float]:
         """Return prices of a GB: 0, the present one, the one of scarce storage, and halves of these."""

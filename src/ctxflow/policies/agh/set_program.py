@@ -68,7 +68,7 @@ class Options:
         return np.flatnonzero(allowed)
 
     def total(self, chosen: Sequence[int], shares: Floats) -> float:
-        """Return the dollars of shares (I, n) of a set, each model stored that they use; inf beyond storage or budget."""
+        """Return the dollars of shares (I, n) of a set and of the models that they use; inf beyond storage or budget."""
         arrays, these = self.arrays, list(chosen)
         shares = np.where(shares > NOTHING, shares, 0.0)
         stored = float((self.weights[these] * (shares > 0)).sum() + arrays.data_gb @ shares.sum(axis=1))
@@ -169,7 +169,10 @@ class SetProgram:
         forced, i, n = left + types, np.arange(types), np.arange(count)
         every_i, every_n = np.broadcast_to(i[:, None], x.shape), np.broadcast_to(n, x.shape)
         gb, dollars = 1 / self._scale[0], options.gb_dollars / self._scale[1]
-        data, weights = np.broadcast_to(arrays.data_gb[:, None], x.shape), np.broadcast_to(options.weights[these], x.shape)
+        data, weights = (
+            np.broadcast_to(arrays.data_gb[:, None], x.shape),
+            np.broadcast_to(options.weights[these], x.shape),
+        )
         ones, base, linking = np.ones(x.shape), self._limits, self._limits + 2 + x
         parts = [
             (every_i, x, -ones), (i, left, -np.ones(types)), (i, forced, -np.ones(types)),

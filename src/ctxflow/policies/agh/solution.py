@@ -90,10 +90,8 @@ def solve(
     :param method: one of `METHODS`.
     :param mechanisms: M1 to M3 for gh, agh and agh-printed; all on by default.
     :param seed: of the random orderings of agh and improved.
-    :param time_limit: seconds for the solver of improved (2 by default) and exact (600), which ends within `gap`, a
-        share of the cost.
+    :param time_limit: seconds for the solver of exact (600 by default), which ends within `gap`, a share of the cost.
     :raises ValueError: for an unknown method.
-    :raises ModuleNotFoundError: for improved and exact without SciPy.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> solution = solve(paper_instance(), "agh")
@@ -109,7 +107,7 @@ def solve(
     elif method in ("agh", "agh-printed"):
         allocation = adaptive(arrays, mechanisms, seed, printed=method == "agh-printed").allocation()
     elif method == "improved":
-        allocation = improved(arrays, seed, 2.0 if time_limit is None else time_limit)
+        allocation = improved(arrays, seed)
     elif method == "exact":
         outcome = exact(arrays, 600.0 if time_limit is None else time_limit, gap)
         allocation, bound, proven = outcome.allocation, outcome.bound, outcome.closed
