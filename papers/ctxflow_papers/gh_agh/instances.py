@@ -136,6 +136,37 @@ def draw(
     )
 
 
+BOUND_BY = ("throughput", "budget", "storage", "delay", "error")
+
+
+def tightened(problem: Problem, limit: str, seed: int) -> Problem:
+    """Return a problem in which another limit binds than in the paper's draws, which mostly rent and storage decide.
+
+    :param limit: one of `BOUND_BY`. Throughput: the work of a token is 30 to 1,000 times the paper's, and the budget
+        grows with what exceeds 30. Budget: 0.1 to 0.8 of it; storage: 0.1 to 0.9. Delay: the limits of all types are
+        0.1 to 0.8 of theirs; error: 0.2 to 0.8. Factors are drawn, that of throughput by its logarithm.
+
+    >>> tightened(draw(0, (3, 3, 3)), "storage", 0).storage_gb < 1000
+    True
+    """
+    random = np.random.default_rng([seed, BOUND_BY.index(limit)])
+    data = problem.model_dump(mode="json", exclude_none=True)
+    if limit == "throughput":
+        factor = float(np.exp(random.uniform(np.log(30), np.log(1000))))
+        work = data["gflop_per_token"]
+        data["gflop_per_token"] = [[[factor * each for each in row] for row in plane] for plane in work]
+        data["budget_dollars"] *= max(1.0, factor / 30)
+    elif limit in ("budget", "storage"):
+        field, most = ("budget_dollars", 0.8) if limit == "budget" else ("storage_gb", 0.9)
+        data[field] *= random.uniform(0.1, most)
+    else:
+        field, least = ("max_delay_seconds", 0.1) if limit == "delay" else ("max_error", 0.2)
+        factor = random.uniform(least, 0.8)
+        for kind in data["query_types"]:
+            kind[field] *= factor
+    return Problem.from_data({**data, "name": f"{problem.name}-{limit}"})
+
+
 def from_trace(path: Path, seed: int = 0) -> Problem:
     """The paper's models and tiers, with query types from an Azure trace (TIMESTAMP, ContextTokens, GeneratedTokens).
 
