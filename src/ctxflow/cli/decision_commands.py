@@ -145,7 +145,7 @@ def _made(site: str, job: Path, live: bool, measured: Path | None) -> JobProblem
 
 
 def _show_site(made: JobProblem, found: Solution) -> None:
-    """Print the plan of a site for people: workers, not the problem's blocks of them."""
+    """Print the plan of a site for people: workers, with what each serves."""
     console, problem = visible_console(), made.problem
     staff = made.staffing(found)
     table = Table(title=f"{problem.name}: what runs")

@@ -1,8 +1,8 @@
 """The placement problem of a site and a job, with a note on where each figure comes from, and an answer's workers.
 
 In the problem a model has one deployment on a tier; in ctxflow any number of workers, each of which serves by itself.
-So a tier of the site is divided into blocks of 1, 2, 4, ... workers, each of which is a tier of the problem with one
-"GPU", and any number of workers is a sum of blocks.
+So a worker of the site is a "GPU" of the problem, and a configuration is a number of workers: they are as many stages of
+a pipeline whose communication takes no time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.model_folder import BYTES, Shape, locate_model, shape_of
 from ctxflow.planning.job_file import USABLE, CandidateModel, DataSheet, Known, PlanJob, Query, Speed, estimate, gpu_of
 from ctxflow.policies.agh.allocation import Allocation
-from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType, Table
+from ctxflow.policies.agh.problem import MOST, GpuTier, Model, Problem, QueryType, Table
 from ctxflow.policies.agh.solution import Solution
-from ctxflow.policies.agh.staffing import blocks, workers_needed
+from ctxflow.policies.agh.staffing import workers_needed
 from ctxflow.simulator.recorded_run import Recorded
 from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
@@ -251,7 +251,7 @@ def survey_site(
     return surveys, silent
 
 
-NEVER = 1e4  # How many times its limit the delay of a query type is on a model that is none of its candidates.
+NEVER = 1e10  # How many times its limit the delay of a query type is on a model that is none of its candidates.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,9 +268,16 @@ Speeds = Sequence[Sequence[Sequence[Speed | None]]]
 """By query type, model and tier; None for a model that the query type cannot have there."""
 
 
-def block_owners(offers: Sequence[SiteOffer]) -> list[tuple[int, int]]:
-    """Return the tiers of the problem: (number of the offer, workers) of each block."""
-    return [(number, size) for number, offer in enumerate(offers) for size in blocks(offer.workers)]
+SIZES = 256  # Numbers of workers that are distinguished on a tier, at most: of more, several count as one.
+
+
+def crew_size(offer: SiteOffer) -> int:
+    """Return how many workers of an offer are one "GPU" of the problem: 1 but for tiers of hundreds.
+
+    >>> crew_size(SiteOffer("a10", 50, 1.0, 24.0)), crew_size(SiteOffer("cpu", 1000, 0.1, 4.0))
+    (1, 4)
+    """
+    return max(1, -(-offer.workers // SIZES))
 
 
 def problem_of(
@@ -291,31 +298,39 @@ def problem_of(
     :param errors: shares of wrong answers by query type and model; none by default.
     :raises ValueError: for what is not possible.
     """
-    owners = block_owners(offers)
-    if not owners:
+    if not any(offer.workers for offer in offers):
         raise ValueError("there is no worker to be had on any tier: see `ctxflow site check SITE --live`")
     most = hours * sum(offer.price * offer.workers for offer in offers)
-    tiers = [
-        GpuTier(
-            name=f"{offers[number].name} #{place} x{size}", memory_gb=offers[number].memory_gb, tflops=float(size),
-            dollars_per_hour=size * offers[number].price, tensor_parallel=(1,), pipeline_parallel=(1,), gpus=1,
-        )
-        for place, (number, size) in enumerate(owners, 1)
-    ]  # fmt: skip
-    nothing = tuple(tuple((0.0,) * len(owners) for _ in models) for _ in queries)
+    tiers = []
+    for offer in offers:
+        size = crew_size(offer)
+        crews = offer.workers // size
+        tiers.append(
+            GpuTier(
+                name=offer.name, memory_gb=offer.memory_gb, tflops=float(size), dollars_per_hour=size * offer.price,
+                tensor_parallel=(1,), pipeline_parallel=tuple(range(1, max(1, crews) + 1)), gpus=crews,
+            )
+        )  # fmt: skip
+    nothing = tuple(tuple((0.0,) * len(offers) for _ in models) for _ in queries)
 
     def table(figure: str) -> Table:
         return tuple(
-            tuple(tuple(_figure(query, row[number], figure) for number, _ in owners) for row in rows)
+            tuple(
+                tuple(
+                    _figure(query, speed if model.weights_gb <= offer.memory_gb else None, figure)
+                    for speed, offer in zip(row, offers, strict=True)
+                )
+                for row, model in zip(rows, models, strict=True)
+            )
             for query, rows in zip(queries, speeds, strict=True)
         )
 
-    storage = 1.0 + len(owners) * len(queries) * sum(model.weights_gb for model in models)  # Enough for every place.
+    storage = 1.0 + len(offers) * len(queries) * sum(model.weights_gb for model in models)  # Enough for every place.
     return Problem(
         name=name, source=source, horizon_hours=hours, budget_dollars=most + 1.0 if budget is None else budget,
         storage_gb=storage, query_types=tuple(queries), models=tuple(models), tiers=tuple(tiers),
         compute_seconds_per_token=table("delay"), communication_seconds_per_token=nothing,
-        error=nothing if errors is None else tuple(tuple((each,) * len(owners) for each in row) for row in errors),
+        error=nothing if errors is None else tuple(tuple((each,) * len(offers) for each in row) for row in errors),
         gflop_per_token=table("work"), resident_queries=nothing,
     )  # fmt: skip
 
@@ -324,7 +339,7 @@ def _figure(query: QueryType, speed: Speed | None, figure: str) -> float:
     """Return a table's number: times a query's tokens, it is its delay in (3), and the work of a worker in (5g)."""
     tokens = query.tokens
     if speed is None:
-        return (NEVER * query.max_delay_seconds if figure == "delay" else 0.0) / tokens
+        return min(MOST, NEVER * query.max_delay_seconds / tokens) if figure == "delay" else 0.0
     return speed.delay / tokens if figure == "delay" else 1e3 * speed.seconds / tokens
 
 
@@ -341,13 +356,11 @@ class StaffedModel:
 def staffing(
     problem: Problem, offers: Sequence[SiteOffer], speeds: Speeds, allocation: Allocation
 ) -> list[StaffedModel]:
-    """Return the workers that an answer needs, never more than its blocks have."""
-    owners = block_owners(offers)
-    held = [((each.model, owners[each.tier][0]), owners[each.tier][1]) for each in allocation.deployments]
+    """Return the workers that an answer needs, never more than its deployments have."""
+    held = [((each.model, each.tier), each.gpus * crew_size(offers[each.tier])) for each in allocation.deployments]
     shares: dict[tuple[int, int], dict[int, float]] = {}
     for route in allocation.routes:
-        here = shares.setdefault((route.model, owners[route.tier][0]), {})
-        here[route.query_type] = here.get(route.query_type, 0.0) + route.share
+        shares.setdefault((route.model, route.tier), {})[route.query_type] = route.share
     busy = dict.fromkeys(shares, 0.0)
     for (model, number), own in shares.items():
         for query, share in own.items():

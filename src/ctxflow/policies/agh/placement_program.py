@@ -120,7 +120,7 @@ class _Rows:
                 (spare, arrays.kv_gb[:, j, k]),
             ):
                 most = np.minimum(most, _ratio(np.broadcast_to(room, most.shape), used))
-        return most
+        return np.where(most < TINY, 0.0, most)
 
     def add(self, parts: list[tuple[Any, Any]], limit: Any, rows: Any = None) -> None:
         """Add rows: for each (columns, values), entries at `rows` (by default one row per column)."""
@@ -223,7 +223,8 @@ class _Rows:
         """Add (5i), (5j)."""
         arrays, row = self.arrays, np.arange(self.x.shape[0])[:, None]
         error = arrays.error[:, self.pairs[:, 0], self.pairs[:, 1]]
-        self.add([(self.v, self.delay / arrays.max_delay[:, None])], np.ones(len(row)), [row])
+        delay = np.where(self.share > 0, self.delay, 0.0) / arrays.max_delay[:, None]
+        self.add([(self.v, delay)], np.ones(len(row)), [row])
         top = np.maximum(arrays.max_error, TINY)
         self.add([(self.x, error / top[:, None])], arrays.max_error / top, [row])
 
@@ -232,7 +233,7 @@ class _Rows:
         arrays, k = self.arrays, self.ranges[:, 1]
         cost = np.zeros(self.size)
         cost[self.w], cost[self.more] = arrays.rent[k] * self.gpus, arrays.rent[k]
-        cost[self.v] = arrays.delay_dollars[:, None] * self.delay
+        cost[self.v] = arrays.delay_dollars[:, None] * np.where(self.share > 0, self.delay, 0.0)
         cost[self.x] = arrays.data_dollars[:, None]
         cost[self.z] = arrays.model_dollars[self.pairs[:, 0]]
         cost[self.u] = arrays.unserved_dollars

@@ -27,7 +27,8 @@ class Options:
     :ivar options: (O, 3) model, tier and configuration. :ivar pair: (O,) the number of the pair.
     :ivar rent: (O,) dollars. :ivar gpus: (O,). :ivar weights: (O,) GB. :ivar gb_dollars: of storing a GB.
     :ivar delay, error, work, kv: (I, O). :ivar error_room: (I,) the limit on the error: 1, or less where it is tiny.
-    :ivar linear: (I, O) dollars of the delay. :ivar most: (I, O) the largest share that an option alone may serve; `load`: of its work.
+    :ivar linear: (I, O) dollars of the delay.
+    :ivar most: (I, O) the largest share that an option alone may serve; `load`: the work of that.
     :ivar forced: (I,) dollars of leaving unserved what must be served.
     """
 
@@ -50,6 +51,8 @@ class Options:
         limits = ((self.delay, 1.0), (self.error, self.error_room[:, None]), (self.work, 1.0), (self.kv, 1.0))
         for used, room in limits:
             self.most = np.minimum(self.most, room / np.maximum(used, _LEAST))
+        never = self.most < _TINY
+        self.most[never] = self.delay[never] = self.error[never] = self.linear[never] = 0.0
         self.load = self.work * self.most
 
     def fit(self, chosen: Sequence[int]) -> bool:
