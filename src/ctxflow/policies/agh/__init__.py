@@ -7,7 +7,8 @@ the placement policy `agh` (`placement`).
 from ctxflow.policies.agh.allocation import Allocation, CostTerms, Deployment, Route, Violation, check
 from ctxflow.policies.agh.draft import Mechanisms
 from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType
-from ctxflow.policies.agh.solution import METHODS, Reason, Solution, reasons, solve
+from ctxflow.policies.agh.solution import METHODS, Solution, solve
+from ctxflow.policies.agh.unserved import Reason, Unserved, judge
 
 __all__ = [
     "METHODS",
@@ -22,8 +23,9 @@ __all__ = [
     "Reason",
     "Route",
     "Solution",
+    "Unserved",
     "Violation",
     "check",
-    "reasons",
+    "judge",
     "solve",
 ]

@@ -149,7 +149,6 @@ def prohibitive(arrays: Constants) -> Floats:
 PASSES = 3  # L: rounds of relocation.
 PATIENCE = 5  # Orderings in a row without improvement, after which it ends.
 BETTER = 1e-9
-WORK = 80_000  # Of each priced search, in the unit of `OptionSets.work`.
 
 
 def adaptive(arrays: Constants, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
@@ -194,7 +193,7 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
     if exchange is not None and exchange.refused:
         sets = OptionSets(Options(arrays, prohibitive(arrays)))
         for chosen in ([], nearest(best, sets.options.options)):
-            found = PricedSearch(sets, sets.work + WORK).search(chosen)
+            found = PricedSearch(sets, sets.work + priced_work(arrays)).search(chosen)
             if found is not None and np.isfinite(found.total):
                 best = min(best, sets.draft(found, choices), key=lambda draft: draft.total)
     return best
@@ -218,6 +217,12 @@ def random_starts(arrays: Constants) -> int:
     types, models, tiers, _ = arrays.shape
     size = types * models * tiers
     return 3 if size > 5000 else 5 if size > 2000 else 10 if size > 500 else 20
+
+
+def priced_work(arrays: Constants) -> int:
+    """Return the work of each priced search, in the unit of `OptionSets.work`."""
+    types, models, tiers, _ = arrays.shape
+    return 80_000 if types * models * tiers > 2000 else 400_000
 
 
 def relocate(draft: Draft) -> Draft:

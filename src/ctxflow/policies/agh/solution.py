@@ -1,19 +1,20 @@
-"""One front for all methods: solve a problem, plan again while its answer runs, and say why not all is served."""
+"""One front for all methods: solve a problem, and plan again while its answer runs."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.agh.allocation import Allocation, CostTerms, Deployment, Route, Violation, check, data_gb
+from ctxflow.policies.agh.allocation import Allocation, CostTerms, Deployment, Route, Violation, check
 from ctxflow.policies.agh.draft import Choices, Draft, Mechanisms
 from ctxflow.policies.agh.exact import exact, improved
 from ctxflow.policies.agh.heuristics import adaptive, greedy, rerouted
-from ctxflow.policies.agh.problem import Arrays, Bools, Constants, Floats, Problem
+from ctxflow.policies.agh.problem import Arrays, Constants, Problem
+from ctxflow.policies.agh.unserved import LEAST_SHARE, Reason, Unserved, judge
 
 METHODS = {
     "gh": "the paper's greedy heuristic",
@@ -32,7 +33,6 @@ class Solution:
     :ivar violations: what the independent checker says. :ivar seconds: for the method, without the check.
     :ivar bound: the exact method's lower bound in dollars, None for the others.
     :ivar proven: whether it is proven to be the best within the gap; without an allocation, that there is none.
-    :ivar reasons: why not all is served.
     """
 
     problem: Problem
@@ -43,7 +43,18 @@ class Solution:
     seconds: float
     bound: float | None
     proven: bool
-    reasons: list[Reason]
+
+    @functools.cached_property
+    def left(self) -> Unserved:
+        """Return what of the unserved demand could be served, and what keeps the rest; worked out when first asked."""
+        if self.allocation is not None and max(self.allocation.unserved) <= LEAST_SHARE:
+            return Unserved()
+        return judge(self.problem, self.allocation)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Return why not all is served."""
+        return self.left.reasons
 
     @property
     def feasible(self) -> bool:
@@ -72,6 +83,9 @@ class Solution:
             "gap": self.gap,
             "proven": self.proven,
             "reasons": [{**dataclasses.asdict(each), "text": str(each)} for each in self.reasons],
+            "could_be_served": self.left.possible,
+            "could_be_served_dollars": self.left.dollars,
+            "unserved_settled": self.left.settled,
             **(nothing if self.allocation is None else self.allocation.as_data(self.problem)),
         }
 
@@ -114,7 +128,6 @@ def solve(
     else:
         raise ValueError(f"there is no placement method {method!r}: choose one of {', '.join(METHODS)}")
     seconds = time.perf_counter() - begun
-    served = allocation is not None and max(allocation.unserved) <= 1e-6
     return Solution(
         problem=problem,
         method=method,
@@ -124,123 +137,7 @@ def solve(
         seconds=seconds,
         bound=bound,
         proven=proven,
-        reasons=[] if served else reasons(problem, allocation),
     )
-
-
-FULL = 0.999
-
-
-@dataclasses.dataclass(frozen=True)
-class Reason:
-    """What keeps a query type ("": all of them) from being served whole: a constraint as the checker names it."""
-
-    query_type: str
-    constraint: str
-    text: str
-
-    def __str__(self) -> str:
-        name = f"({self.constraint})" if self.constraint[0].isdigit() else self.constraint
-        return f"{self.query_type or 'all query types'}: {name} {self.text}"
-
-
-def reasons(problem: Problem, allocation: Allocation | None = None) -> list[Reason]:
-    """Return why not all is served, or not all of what an allocation leaves unserved.
-
-    >>> from ctxflow.policies.agh.problem import paper_instance
-    >>> poor = paper_instance().model_copy(update={"budget_dollars": 0.0})
-    >>> print(reasons(poor)[0])
-    all query types: (5c) the budget of 0 $ does not pay for any model on any tier: the cheapest takes 10.53 $
-    """
-    arrays = Arrays.of(problem)
-    if general := list(_nothing_runs(arrays)):
-        return general
-    unserved = [1.0] * len(problem.query_types) if allocation is None else allocation.unserved
-    missing = [i for i, share in enumerate(unserved) if share > 1e-6]
-    own = [reason for i in missing for reason in _alone(arrays, i, _usable(arrays))]
-    explained = {reason.query_type for reason in own}
-    if allocation is not None and any(problem.query_types[i].name not in explained for i in missing):
-        own.append(_shared(problem, allocation))
-    return own
-
-
-def _dollars(arrays: Arrays) -> Floats:
-    """Return (J, K, C) the dollars of a deployment by itself."""
-    cost: Floats = arrays.rent[:, None] * arrays.gpus + arrays.model_dollars[:, None, None]
-    return cost
-
-
-def _usable(arrays: Arrays) -> Bools:
-    """Return (J, K, C) what could run by itself."""
-    affordable: Bools = arrays.fits & (_dollars(arrays) <= arrays.problem.budget_dollars)
-    return affordable & (arrays.gpus <= arrays.stock[:, None])
-
-
-def _nothing_runs(arrays: Arrays) -> Iterator[Reason]:
-    problem = arrays.problem
-    if not arrays.fits.any():
-        model = min(problem.models, key=lambda each: each.weights_gb)
-        room = float((arrays.memory_gb[:, None] * arrays.gpus * arrays.allowed).max())
-        yield Reason("", "5f", f"no model fits any tier: {model.name} takes {model.weights_gb:g} GB, "
-                     f"and the GPUs of the largest configuration have {room:g} GB together")  # fmt: skip
-    elif (cheapest := _dollars(arrays)[arrays.fits].min()) > problem.budget_dollars:
-        yield Reason("", "5c", f"the budget of {problem.budget_dollars:g} $ does not pay for any model on any tier: "
-                     f"the cheapest takes {cheapest:.2f} $")  # fmt: skip
-    elif not _usable(arrays).any():
-        yield Reason("", "gpus", "no tier has as many GPUs as a model needs within the budget")
-    elif problem.storage_gb < arrays.weights_gb.min():
-        yield Reason("", "5h", f"the storage of {problem.storage_gb:g} GB holds no model: the smallest takes "
-                     f"{arrays.weights_gb.min():g} GB")  # fmt: skip
-
-
-def _alone(arrays: Arrays, i: int, usable: Bools) -> Iterator[Reason]:
-    """Yield what keeps a query type from being served whole even alone."""
-    problem, kind = arrays.problem, arrays.problem.query_types[i]
-    delay = arrays.delay[i][usable]
-    error = np.broadcast_to(arrays.error[i][..., None], usable.shape)[usable]
-    if delay.min() > kind.max_delay_seconds:
-        yield Reason(kind.name, "5i", f"a delay of {kind.max_delay_seconds:g} s cannot be kept: the fastest model "
-                     f"within memory and budget takes {delay.min():.3g} s")  # fmt: skip
-    if error.min() > kind.max_error:
-        yield Reason(kind.name, "5j", f"an error of {kind.max_error:g} cannot be kept: the best model within memory "
-                     f"and budget has {error.min():.3g}")  # fmt: skip
-    elif delay.min() <= kind.max_delay_seconds and not _mixable(arrays, i, usable):
-        yield Reason(kind.name, "5j", f"an error of {kind.max_error:g} and (5i) a delay of {kind.max_delay_seconds:g} "
-                     "s contradict each other: what is fast enough errs too much")  # fmt: skip
-    power = (arrays.capacity[:, None] * arrays.gpus)[None] >= arrays.work[i][..., None]
-    if not (power & usable).any():
-        yield Reason(kind.name, "5g", "no deployment within the budget has the throughput for all of it")
-    stored = data_gb(problem, i) + float(arrays.weights_gb.min())
-    if stored > problem.storage_gb:
-        yield Reason(kind.name, "5h", f"its data and the smallest model take {stored:.4g} GB, and the storage holds "
-                     f"{problem.storage_gb:g} GB")  # fmt: skip
-
-
-def _mixable(arrays: Arrays, i: int, usable: Bools) -> bool:
-    """Return whether one option, or two in some proportion, keep both the delay and the error of a query type."""
-    delay = arrays.delay[i][usable] / arrays.max_delay[i]
-    error = np.broadcast_to(arrays.error[i][..., None], usable.shape)[usable] / max(float(arrays.max_error[i]), 1e-12)
-    order = np.lexsort((error, delay))
-    front = order[error[order] <= np.minimum.accumulate(error[order])]  # No other is better in both.
-    d, e = delay[front], error[front]
-    fast, good = d <= 1, e <= 1
-    if (fast & good).any():
-        return True
-    # Of a fast and a good one together, the delay must allow the share of the good one that the error needs.
-    most = (1 - d[fast])[:, None] / (d[good][None] - d[fast][:, None])
-    least = (e[fast] - 1)[:, None] / (e[fast][:, None] - e[good][None])
-    return bool((least <= most).any())
-
-
-def _shared(problem: Problem, allocation: Allocation) -> Reason:
-    stored = sum(problem.models[route.model].weights_gb for route in allocation.routes)
-    stored += sum(data_gb(problem, route.query_type) * route.share for route in allocation.routes)
-    if stored >= FULL * problem.storage_gb:
-        return Reason("", "5h", f"the storage of {problem.storage_gb:g} GB is full")
-    costs = allocation.costs(problem)
-    spent = costs.rental + costs.model_storage + costs.data_storage
-    return Reason("", "5c", f"{spent:.2f} $ of the budget of {problem.budget_dollars:g} $ are spent, and serving more "
-                  "takes more than is left, or than leaving it unserved does")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
