@@ -262,7 +262,7 @@ class Draft:
 
 
 def nearest(draft: Draft, options: Ints) -> list[int]:
-    """Return the numbers of a draft's deployments among options (O, 3), or of those of the pair next to them in GPUs."""
+    """Return the options (of O, 3) that are a draft's deployments, or next to them in GPUs."""
     found, gpus = [], draft.arrays.gpus
     for j, k in np.argwhere(draft.config >= 0):
         here = np.flatnonzero((options[:, 0] == j) & (options[:, 1] == k))

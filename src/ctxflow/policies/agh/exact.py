@@ -1,4 +1,4 @@
-"""The exact method: the MILP of P_DM on HiGHS, from AGH's answer on; and the improved one: the MILP around AGH's own."""
+"""The exact method: the MILP of P_DM on HiGHS, from AGH's answer; and the improved one: the MILP around that answer."""
 
 from __future__ import annotations
 

@@ -159,15 +159,15 @@ def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
     constant = float(prices.serving.sum() - prices.delay.sum() - prices.error @ options.error_room)
     constant -= prices.storage * arrays.storage + prices.budget * arrays.budget
     left, forced = arrays.unserved_dollars - prices.serving, options.forced - prices.serving
-    for cut, price in zip(made.cuts, prices.cuts.tolist(), strict=True):
+    for (query, cut), price in zip(made.cuts, prices.cuts.tolist(), strict=True):
         if not price:
             continue
         constant += price * (1 - cut.alone)
-        left[cut.query] -= price
-        forced[cut.query] -= price
+        left[query] -= price
+        forced[query] -= price
         outside = np.ones(len(options.pair), dtype=bool)
         outside[[made.chosen[n] for n in cut.inside]] = False
-        opening[cut.query, outside] += price * (1 - cut.alone)
+        opening[query, outside] += price * (1 - cut.alone)
     constant += float(np.minimum(0.0, left * arrays.max_unserved).sum())
     constant += float(np.minimum(0.0, forced * (1 - arrays.max_unserved)).sum())
     serves = worth > 0

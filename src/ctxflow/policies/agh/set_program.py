@@ -71,7 +71,7 @@ class Options:
         return np.flatnonzero(allowed)
 
     def total(self, chosen: Sequence[int], shares: Floats) -> float:
-        """Return the dollars of shares (I, n) of a set and of the models that they use; inf beyond storage or budget."""
+        """Return the dollars of shares (I, n) over a set and of the models used; inf beyond storage or budget."""
         arrays, these = self.arrays, list(chosen)
         shares = np.where(shares > NOTHING, shares, 0.0)
         stored = float((self.weights[these] * (shares > 0)).sum() + arrays.data_gb @ shares.sum(axis=1))
@@ -92,28 +92,28 @@ class Cut:
     :ivar outside: places of the others, over whose z the sum is.
     """
 
-    query: int
     alone: float
     inside: Ints
     outside: Ints
 
 
-def cuts(options: Options, query: int, chosen: Sequence[int]) -> list[Cut]:
-    """Return the cuts of a query type over a set: of the options that can serve least of it, fewest first."""
-    these = list(chosen)
-    delay, error, room = options.delay[query, these], options.error[query, these], float(options.error_room[query])
+def cuts(delay: Floats, error: Floats, room: float) -> list[Cut]:
+    """Return the cuts of a query type over n options: inside are those that can serve least of it, fewest first.
+
+    :param delay, error: (n,) shares of their limits, served whole by each. :param room: for the error.
+    """
     most = np.minimum(1.0, np.minimum(1 / np.maximum(delay, _LEAST), room / np.maximum(error, _LEAST)))
     if most.min(initial=1.0) >= WHOLE:
         return []
     order = np.argsort(most, kind="stable")
     found, alone = [], 0.0
-    for count in range(1, len(these)):
+    for count in range(1, len(most)):
         newest, inside, outside = int(order[count - 1]), order[:count], order[count:]
         alone = max(alone, float(most[newest]), _mixed(delay, error, room, newest, inside[:-1]))
         if alone >= WHOLE:
             break
         if most[outside[0]] > most[newest] + NOTHING:
-            found.append(Cut(query, alone, inside, outside))
+            found.append(Cut(alone, inside, outside))
     return found
 
 
@@ -156,7 +156,8 @@ class SetProgram:
         self.options, self.chosen = options, list(chosen)
         self.x: Ints = np.arange(types * count).reshape(types, count)
         self.z: Ints = self.x + types * count
-        self.cuts = [cut for query in range(types) for cut in cuts(options, query, chosen)]
+        delay, error, room = options.delay[:, self.chosen], options.error[:, self.chosen], options.error_room
+        self.cuts = [(i, cut) for i in range(types) for cut in cuts(delay[i], error[i], float(room[i]))]
         self._limits = 3 * types + 2 * count  # The row of storage; the next is the budget's.
         # Storage and budget in units of their limits.
         self._scale = max(options.arrays.storage, 1.0), max(options.arrays.budget, 1.0)
@@ -185,8 +186,8 @@ class SetProgram:
             (base + 1 + 0 * x, x, data * dollars), (base + 1 + 0 * x, z, weights * dollars),
             (linking, x, ones), (linking, z, -options.most[:, these]),
         ]  # fmt: skip
-        for row, cut in enumerate(self.cuts, base + 2 + x.size):
-            columns = np.concatenate([[left[cut.query], forced[cut.query]], z[cut.query, cut.outside]])
+        for row, (query, cut) in enumerate(self.cuts, base + 2 + x.size):
+            columns = np.concatenate([[left[query], forced[query]], z[query, cut.outside]])
             values = np.full(len(columns), -(1 - cut.alone))
             values[:2] = -1.0
             parts.append((np.full(len(columns), row), columns, values))
@@ -194,7 +195,7 @@ class SetProgram:
         room = (arrays.budget - options.rent[these].sum()) / self._scale[1]
         limit = np.concatenate([
             -np.ones(types), np.ones(types), options.error_room, np.ones(2 * count),
-            [arrays.storage * gb, room], np.zeros(x.size), [cut.alone - 1 for cut in self.cuts],
+            [arrays.storage * gb, room], np.zeros(x.size), [cut.alone - 1 for _, cut in self.cuts],
         ])  # fmt: skip
         cost = (options.linear[:, these] + options.gb_dollars * data, options.gb_dollars * weights)
         upper = (options.most[:, these], ones, arrays.max_unserved, 1 - arrays.max_unserved)

@@ -72,7 +72,7 @@ def judge(problem: Problem, allocation: Allocation | None = None) -> Unserved:
         before = Allocation((), (), tuple(now)) if allocation is None else allocation
         dollars = best.allocation.costs(problem).total - before.costs(problem).total
     explained = {reason.query_type for reason in alone}
-    rest = [i for i in np.flatnonzero(best.unserved > GAINED) if problem.query_types[i].name not in explained]
+    rest = [int(i) for i in np.flatnonzero(best.unserved > GAINED) if problem.query_types[i].name not in explained]
     shared = tuple(_limits(problem, best, rest)) if rest and best.settled else ()
     return Unserved(possible, dollars, best.settled, alone + shared)
 
@@ -141,9 +141,7 @@ def _relaxed(problem: Problem, missing: Sequence[int]) -> Iterator[tuple[str, Pr
     yield (
         "5c",
         problem.model_copy(update={"budget_dollars": MOST}),
-        (
-            f"the budget of {problem.budget_dollars:g} $ does not pay for it: with {{spent:.2f}} $ {{served}} could be served"
-        ),
+        (f"the budget of {problem.budget_dollars:g} $ is too small: with {{spent:.2f}} $ {{served}} could be served"),
     )
     if any(tier.gpus is not None for tier in problem.tiers):
         yield (
@@ -182,7 +180,7 @@ def _relaxed(problem: Problem, missing: Sequence[int]) -> Iterator[tuple[str, Pr
 
 
 def _more_gpus(tier: GpuTier) -> GpuTier:
-    """Return a tier without a limit on its GPUs; where a pipeline may have as many stages as it has GPUs, up to 1,024."""
+    """Return a tier without a limit on its GPUs, nor on a pipeline's stages where these are as many as its GPUs."""
     depths = tier.pipeline_parallel
     if tier.gpus is not None and max(depths) == tier.gpus > 1:
         depths = (*depths, *(n for n in (2**power for power in range(11)) if n > tier.gpus))
