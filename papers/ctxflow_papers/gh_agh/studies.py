@@ -73,22 +73,6 @@ def second_stage(
     return expected, float((found.unserved > VIOLATED).mean())
 
 
-def with_margin(problem: Problem, margin: float) -> Problem:
-    """The problem with delay and error limits divided by a margin: what is planned with it, so that it can be kept.
-
-    >>> from ctxflow.policies.agh.problem import paper_instance
-    >>> with_margin(paper_instance(), 2.0).query_types[0].max_error == paper_instance().query_types[0].max_error / 2
-    True
-    """
-    kinds = tuple(
-        kind.model_copy(
-            update={"max_delay_seconds": kind.max_delay_seconds / margin, "max_error": kind.max_error / margin}
-        )
-        for kind in problem.query_types
-    )
-    return problem.model_copy(update={"query_types": kinds})
-
-
 def stress(
     problem: Problem,
     methods: Sequence[str] = ("exact", "gh", "agh"),
@@ -99,7 +83,7 @@ def stress(
 ) -> list[dict[str, Any]]:
     """Plans of several methods under stress (Figure 2a to 2c): a row for each method and inflation.
 
-    :param methods: of `METHODS`; one with "+1.25" at its end plans `with_margin` of 1.25.
+    :param methods: of `METHODS`; one with "+1.25" at its end plans with a margin of 0.25.
     :param time_limit: seconds for the exact method.
     :returns: rows of `method`, `inflation`, `planned` ($), `cost` ($), its five parts `rental`, `model_storage`,
         `data_storage`, `delay` and `unserved` ($), `violated` (a share).
@@ -109,7 +93,8 @@ def stress(
     plans = {}
     for method in methods:
         name, _, margin = method.partition("+")
-        planned = solve(with_margin(problem, float(margin or 1)), name, time_limit=time_limit)
+        kept = [float(margin or 1) - 1] * len(problem.query_types)
+        planned = solve(problem, name, time_limit=time_limit, margins=kept)
         if planned.allocation is None:
             raise ValueError(f"{method} has no allocation for {problem.name}, so that there is nothing to stress")
         plans[method] = planned.allocation

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SolutionMethod = Literal["gh", "agh", "agh-printed", "improved", "exact"]
 SelectionMethod = Literal["standard", "imp", "exhaustive", "exact"]
 
+COULD_BE_SERVED = 3  # The exit status of a plan that leaves demand unserved which could be served.
 _PROBLEM = (
     "The problem's JSON file (docs/placement.md lists its fields), or one of ctxflow's own instances: paper, azure."
 )
@@ -54,7 +55,15 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the solution as JSON.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random orderings of agh and improved.")] = 0,
     time_limit: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds for the solver of improved (2 by default) and exact (600).")
+        float | None, typer.Option(min=0.001, help="Seconds for the solver of exact (600 by default).")
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="By which share delays and errors may be above what is known, and limits are kept all the same: by "
+            "default 0.25, and for measured speeds what their items deviate.",
+        ),
     ] = None,
     gap: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="The share of the cost at which exact stops looking.")
@@ -66,19 +75,21 @@ def plan(
     their prices: which models are deployed on which tiers, and which share of
     each query type goes where, at the least cost. Of a site and a job the
     problem is made from what is known, and the plan says where each figure
-    comes from. Every answer is checked against all constraints, and those
-    that it breaks are named; so is what keeps a query type from being served.
+    comes from. Limits on delays and errors are kept with a margin. Every
+    answer is checked against all constraints, and those that it breaks are
+    named; so is what keeps a query type from being served, as far as proven.
 
     \b
     Methods
       gh           greedy, in milliseconds
       agh          greedy from many orders, with local search
       agh-printed  the same with the paper's moves alone
-      improved     agh, then the exact method around its answer (SciPy)
-      exact        the MILP, with a proven bound (SciPy)
+      improved     agh, then the exact method around its answer
+      exact        the MILP from agh's answer on, with a proven bound
 
     \b
-    The exit status is 1 if there is no feasible answer.
+    The exit status is 1 if there is no feasible answer, and 3 if the answer
+    leaves demand unserved that could be served.
 
     \b
     ctxflow plan site.toml job.toml --live --measured RUN
@@ -87,6 +98,7 @@ def plan(
     ctxflow plan --problem problem.json --method exact --time-limit 60
     ctxflow plan --problem azure --method improved --json | jq .costs.total
     """
+    from ctxflow.policies.agh.margins import USUAL
     from ctxflow.policies.agh.solution import solve
 
     made: JobProblem | None = None
@@ -103,10 +115,10 @@ def plan(
         if save is not None:
             save.write_text(given.to_json(), encoding="utf-8")
     with spinner("Solving ..."), native_output_aside():
-        try:
-            found = solve(given, method, seed=seed, time_limit=time_limit, gap=gap)
-        except ModuleNotFoundError as error:
-            raise ValueError(str(error)) from None
+        usual = [USUAL] * len(given.query_types) if made is None else made.margins
+        margins = usual if margin is None else [margin] * len(usual)
+        found = solve(given, method, seed=seed, time_limit=time_limit, gap=gap, margins=margins)
+        left = found.left
     if as_json:
         print(json.dumps(found.as_data() if made is None else {**found.as_data(), **made.as_data(found)}))
     elif made is None:
@@ -115,6 +127,8 @@ def plan(
         _show_site(made, found)
     if not found.feasible:
         raise typer.Exit(1)
+    if left.possible:
+        raise typer.Exit(COULD_BE_SERVED)
 
 
 def _given(problem: Path) -> Problem:
@@ -175,13 +189,36 @@ def _show_end(console: Console, found: Solution, left_out: Sequence[str] = (), n
     """Print what is wrong with a solution, what was left out of it, and how it was found."""
     for violation in found.violations:
         console.print(f"not feasible: {violation}", style="red", markup=False)
-    for reason in found.reasons:
+    left = found.left
+    if left.possible:
+        more = ", ".join(f"{share:.1%} of {name}" for name, share in left.possible.items())
+        price = (
+            "" if left.dollars is None else f", for {abs(left.dollars):.2f} $ {'more' if left.dollars > 0 else 'less'}"
+        )
+        console.print(f"could be served and is not: {more}{price}; try --method exact", style="red", markup=False)
+    elif not left.settled:
+        console.print("whether more could be served was not decided in time", style="yellow", markup=False)
+    for reason in left.reasons:
         console.print(f"not served: {reason}", style="yellow", markup=False)
+    _show_margins(console, found)
     for text in left_out:
         console.print(f"left out: {text}", markup=False)
     for text in notes:
         console.print(f"note: {text}", style="dim", markup=False)
     console.print(f"{found.method}, {found.seconds:.3f} s", style="dim")
+
+
+def _show_margins(console: Console, found: Solution) -> None:
+    """Print how far delays and errors may be above what is known, and whose limits leave no room for that."""
+    names: dict[float, list[str]] = {}
+    for kind, margin in zip(found.problem.query_types, found.margins, strict=True):
+        names.setdefault(round(margin, 3), []).append(kind.name)
+    for margin, those in sorted(names.items(), reverse=True):
+        whose = "" if len(names) == 1 else f" for {', '.join(those)}"
+        text = (
+            f"with a margin of {margin:.0%} on delays and errors" if margin else "without a margin on delays and errors"
+        )
+        console.print(f"planned {text}{whose}", style="dim", markup=False)
 
 
 def show(found: Solution) -> None:

@@ -1,7 +1,7 @@
 """The placement problem of a site and a job, with a note on where each figure comes from, and an answer's workers.
 
 In the problem a model has one deployment on a tier; in ctxflow any number of workers, each of which serves by itself.
-So a worker of the site is a "GPU" of the problem, and a configuration is a number of workers: they are as many stages of
+So a worker of the site is a "GPU" of the problem, and a configuration is a number of workers: as many stages of
 a pipeline whose communication takes no time.
 """
 
@@ -16,6 +16,7 @@ from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.model_folder import BYTES, Shape, locate_model, shape_of
 from ctxflow.planning.job_file import USABLE, CandidateModel, DataSheet, Known, PlanJob, Query, Speed, estimate, gpu_of
 from ctxflow.policies.agh.allocation import Allocation
+from ctxflow.policies.agh.margins import USUAL
 from ctxflow.policies.agh.problem import MOST, GpuTier, Model, Problem, QueryType, Table
 from ctxflow.policies.agh.solution import Solution
 from ctxflow.policies.agh.staffing import workers_needed
@@ -23,6 +24,7 @@ from ctxflow.simulator.recorded_run import Recorded
 from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
 
+LEAST_MARGIN = 0.05  # However little the measured items differed: another day is another run.
 UNSERVED = 10.0  # What it costs by default to leave a query unserved, in rents of the whole site.
 
 
@@ -30,12 +32,14 @@ UNSERVED = 10.0  # What it costs by default to leave a query unserved, in rents 
 class JobProblem:
     """A problem made from a site and a job: its offers and speeds.
 
+    :ivar margins: by query type, how far delays and errors may be above what is known (`margins.with_margins`).
     :ivar notes: where figures come from, a sentence each; `left_out`: which model cannot be where, and why.
     """
 
     problem: Problem
     offers: tuple[SiteOffer, ...]
     speeds: tuple[tuple[tuple[Speed | None, ...], ...], ...]
+    margins: tuple[float, ...]
     notes: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -102,6 +106,7 @@ def make_problem(
         for query in job.queries
     )
     notes += seen.sources()
+    margins = tuple(seen.margin(query.name) for query in job.queries)
     models = [
         Model(name=model.name, weights_gb=shape.weights_gb, kv_bytes_per_token=shape.kv_bytes_per_token)
         for model, shape in zip(job.models, shapes, strict=True)
@@ -112,7 +117,7 @@ def make_problem(
         job.name, queries, models, offers, speeds, hours=job.hours, budget=job.budget, errors=errors,
         source="; ".join(notes),
     )  # fmt: skip
-    return JobProblem(problem, offers, speeds, tuple(notes), tuple(left_out))
+    return JobProblem(problem, offers, speeds, margins, tuple(notes), tuple(left_out))
 
 
 def _offered(site: Site, tier: ScenarioTier, job: PlanJob, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
@@ -173,6 +178,8 @@ class _Measured:
         self._recorded = recorded
         self._taken: set[tuple[str, str]] = set()
         self.estimated: set[tuple[str, str]] = set()
+        self.guessed: set[str] = set()
+        self._spreads: dict[str, list[float]] = {}
         if recorded is not None:
             notes += [f"the measured run: {doubt}" for doubt in recorded.doubts]
 
@@ -188,9 +195,17 @@ class _Measured:
             if those:
                 self._taken.add((model.name, tier.offer.name))
                 items = [app.item_seconds[key] for app in those]
+                self._spreads.setdefault(query.name, []).extend(app.spread for app in those)
                 calls = max(app.call_seconds for app in those)
                 return Speed(calls + max(items), sum(items) / len(items))
         return None
+
+    def margin(self, query: str) -> float:
+        """Return the largest deviation of a query type's measured items; the usual margin for estimated speeds."""
+        spreads = [spread or USUAL for spread in self._spreads.get(query, [])]  # 0: one call tells of no deviation.
+        if query in self.guessed or not spreads:
+            spreads.append(USUAL)
+        return min(1.0, max(LEAST_MARGIN, *spreads))
 
     def sources(self) -> list[str]:
         """Return where the speeds come from, a sentence each."""
@@ -232,6 +247,7 @@ def _speed(
                  f"{room:.3g} GB that a worker has"] = None  # fmt: skip
         return None
     seen.estimated.add((model.name, tier.offer.name))
+    seen.guessed.add(query.name)
     if guess.delay > query.max_delay:
         text = f"{place}: (5i) a query of {query.name} takes {guess.delay:.3g} s, and max_delay = {query.max_delay:g}"
         left_out[text] = None

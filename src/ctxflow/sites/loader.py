@@ -297,7 +297,7 @@ def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: st
         return f"{begin}; it is the site's: put it above the first [[tiers]]"
     if key in MOVED:
         return f"{begin}; it is the engine's: put it under a header [{MOVED[key]}]"
-    provider = tier.get("provider", "condor")
+    provider = str(tier.get("provider", "condor"))
     if key.startswith("+") or (provider == "condor" and key.lower() in SUBMIT_EXAMPLES):
         quoted = key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
         return f"{begin}: it goes to HTCondor in submit, so write submit = {{{quoted} = {shown(value)}}}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ctxflow.policies.agh.allocation import Allocation, CostTerms, Deployment, Route, Violation, check
 from ctxflow.policies.agh.draft import Choices, Draft, Mechanisms
-from ctxflow.policies.agh.exact import exact, improved
+from ctxflow.policies.agh.exact import MilpResult, exact, improved
 from ctxflow.policies.agh.heuristics import adaptive, greedy, rerouted
+from ctxflow.policies.agh.margins import with_margins
 from ctxflow.policies.agh.problem import Arrays, Constants, Problem
 from ctxflow.policies.agh.unserved import LEAST_SHARE, Reason, Unserved, judge
 
@@ -31,7 +33,8 @@ class Solution:
 
     :ivar allocation: None if there is none, or if the exact method found none in its time. :ivar costs: its five terms.
     :ivar violations: what the independent checker says. :ivar seconds: for the method, without the check.
-    :ivar bound: the exact method's lower bound in dollars, None for the others.
+    :ivar bound: the exact method's lower bound in dollars, of all that keep the margins; None for the others.
+    :ivar margins: by query type, the share by which delays and errors may be above what is known: see `margins`.
     :ivar proven: whether it is proven to be the best within the gap; without an allocation, that there is none.
     """
 
@@ -43,6 +46,7 @@ class Solution:
     seconds: float
     bound: float | None
     proven: bool
+    margins: tuple[float, ...] = ()
 
     @functools.cached_property
     def left(self) -> Unserved:
@@ -83,6 +87,7 @@ class Solution:
             "gap": self.gap,
             "proven": self.proven,
             "reasons": [{**dataclasses.asdict(each), "text": str(each)} for each in self.reasons],
+            "margins": {kind.name: m for kind, m in zip(self.problem.query_types, self.margins, strict=False)},
             "could_be_served": self.left.possible,
             "could_be_served_dollars": self.left.dollars,
             "unserved_settled": self.left.settled,
@@ -98,6 +103,7 @@ def solve(
     seed: int = 0,
     time_limit: float | None = None,
     gap: float = 1e-4,
+    margins: Sequence[float] | None = None,
 ) -> Solution:
     """Solve a problem, and check the answer.
 
@@ -105,6 +111,8 @@ def solve(
     :param mechanisms: M1 to M3 for gh, agh and agh-printed; all on by default.
     :param seed: of the random orderings of agh and improved.
     :param time_limit: seconds for the solver of exact (600 by default), which ends within `gap`, a share of the cost.
+    :param margins: by query type, by how much delays and errors may turn out above what the problem says; none by
+        default. A query type that cannot be served whole with its margin is planned without.
     :raises ValueError: for an unknown method.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
@@ -112,22 +120,21 @@ def solve(
     >>> solution.feasible, max(solution.allocation.unserved)
     (True, 0.0)
     """
-    begun = time.perf_counter()
-    bound, proven = None, False
-    arrays = Arrays.of(problem)
-    allocation: Allocation | None
-    if method == "gh":
-        allocation = greedy(arrays, mechanisms).allocation()
-    elif method in ("agh", "agh-printed"):
-        allocation = adaptive(arrays, mechanisms, seed, printed=method == "agh-printed").allocation()
-    elif method == "improved":
-        allocation = improved(arrays, seed)
-    elif method == "exact":
-        outcome = exact(arrays, 600.0 if time_limit is None else time_limit, gap)
-        allocation, bound, proven = outcome.allocation, outcome.bound, outcome.closed
-    else:
+    if method not in METHODS:
         raise ValueError(f"there is no placement method {method!r}: choose one of {', '.join(METHODS)}")
+    begun = time.perf_counter()
+    kept = list(margins or [0.0] * len(problem.query_types))
+    while True:
+        planned = with_margins(problem, kept)
+        found = _found(Arrays.of(planned), method, mechanisms, seed, time_limit, gap)
+        unserved = [1.0] * len(kept) if found.allocation is None else found.allocation.unserved
+        short = [i for i, share in enumerate(unserved) if share > LEAST_SHARE and kept[i]]
+        if not short:
+            break
+        for i in short:
+            kept[i] = 0.0
     seconds = time.perf_counter() - begun
+    allocation = found.allocation
     return Solution(
         problem=problem,
         method=method,
@@ -135,9 +142,25 @@ def solve(
         costs=None if allocation is None else allocation.costs(problem),
         violations=[] if allocation is None else check(problem, allocation),
         seconds=seconds,
-        bound=bound,
-        proven=proven,
+        bound=found.bound,
+        proven=found.closed,
+        margins=tuple(kept),
     )
+
+
+def _found(
+    arrays: Arrays, method: str, mechanisms: Mechanisms | None, seed: int, time_limit: float | None, gap: float
+) -> MilpResult:
+    """Return what a method finds, with a bound if it is the exact one."""
+    if method == "exact":
+        return exact(arrays, 600.0 if time_limit is None else time_limit, gap)
+    if method == "gh":
+        allocation = greedy(arrays, mechanisms).allocation()
+    elif method == "improved":
+        allocation = improved(arrays, seed)
+    else:
+        allocation = adaptive(arrays, mechanisms, seed, printed=method == "agh-printed").allocation()
+    return MilpResult(allocation, None, False)
 
 
 @dataclasses.dataclass(frozen=True)
