@@ -117,6 +117,14 @@ class OptionSets:
         found: Floats = (own[:, None] - worths[:, added].sum(axis=-1)).max(axis=0)
         return found
 
+    def bounds_of_pairs(self, base: Sequence[int], added: Ints) -> Floats:
+        """Return (N,) lower bounds of the dollars over a set with one of `added` (N,) and any other of these."""
+        kept = min(self._count, KEPT)
+        worths = self._worths[:kept, added]
+        own = self._constants[:kept] - self._worths[:kept, list(base)].sum(axis=1)
+        found: Floats = ((own - worths.max(axis=1))[:, None] - worths).max(axis=0)
+        return found
+
     def draft(self, judged: Judged, choices: Choices) -> Draft:
         """Return the allocation that was found over a set."""
         draft = Draft(choices)

@@ -44,25 +44,26 @@ class PricedSearch:
     def _until_no_better(self, best: Judged, thoroughly: bool) -> Judged:
         double, failed = False, 0
         while self.sets.work < self.most_work:
-            better, tried, ended = self._better(best, double, thoroughly)
+            judged = len(self.sets.judged)
+            better, tried = self._better(best, double, thoroughly)
             failed += tried
             if better is not None:
                 best, double, failed = better, False, 0
-            elif ended or failed >= FAILED:
+            elif failed >= FAILED or (not tried and judged == len(self.sets.judged)):  # Nothing was learnt either.
                 if double:
                     break
                 double, failed = True, 0
         return best
 
-    def _better(self, best: Judged, double: bool, thoroughly: bool) -> tuple[Judged | None, int, bool]:
-        """Return a better set, how many were settled without success, and whether no other could be better."""
+    def _better(self, best: Judged, double: bool, thoroughly: bool) -> tuple[Judged | None, int]:
+        """Return a better set, None if none was found, and how many were settled without success."""
         near, tried = self._near(best.chosen, double, thoroughly), 0
         heapq.heapify(near)
         limit = best.total - 1e-7 * max(1.0, abs(best.total))
         while near and tried < SETTLED and self.sets.work < self.most_work:
             bound, chosen = heapq.heappop(near)
             if bound >= limit:
-                return None, tried, True
+                break
             if chosen not in self.sets.judged:
                 judged = self.sets.judge(chosen)
                 if judged is not None:
@@ -73,9 +74,9 @@ class PricedSearch:
                 continue
             self.sets.settle(judged, best.total, thoroughly)
             if judged.total < limit:
-                return judged, tried, False
+                return judged, tried
             tried += 1
-        return None, tried, not near
+        return None, tried
 
     def _near(self, chosen: Chosen, double: bool, thoroughly: bool) -> list[tuple[float, Chosen]]:
         """Return the most promising sets near one, with their bounds."""
@@ -111,7 +112,7 @@ class PricedSearch:
         for base in [list(chosen), *_without_one(chosen)]:
             room = options.room_beside(base)
             if len(room) > 1:
-                first = room[np.argsort(self.sets.bounds(base, room[:, None]), kind="stable")[:FIRST]]
+                first = room[np.argsort(self.sets.bounds_of_pairs(base, room), kind="stable")[:FIRST]]
                 two = np.stack(np.triu_indices(len(first), 1), axis=1)
                 pairs = first[two]
                 allowed = options.pair[pairs[:, 0]] != options.pair[pairs[:, 1]]
