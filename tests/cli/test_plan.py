@@ -32,7 +32,8 @@ def test_a_problem_from_a_file(tmp_path):
 def test_for_people():
     run = plan("--problem", "paper")
     assert run.returncode == 0, run.stderr
-    assert "Llama-3B" in run.stdout and "rental" in run.stdout
+    assert "Llama-8B" in run.stdout and "rental" in run.stdout
+    assert "planned with a margin of 25% on delays and errors" in run.stdout
 
 
 def test_the_impossible(tmp_path):
@@ -147,3 +148,23 @@ def test_nonsense_is_refused_with_the_field_s_name(command, change, field):
     run = command(paper(change))
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith(f"ctxflow: the problem cannot be: {field}: ") and run.stderr.count("\n") == 1
+
+
+def test_demand_that_could_be_served_is_a_line_of_its_own_and_a_status_of_its_own(command):
+    """GH takes one GPU of a pair wherever that keeps the delay, however little of the work it does."""
+    heavy = paper(("query_types", "*", "queries_per_hour", 3e6), ("budget_dollars", 1e4), ("storage_gb", 1e6))
+    run = command(heavy, "--method", "gh", "--margin", "0")
+    said = " ".join(run.stdout.split())
+    assert run.returncode == 3 and "could be served and is not: " in said and "try --method exact" in said
+    data = json.loads(command(heavy, "--method", "gh", "--margin", "0", "--json").stdout)
+    assert data["could_be_served"] and data["unserved_settled"] in (True, False)
+    run = command(heavy, "--margin", "0")
+    assert run.returncode == 0 and "could be served" not in run.stdout
+
+
+def test_a_margin_is_said_and_can_be_chosen(command):
+    data = json.loads(command(paper(), "--margin", "0.1", "--json").stdout)
+    assert set(data["margins"].values()) == {0.1}
+    assert "without a margin" in command(paper(), "--margin", "0").stdout
+    refused = command(paper(), "--margin", "-1")
+    assert refused.returncode == 2

@@ -222,7 +222,7 @@ def random_starts(arrays: Constants) -> int:
 def priced_work(arrays: Constants) -> int:
     """Return the work of each priced search, in the unit of `OptionSets.work`."""
     types, models, tiers, _ = arrays.shape
-    return 80_000 if types * models * tiers > 2000 else 400_000
+    return 50_000 if types * models * tiers > 2000 else 400_000
 
 
 def relocate(draft: Draft) -> Draft:

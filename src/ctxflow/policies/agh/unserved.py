@@ -123,6 +123,8 @@ def _limits(problem: Problem, best: _Least, missing: Sequence[int]) -> Iterator[
     one = problem.query_types[missing[0]].name if len(missing) == 1 else ""
     helps = False
     for constraint, without, text in _relaxed(problem, missing):
+        if helps and constraint == "5g":
+            continue  # More GPUs are more throughput.
         found = _least_unserved(without, best.unserved, None)
         gained = best.unserved - found.unserved
         if found.allocation is None or not any(gained[i] > GAINED for i in missing):
@@ -158,7 +160,7 @@ def _relaxed(problem: Problem, missing: Sequence[int]) -> Iterator[tuple[str, Pr
     yield (
         "5g",
         problem.model_copy(update={"tiers": faster}),
-        ("the GPUs are too slow: with more throughput {served} could be served"),
+        ("what may run has too little throughput: with more {served} could be served"),
     )
     larger = tuple(tier.model_copy(update={"memory_gb": 1e3 * tier.memory_gb}) for tier in problem.tiers)
     yield (
