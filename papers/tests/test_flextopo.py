@@ -8,7 +8,7 @@ import types
 import pytest
 
 from ctxflow.cli.app import main
-from ctxflow.policies.flextopo.cluster import cluster_from_json
+from ctxflow.policies.flextopo.cluster_json import cluster_from_json
 from ctxflow.simulator.experiments import ExperimentRequest, quantile, report
 from ctxflow_papers.flextopo.experiments import WAYS, churn, crossing, independent, scaling, sequential
 from ctxflow_papers.flextopo.reproduction import reproduce

@@ -1,0 +1,160 @@
+"""Later preemptors: which of them a decision leaves without a place, and how much room that is whole it breaks.
+
+It tells candidates apart that Equation 1 of FlexTopo holds equal; the paper looks at the preemptor at hand alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ctxflow.policies.flextopo.candidates import Fit, Fits
+from ctxflow.policies.flextopo.cluster import Affinity, Domain, Node, Preemptor
+
+_Open = tuple[int, tuple[tuple[int, int | None], ...]]
+"""How many places a node has for a kind, and for each domain where they can be its GPUs, as a mask, and how many of
+the free ones no place has; None where cores are scarcer than GPUs."""
+
+
+class Kind:
+    """Later preemptors that are alike.
+
+    :ivar wanted: one of them.
+    :ivar count: how many are to be expected.
+    :ivar total: how many would find a place now.
+    """
+
+    __slots__ = ("_fits", "_known", "count", "total", "wanted")
+
+    def __init__(self, wanted: Preemptor, count: int, nodes: Iterable[Node]) -> None:
+        self.wanted, self.count, self._fits = wanted, count, Fits(wanted)
+        self._known: dict[tuple[int, int], _Open] = {}
+        free = ((node, node.below(wanted.priority)) for node in nodes)
+        self.total = sum(self.open(node, mask)[0] for node, mask in free if mask)
+
+    def left_out(self, node: Node, taken: int) -> int:
+        """Return how many more of them find no place once this part of a node is taken."""
+        free = node.below(self.wanted.priority)
+        return self._without(self.open(node, free)[0] - self.open(node, free & ~taken)[0]) if free & taken else 0
+
+    def fewest_left_out(self, node: Node, domain: Domain, free: int, among: int, gpus: int) -> int:
+        """Return how many more find no place at least, whichever of the GPUs `among` those of a domain are taken.
+
+        :param free: what is free for them on the node.
+        """
+        here = free & domain.gpus
+        taken = gpus - (among & domain.gpus).bit_count() + here.bit_count()
+        if taken <= 0 or not self.wanted.gpus:
+            return 0
+        for place, spare in self.open(node, free)[1]:
+            if place & domain.gpus:
+                if spare is None:
+                    return 0
+                taken -= spare
+                here &= ~place
+        return self._without(max(-(-(taken - here.bit_count()) // self.wanted.gpus), 0))
+
+    def share(self, gpus: int, cores: int) -> float:
+        """Return what part of a place so many GPUs or cores are."""
+        wanted = self.wanted
+        return max(gpus / wanted.gpus if wanted.gpus else 0.0, cores / wanted.cores if wanted.cores else 0.0)
+
+    def _without(self, places: int) -> int:
+        """Return how many find no place if there are so many places fewer."""
+        return min(self.count, self.total) - min(self.count, self.total - places)
+
+    def open(self, node: Node, free: int) -> _Open:
+        """Return what a node has for them if this is free."""
+        key = id(node.hardware), free
+        found = self._known.get(key)
+        if found is None:
+            fit, parts, count = self._fits[node], [], 0
+            for domain in fit.domains:
+                if domain.level == fit.required:
+                    more, spare = _beside(fit, domain, free)
+                    count += more
+                    parts.append((domain.gpus, spare))
+            found = self._known[key] = count, tuple(parts)
+        return found
+
+
+def _beside(fit: Fit, domain: Domain, free: int) -> tuple[int, int | None]:
+    """Return how many requests fit side by side into what is free of a domain, and what they leave of its GPUs."""
+    gpus = (free & domain.gpus).bit_count()
+    by_gpus = gpus // fit.gpus if fit.gpus else None
+    by_cores = fit.hardware.cores(free & domain.groups) // fit.cores if fit.cores else None
+    if by_gpus is None or (by_cores is not None and by_cores < by_gpus):
+        return by_cores or 0, None
+    return by_gpus, gpus - by_gpus * fit.gpus
+
+
+class LaterPreemptors:
+    """What later preemptors, of no higher priority than the one at hand, would find after a decision.
+
+    A place is room as close together as a later preemptor must have it, of what is idle or held by preemptible
+    instances of lower priority. Those of a higher priority may preempt the one at hand, and are not asked; nor are
+    those like it, whose place it takes wherever it goes.
+
+    :param later: those to be expected; None if nobody knows: then one more of each instance of several GPUs that runs,
+        as close together as the hardware allows. One GPU is never apart.
+    """
+
+    def __init__(self, nodes: Sequence[Node], preemptor: Preemptor, later: Iterable[Preemptor] | None) -> None:
+        self._nodes, self._preemptor, self._later = nodes, preemptor, later
+        self._broken: dict[tuple[int, int, int], int] = {}
+
+    @functools.cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those who find places now."""
+        mine = self._preemptor
+        own, counts = (mine.priority, mine.gpus, mine.cores), self._expected()
+        asked = (each for each in counts if each[0] <= mine.priority and each[:3] != own)
+        found = (Kind(Preemptor("", *each), counts[each], self._nodes) for each in asked)
+        return tuple(kind for kind in found if kind.total)
+
+    def _expected(self) -> Mapping[tuple[int, int, int, Affinity | None], int]:
+        """Return the later preemptors, by what they want."""
+        if self._later is not None:
+            return Counter((each.priority, each.gpus, each.cores, each.affinity) for each in self._later)
+        held = Counter(itertools.chain.from_iterable(node.held for node in self._nodes))
+        return {(*each, "guaranteed"): count for each, count in held.items() if each[1] > 1}
+
+    def left_out(self, node: Node, taken: int) -> list[tuple[Kind, int]]:
+        """Return those who find no place any more once this part of a node is taken, and how many of each kind."""
+        lost = ((kind, kind.left_out(node, taken)) for kind in self.kinds)
+        return [(kind, count) for kind, count in lost if count]
+
+    def exposed(self, node: Node) -> list[tuple[Kind, int]]:
+        """Return the kinds of later preemptors who have places on a node, and what is free for them."""
+        free = ((kind, node.below(kind.wanted.priority)) for kind in self.kinds)
+        return [(kind, mask) for kind, mask in free if mask and kind.open(node, mask)[0]]
+
+    def broken(self, node: Node, taken: int) -> int:
+        """Return how many blocks of 2, 4, 8 and so on GPUs that are close together there are fewer afterwards.
+
+        Those are counted that the preemptor at hand could have, so that it goes where least is whole.
+        """
+        free = node.below(self._preemptor.priority)
+        key = id(node.hardware), free, taken
+        found = self._broken.get(key)
+        if found is None:
+            found = 0
+            for block, count in node.hardware.blocks:
+                here = free & block
+                found += here.bit_count() // count - (here & ~taken).bit_count() // count
+            self._broken[key] = found
+        return found
+
+    def least_broken(self, node: Node, domain: int, free: int) -> int:
+        """Return how many such blocks are broken at least if the preemptor at hand gets its GPUs in a domain.
+
+        :param domain: a mask of its GPUs.
+        :param free: what the preemptor at hand could have on the node.
+        """
+        gpus, found = self._preemptor.gpus, 0
+        for block, count in node.hardware.around(domain):
+            here = (free & block).bit_count()
+            found += here // count - (here - gpus) // count
+        return found
