@@ -58,7 +58,7 @@ class Case:
         return [Preemptor(g.name, g.priority, g.gpus, g.cores, self.affinity) for g in self.asked]
 
 
-def drawn(seed: int, nodes: int = 12, count: int = 24) -> Case:
+def drawn(seed: int, nodes: int = 12, count: int = 16) -> Case:
     """Draw a case."""
     chance = random.Random(f"{seed} drawn")
     kinds = [MACHINES[name] for name in chance.sample(sorted(MACHINES), chance.choice((1, 1, 2)))]

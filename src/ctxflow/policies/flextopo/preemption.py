@@ -186,10 +186,9 @@ class _Selecting:
 
     def victims(self, view: View, request: PlaceRequest) -> Room | None:
         """Return the place that costs least: where there is room, else where victims of lower priority make it."""
-        affinity: Affinity | None = request.affinity  # type: ignore[assignment]
-        preemptor = Preemptor(request.app, request.priority, request.gpus, affinity=affinity)
+        preemptor, later = _preemptor(request), tuple(map(_preemptor, request.later))
         cluster = [each for each in _cluster(view) if len(each[1].gpus) >= request.gpus]
-        decision = decide([node for _, _, node in cluster], preemptor, self.method, self._scoring)
+        decision = decide([node for _, _, node in cluster], preemptor, self.method, self._scoring, later)
         if decision is None:
             return None
         machine, topology, _ = next(each for each in cluster if each[2].name == decision.node)
@@ -211,6 +210,11 @@ class IncrementalMinimalPreemption(_Selecting):
 
 class ExactPreemption(_Selecting):
     """The best of all sets of victims in FlexTopo's Equation 2."""
+
+
+def _preemptor(request: PlaceRequest) -> Preemptor:
+    affinity: Affinity | None = request.affinity  # type: ignore[assignment]
+    return Preemptor(request.app, request.priority, request.gpus, affinity=affinity)
 
 
 def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
