@@ -138,6 +138,8 @@ def _anywhere(
 class Played:
     """What became of the preemptors of some cases, decided in one way.
 
+    :ivar hits: how many are as close together as the empty machine allows.
+    :ivar gpus: what those who found a place got.
     :ivar priorities: the sum of the victims'.
     :ivar seconds: of process time, of each decision.
     """
@@ -145,6 +147,7 @@ class Played:
     asked: int = 0
     placed: int = 0
     hits: int = 0
+    gpus: int = 0
     victims: int = 0
     priorities: int = 0
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -171,6 +174,7 @@ def play(case: Case, method: str, into: Played | None = None) -> Played:
         victims = [each for each in node.instances if each.id in decision.victims]
         played.placed += 1
         played.hits += decision.hit
+        played.gpus += gang.gpus
         played.victims += len(victims)
         played.priorities += sum(each.priority for each in victims)
         name, started_at = f"{gang.name}-new-{number}", 3600.0 + number
