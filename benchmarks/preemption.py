@@ -4,12 +4,12 @@
     benchmarks/preemption.py [--json] [--quick]
 
 Backs the README's sentence on who gives way on 100 nodes, and all tables of docs/preemption.md but the paper's. One
-decision covers all nodes: candidates, scores, the best one, and the GPUs and cores that the preemptor gets. Preemptors of
-workload B (4 GPUs) and C (2 GPUs) of FlexTopo's Table 3 take turns, guaranteed, each on a cluster of its own draw with
-instances at random places; every method decides each case, so the methods are interleaved. `hit_rate` is that of IMP
-for guaranteed preemptors and of the exact search for guaranteed and best-effort ones; IMP for best-effort ones, where
-it is not exact, has a figure of its own; `baseline_hit_rate` is the standard selection's on the same clusters. The
-growth is the time per node at 5,000 nodes beside that at 100.
+decision covers all nodes: candidates, scores, the best one, and the GPUs and cores that the preemptor gets.
+Preemptors of workload B (4 GPUs) and C (2 GPUs) of FlexTopo's Table 3 take turns, guaranteed, each on a cluster of
+its own draw with instances at random places; every method decides each case, so the methods are interleaved.
+`hit_rate` is that of IMP for guaranteed preemptors and of the exact search for guaranteed and best-effort ones; IMP
+for best-effort ones, where it is not exact, has a figure of its own; `baseline_hit_rate` is the standard selection's
+on the same clusters. The growth is the time per node at 5,000 nodes beside that at 100.
 
 Then preemptors one after the other, each of which takes its place before the next is decided on: `later_LAYOUT` is
 Table 3's cluster and 50 preemptors, `later_drawn` machines, gangs and priorities of many kinds
