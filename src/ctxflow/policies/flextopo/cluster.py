@@ -224,7 +224,7 @@ class Node:
 
     :ivar masks: what each instance holds (derived).
     :ivar idle: what no instance holds (derived).
-    :ivar held: the priority, GPUs and cores of each instance that holds any (derived).
+    :ivar held: the priority, GPUs and cores of instances of several GPUs, and how many are alike in that (derived).
     :ivar order: the positions of the preemptible instances, by priority (derived).
     :ivar ladder: a rung for each of their priorities, the lowest first (derived).
     :ivar shape: it all but for names and starts, by which nodes that are alike are told (derived).
@@ -236,7 +236,7 @@ class Node:
     instances: tuple[Instance, ...] = ()
     masks: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     idle: int = dataclasses.field(init=False, repr=False, compare=False)
-    held: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, repr=False, compare=False)
+    held: tuple[tuple[tuple[int, int, int], int], ...] = dataclasses.field(init=False, repr=False, compare=False)
     order: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     ladder: tuple[Rung, ...] = dataclasses.field(init=False, repr=False, compare=False)
     shape: Shape = dataclasses.field(init=False, repr=False, compare=False)
@@ -254,8 +254,12 @@ class Node:
             masks.append(mask)
         object.__setattr__(self, "masks", tuple(masks))
         object.__setattr__(self, "idle", idle)
-        held = ((i.priority, len(i.gpus), self.hardware.cores(m)) for i, m in zip(self.instances, masks, strict=True))
-        object.__setattr__(self, "held", tuple(each for each in held if any(each[1:])))
+        held: dict[tuple[int, int, int], int] = {}
+        for instance, mask in zip(self.instances, masks, strict=True):
+            if len(instance.gpus) > 1:
+                alike = instance.priority, len(instance.gpus), self.hardware.cores(mask)
+                held[alike] = held.get(alike, 0) + 1
+        object.__setattr__(self, "held", tuple(held.items()))
         order = [number for number, each in enumerate(self.instances) if each.preemptible]
         order.sort(key=lambda number: self.instances[number].priority)
         object.__setattr__(self, "order", tuple(order))

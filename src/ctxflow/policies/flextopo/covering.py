@@ -13,11 +13,11 @@ part of those places that it holds, and each is judged by what it leaves.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ctxflow.policies.flextopo.candidates import Fit, Fits, Scorer, given
 from ctxflow.policies.flextopo.cluster import Domain, Level, Node, Preemptor, Rung, Shape
@@ -42,8 +42,7 @@ _Latest = tuple[int, int | None, int]
 """What bounds the start: the number of the limit's rung, a mask inside which its victims are, and how many they are."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(NamedTuple):
     """A domain of a node; no candidate in it ranks before `bound`, and only victims inside the mask `among` count."""
 
     bound: tuple[float, ...]

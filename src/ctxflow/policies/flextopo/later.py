@@ -6,7 +6,6 @@ It tells candidates apart that Equation 1 of FlexTopo holds equal; the paper loo
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,11 +25,12 @@ class Kind:
     :ivar total: how many would find a place now.
     """
 
-    __slots__ = ("_fits", "_known", "count", "total", "wanted")
+    __slots__ = ("_fits", "_known", "_places", "count", "total", "wanted")
 
     def __init__(self, wanted: Preemptor, count: int, nodes: Iterable[Node]) -> None:
         self.wanted, self.count, self._fits = wanted, count, Fits(wanted)
         self._known: dict[tuple[int, int], _Open] = {}
+        self._places: dict[int, tuple[Fit, tuple[Domain, ...]]] = {}
         free = ((node, node.below(wanted.priority)) for node in nodes)
         self.total = sum(self.open(node, mask)[0] for node, mask in free if mask)
 
@@ -70,24 +70,31 @@ class Kind:
         key = id(node.hardware), free
         found = self._known.get(key)
         if found is None:
-            fit, parts, count = self._fits[node], [], 0
-            for domain in fit.domains:
-                if domain.level == fit.required:
-                    more, spare = _beside(fit, domain, free)
-                    count += more
-                    parts.append((domain.gpus, spare))
-            found = self._known[key] = count, tuple(parts)
+            places = self._places.get(key[0])
+            if places is None:
+                fit = self._fits[node]
+                domains = tuple(domain for domain in fit.domains if domain.level == fit.required)
+                places = self._places[key[0]] = fit, domains
+            found = self._known[key] = _open(*places, free)
         return found
 
 
-def _beside(fit: Fit, domain: Domain, free: int) -> tuple[int, int | None]:
-    """Return how many requests fit side by side into what is free of a domain, and what they leave of its GPUs."""
-    gpus = (free & domain.gpus).bit_count()
-    by_gpus = gpus // fit.gpus if fit.gpus else None
-    by_cores = fit.hardware.cores(free & domain.groups) // fit.cores if fit.cores else None
-    if by_gpus is None or (by_cores is not None and by_cores < by_gpus):
-        return by_cores or 0, None
-    return by_gpus, gpus - by_gpus * fit.gpus
+def _open(fit: Fit, domains: Iterable[Domain], free: int) -> _Open:
+    """Return how many requests fit side by side into what is free of each domain, and what they leave of its GPUs."""
+    total, parts = 0, []
+    for domain in domains:
+        gpus, count = (free & domain.gpus).bit_count(), 0
+        spare: int | None = None
+        if fit.gpus:
+            count = gpus // fit.gpus
+            spare = gpus - count * fit.gpus
+        if fit.cores and (count or not fit.gpus):
+            by_cores = fit.hardware.cores(free & domain.groups) // fit.cores
+            if by_cores < count or not fit.gpus:
+                count, spare = by_cores, None
+        total += count
+        parts.append((domain.gpus, spare))
+    return total, tuple(parts)
 
 
 class LaterPreemptors:
@@ -118,8 +125,11 @@ class LaterPreemptors:
         """Return the later preemptors, by what they want."""
         if self._later is not None:
             return Counter((each.priority, each.gpus, each.cores, each.affinity) for each in self._later)
-        held = Counter(itertools.chain.from_iterable(node.held for node in self._nodes))
-        return {(*each, "guaranteed"): count for each, count in held.items() if each[1] > 1}
+        held: dict[tuple[int, int, int], int] = {}
+        for node in self._nodes:
+            for alike, count in node.held:
+                held[alike] = held.get(alike, 0) + count
+        return {(*alike, "guaranteed"): count for alike, count in held.items()}
 
     def left_out(self, node: Node, taken: int) -> list[tuple[Kind, int]]:
         """Return those who find no place any more once this part of a node is taken, and how many of each kind."""
