@@ -19,7 +19,7 @@ from ctxflow.policies.flextopo.candidates import (
 )
 from ctxflow.policies.flextopo.cluster import Hardware, Instance, Location, Node, Preemptor
 from ctxflow.policies.flextopo.covering import best_candidate
-from ctxflow.policies.flextopo.later import LaterPreemptors
+from ctxflow.policies.flextopo.later import MOST_KINDS, LaterPreemptors
 from ctxflow.policies.flextopo.preemption import METHODS, decide
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -143,6 +143,14 @@ def test_places_that_nobody_needs_are_not_kept():
     assert decide(more, FOUR, later=[TWO, TWO, TWO]).node == "middle"
     above = Preemptor("above", 1001, gpus=2)
     assert decide([SMALL, MIDDLE], FOUR, later=[above] * 9).node == "small", "they may preempt this one"
+
+
+def test_no_more_kinds_of_later_preemptors_are_looked_at_than_the_most_common():
+    """A cluster of as many priorities as instances takes a decision no longer."""
+    kinds = [Preemptor("", 201 + n, gpus=2) for n in range(MOST_KINDS + 5)]
+    asked = LaterPreemptors([SMALL, MIDDLE], FOUR, [*kinds, *kinds[:3]]).kinds
+    assert [kind.wanted.priority for kind in asked[:4]] == [203, 202, 201, 201 + MOST_KINDS + 4]
+    assert len(asked) == MOST_KINDS
 
 
 def test_nobody_of_more_weight_gives_way_than_is_left_without_a_place():

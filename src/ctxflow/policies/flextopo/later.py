@@ -6,11 +6,15 @@ It tells candidates apart that Equation 1 of FlexTopo holds equal; the paper loo
 from __future__ import annotations
 
 import functools
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ctxflow.policies.flextopo.candidates import Fit, Fits
 from ctxflow.policies.flextopo.cluster import Affinity, Domain, Node, Preemptor
+
+MOST_KINDS = 8
+"""More kinds of later preemptors than this are not looked at, but the most common ones: each costs a look at all nodes."""
 
 _Open = tuple[int, tuple[tuple[int, int | None], ...]]
 """How many places a node has for a kind, and for each domain where they can be its GPUs, as a mask, and how many of
@@ -114,11 +118,12 @@ class LaterPreemptors:
 
     @functools.cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those who find places now."""
+        """Those who find places now, of the most common kinds."""
         mine = self._preemptor
         own, counts = (mine.priority, mine.gpus, mine.cores), self._expected()
-        asked = (each for each in counts if each[0] <= mine.priority and each[:3] != own)
-        found = (Kind(Preemptor("", *each), counts[each], self._nodes) for each in asked)
+        asked = [each for each in counts if each[0] <= mine.priority and each[:3] != own]
+        common = heapq.nsmallest(MOST_KINDS, asked, key=lambda each: (-counts[each], -each[0]))
+        found = (Kind(Preemptor("", *each), counts[each], self._nodes) for each in common)
         return tuple(kind for kind in found if kind.total)
 
     def _expected(self) -> Mapping[tuple[int, int, int, Affinity | None], int]:
