@@ -14,7 +14,7 @@ from ctxflow.policies.flextopo.candidates import Fit, Fits
 from ctxflow.policies.flextopo.cluster import Affinity, Domain, Node, Preemptor
 
 MOST_KINDS = 8
-"""More kinds of later preemptors than this are not looked at, but the most common ones: each costs a look at all nodes."""
+"""Of more kinds of later preemptors the most common ones are looked at: each costs a look at all nodes."""
 
 _Open = tuple[int, tuple[tuple[int, int | None], ...]]
 """How many places a node has for a kind, and for each domain where they can be its GPUs, as a mask, and how many of
