@@ -3,13 +3,19 @@
 
     benchmarks/preemption.py [--json] [--quick]
 
-Backs the README's sentence on who gives way on 100 nodes, and the second table of docs/preemption.md. One decision
-covers all nodes: candidates, scores, the best one, and the GPUs and cores that the preemptor gets. Preemptors of
-workload B (4 GPUs) and C (2 GPUs) of FlexTopo's Table 3 take turns, guaranteed, each on a cluster of its own draw with
-instances at random places; every method decides each case, so the methods are interleaved. `hit_rate` is that of IMP
-for guaranteed preemptors and of the exact search for guaranteed and best-effort ones; IMP for best-effort ones, where
-it is not exact, has a figure of its own; `baseline_hit_rate` is the standard selection's on the same clusters. The
-growth is the time per node at 5,000 nodes beside that at 100.
+Backs the README's sentence on who gives way on 100 nodes, and all tables of docs/preemption.md but the paper's. One
+decision covers all nodes: candidates, scores, the best one, and the GPUs and cores that the preemptor gets.
+Preemptors of workload B (4 GPUs) and C (2 GPUs) of FlexTopo's Table 3 take turns, guaranteed, each on a cluster of
+its own draw with instances at random places; every method decides each case, so the methods are interleaved.
+`hit_rate` is that of IMP for guaranteed preemptors and of the exact search for guaranteed and best-effort ones; IMP
+for best-effort ones, where it is not exact, has a figure of its own; `baseline_hit_rate` is the standard selection's
+on the same clusters. The growth is the time per node at 5,000 nodes beside that at 100.
+
+Then preemptors one after the other, each of which takes its place before the next is decided on: `later_LAYOUT` is
+Table 3's cluster and 50 preemptors, `later_drawn` machines, gangs and priorities of many kinds
+(`ctxflow_papers.flextopo.drawn`): of 16 preemptors on 12 machines `without` is the share that found no place,
+`victims_priorities` the sum of the priorities of a placed one's victims. `exact` looks ahead, `exhaustive` is the same
+choice without. Each round has other seeds.
 """
 
 from __future__ import annotations
@@ -21,10 +27,16 @@ from collections.abc import Sequence
 import common
 
 from ctxflow.simulator.experiments import quantile
-from ctxflow_papers.flextopo.experiments import WAYS, Tallies, independent, timed
-from ctxflow_papers.flextopo.workloads import B, saturated
+from ctxflow_papers.flextopo.drawn import drawn, play_all
+from ctxflow_papers.flextopo.experiments import WAYS, Tallies, independent, sequential, timed
+from ctxflow_papers.flextopo.workloads import LAYOUTS, B, saturated
 
 LAYOUT = "random"
+LATER = ("imp", "exhaustive", "exact")
+PARTS = {"several": (0, 1), "cores_bind": (2,), "new": (3,)}
+"""Drawn cases by the rest of their seeds: several workloads run, and are scaled up; the same, of many cores; workloads
+are scaled up that do not run yet."""
+
 METHODS = {"imp": "imp", "exact": "exact", "exhaustive": "exhaustive", "standard": "standard"}
 
 
@@ -72,6 +84,35 @@ def grow(rounds: int) -> dict[str, list[float]]:
     return samples
 
 
+def in_turn(rounds: int, cycles: int, cases: int) -> dict[str, common.Figure]:
+    """Preemptors one after the other: who finds no place, and whom the others preempt."""
+    ways = [way for way in WAYS if way.name in LATER]
+    found: dict[str, list[float]] = {}
+    for number in range(rounds):
+        common.progress(f"preemption: one after the other, round {number + 1} of {rounds}")
+        for layout in LAYOUTS:
+            tallies = sequential(100, layout, cycles, 50, number, ways)
+            for way in LATER:
+                both = [tallies[way, kind] for kind in "BC"]
+                share = 100 * (1 - sum(t.placed for t in both) / sum(t.asked for t in both))
+                found.setdefault(f"later_{layout}_{way}_without", []).append(share)
+        for part, rest in PARTS.items():
+            seeds = range(4 * cases * number, 4 * cases * (number + 1))
+            played = play_all((drawn(seed) for seed in seeds if seed % 4 in rest), LATER)
+            for way, each in played.items():
+                name = f"later_drawn_{part}_{way}"
+                found.setdefault(f"{name}_without", []).append(100 * each.without_place / each.asked)
+                found.setdefault(f"{name}_victims_priorities", []).append(each.priorities / each.placed)
+                found.setdefault(f"{name}_gpus", []).append(each.gpus / len(each.seconds))
+                found.setdefault(f"{name}_p50_ms", []).append(1000 * quantile(each.seconds, 0.5))
+    units = {"without": "% of preemptors", "priorities": "a placed one", "gpus": "GPUs given, a preemptor"}
+    units["ms"] = "ms of process time"
+    return {
+        name: common.figure(values, units[name.rsplit("_", 1)[1]], "higher" if name.endswith("gpus") else "lower")
+        for name, values in found.items()
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Victim selection on 100 saturated nodes.")
@@ -87,7 +128,8 @@ def main() -> None:
     for number in range(rounds):
         common.progress(f"preemption: round {number + 1} of {rounds}")
         tallies.append(independent(100, LAYOUT, decisions, number))
-    common.report("preemption", figures_of(tallies, grow(rounds)), common.versions(()), given.json)
+    figures = figures_of(tallies, grow(rounds)) | in_turn(rounds, *((1, 2) if given.quick else (10, 30)))
+    common.report("preemption", figures, common.versions(()), given.json)
 
 
 if __name__ == "__main__":

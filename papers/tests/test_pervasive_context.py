@@ -8,8 +8,15 @@ import pytest
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.experiments import ExperimentRequest
 from ctxflow_papers.pervasive_context.experiments import play
-from ctxflow_papers.pervasive_context.reproduction import reproduce, run
-from ctxflow_papers.pervasive_context.settings import DIRECT, EXPERIMENTS, POOL_FLUID_SECONDS, Settings, pool_of_20
+from ctxflow_papers.pervasive_context.reproduction import reproduce, run, table_2, times_of
+from ctxflow_papers.pervasive_context.settings import (
+    CALIBRATED,
+    DIRECT,
+    EXPERIMENTS,
+    POOL_FLUID_SECONDS,
+    Settings,
+    pool_of_20,
+)
 from ctxflow_papers.pervasive_context.tasks import TABLE_2, TaskTimes, statistics_of
 
 BY_NAME = {settings.name: settings for settings in EXPERIMENTS}
@@ -44,6 +51,15 @@ def test_what_the_paper_prints_is_met(found):
             ratio = done(each) / each.settings.paper_done
         if name not in EXPLAINED:
             assert 0.85 <= ratio <= 1.15, (name, ratio)
+
+
+def test_what_parameters_were_derived_from_stands_beside_no_figure(found):
+    beside = {name: figure.paper for each in found.values() for name, figure in times_of(each)}
+    assert {name for name in CALIBRATED if beside[f"{name}_s"] is not None} == set()
+    assert (beside["pv1_s"], beside["pv6_s"], beside["pv5p_done"]) == (10_400.0, 783.0, 46_050)
+    beside = {name: figure.paper for name, figure in table_2(found, quick=False)}
+    assert all(beside[f"table2_{name}_mean"] is None for name in TABLE_2)
+    assert (beside["table2_pv3_1_deviation"], beside["table2_pv4_100_deviation"]) == (None, 9.3)
 
 
 def test_the_orderings_hold(found):

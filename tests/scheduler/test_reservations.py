@@ -7,6 +7,7 @@ from pool_of_machines import GPUS, answer, device, full, graph, place, tier
 from scheduler_bench import Bench, only, run_of
 
 from ctxflow.policies.flextopo.preemption import ExactPreemption, StandardPreemption
+from ctxflow.policies.protocols import PlaceRequest
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.context_moves import refused
@@ -350,3 +351,23 @@ def test_a_machine_of_two_tiers_has_other_gpus_for_each():
     commands = bench.tell(ev.MachinesFound, second.tier, {"m1": to_graph(parts[second.tier])})
     [acquire] = only(commands, cmd.AcquireAt)
     assert (acquire.tier, list(acquire.devices)) == (first.tier, [device("m1", number) for number in (0, 2, 4, 6)])
+
+
+def test_the_policy_is_told_what_other_contexts_may_ask_for_afterwards():
+    """Each once, by its most urgent app, and not those that have room."""
+    heard = []
+
+    class Hears(ExactPreemption):
+        def victims(self, view, request):
+            heard.append(request)
+            return super().victims(view, request)
+
+    bench = saturated(Hears(patience=10.0, grace=20.0, idle=5.0))
+    bench.context("pair", gpus=2, affinity="best-effort")
+    bench.app("later", "pair", priority=3)
+    bench.app("sooner", "pair", priority=5)
+    answer(bench, bench.submit("urgent", 1), m1=full("m1"))
+    answer(bench, bench.submit("sooner", 1), m1=full("m1"))
+    assert [request.app for request in heard] == ["urgent", "sooner"]
+    assert heard[0].later == (PlaceRequest("sooner", 5, 2, "best-effort"),)
+    assert heard[1].later == (), "the other has GPUs that are kept for it"

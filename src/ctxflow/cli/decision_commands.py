@@ -284,7 +284,7 @@ def preempt(
     Exits with 1 if the preemptor fits nowhere, whatever is preempted.
     """
     from ctxflow.policies.flextopo.candidates import Scoring
-    from ctxflow.policies.flextopo.cluster import cluster_from_json
+    from ctxflow.policies.flextopo.cluster_json import cluster_from_json
     from ctxflow.policies.flextopo.preemption import decide
 
     try:

@@ -247,6 +247,7 @@ class PlaceRequest:
     priority: int
     gpus: int
     affinity: str | None = None  # One of `ctxflow.recipe.AFFINITIES`.
+    later: tuple[PlaceRequest, ...] = ()  # What other contexts may ask for afterwards: one each, if they have no room.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

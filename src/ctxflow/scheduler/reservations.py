@@ -239,7 +239,8 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
     if not _surveyed(state, tiers, out):
         return False
     state.surveys.fresh.clear()  # They are old for whoever comes next.
-    room = state.policies.preemption.victims(state.view, PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity))
+    request = PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity, _later(state, context))
+    room = state.policies.preemption.victims(state.view, request)
     if room is None:
         _pause(state, context, PAUSE_SECONDS)
         close = " close together" if spec.affinity == "guaranteed" else ""
@@ -254,6 +255,19 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
     want.told = ""
     _reserve(state, spec, room, out)
     return True
+
+
+def _later(state: RunState, context: str) -> tuple[PlaceRequest, ...]:
+    """Return what other contexts that need room, and have none, may ask for."""
+    served = {context, *(each.context for each in state.reservations.all.values())}
+    urgent: dict[str, App] = {}
+    for app in state.apps.values():
+        if app.context in state.reservations.wants and app.context not in served:
+            first = urgent.get(app.context)
+            if first is None or app.priority > first.priority:
+                urgent[app.context] = app
+    specs = ((app, state.contexts[name].spec) for name, app in urgent.items())
+    return tuple(PlaceRequest(a.id, a.priority, spec.gpus, spec.affinity) for a, spec in specs if _needed(state, spec))
 
 
 def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Command]) -> None:

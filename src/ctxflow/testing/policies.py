@@ -322,10 +322,12 @@ class PreemptionContract(PolicyContract):
         found = []
         for gpus, affinity, priority in ((1, None, 1), (2, "best-effort", 1), (4, "guaranteed", 2), (9, None, 9)):
             for app in list(scene.apps)[:1]:
-                room = policy.victims(scene, PlaceRequest(app, priority, gpus, affinity))
-                found.append(room)
-                if room is not None:
-                    self._check(policy, scene, PlaceRequest(app, priority, gpus, affinity), room)
+                for later in ((), (PlaceRequest(app, 1, 2, "guaranteed"),)):
+                    request = PlaceRequest(app, priority, gpus, affinity, later)
+                    room = policy.victims(scene, request)
+                    found.append(room)
+                    if room is not None:
+                        self._check(policy, scene, request, room)
         return found
 
     @staticmethod

@@ -112,6 +112,56 @@ def order(nodes, node, victims, want, alpha=0.0, basis="allocation", blind=False
     return (-score, highest + lift, total, len(chosen), -start)
 
 
+def room(hardware, gpus, groups, want):
+    """How many requests fit side by side into sets of free GPUs and core groups, as close together as they must be."""
+    everything = set(range(len(hardware.gpus))), set(range(len(hardware.groups)))
+    level = max(closest(hardware, *everything, want), MACHINE) if want.affinity == "guaranteed" else MACHINE
+    if not enough(hardware, *everything, want):
+        return 0
+    key = {NUMA: lambda p: p.numa, SOCKET: lambda p: p.socket, MACHINE: lambda p: 0}[level]
+    count = 0
+    for value in {key(place) for place in (*hardware.gpus, *hardware.groups)} - {None}:
+        inside = sum(key(hardware.gpus[gpu]) == value for gpu in gpus)
+        cores = sum(hardware.sizes[group] for group in groups if key(hardware.groups[group]) == value)
+        limits = [inside // want.gpus] if want.gpus else []
+        limits += [cores // want.cores] if want.cores and hardware.groups else []
+        count += min(limits, default=0)
+    return count
+
+
+def left_out(nodes, node, got, want, later):
+    """The priorities of the later preemptors that a decision leaves without a place, one for each of them."""
+
+    def could_have(each, one):
+        gpus, groups = idle(each)
+        for n in may_go(each, one):
+            gpus |= set(each.instances[n].gpus)
+            groups |= set(each.instances[n].core_groups)
+        return gpus, groups
+
+    lost = []
+    alike = {(e.priority, e.gpus, e.cores, e.affinity): e for e in later}
+    for key, one in alike.items():
+        if key[0] > want.priority or key[:3] == (want.priority, want.gpus, want.cores):
+            continue
+        count = sum((e.priority, e.gpus, e.cores, e.affinity) == key for e in later)
+        before = sum(room(each.hardware, *could_have(each, one), one) for each in nodes)
+        gpus, groups = could_have(node, one)
+        taken = room(node.hardware, gpus, groups, one) - room(
+            node.hardware, gpus - set(got[0]), groups - set(got[1]), one
+        )
+        lost += [key[0]] * (min(count, before) - min(count, before - taken))
+    return lost
+
+
+def order_with(nodes, node, victims, got, want, later):
+    """The order if those who are left without a place count as victims."""
+    score, highest, total, count, _ = order(nodes, node, victims, want)
+    lowest = min((each.priority for one in nodes for n, each in enumerate(one.instances) if n in may_go(one, want)))
+    lost = [max(priority + max(0, 1 - lowest), 1) for priority in left_out(nodes, node, got, want, later)]
+    return score, max([highest, *lost]), total + sum(lost), count + len(lost)
+
+
 @st.composite
 def hardwares(draw):
     sockets = draw(st.integers(1, 2))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor, cluster_from_json
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor
+from ctxflow.policies.flextopo.cluster_json import cluster_from_json
 from ctxflow.topology import Core, CoreGroup, Gpu, NumaNode, Topology, to_graph
 from ctxflow_papers.flextopo.workloads import cluster_to_json
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ctxflow.policies.flextopo.candidates import Fits, minimal_sets
-from ctxflow.policies.flextopo.cluster import Preemptor, cluster_from_json
+from ctxflow.policies.flextopo.cluster import Preemptor
+from ctxflow.policies.flextopo.cluster_json import cluster_from_json
 from ctxflow.policies.flextopo.preemption import decide
 
 DATA = json.loads((Path(__file__).parent / "data" / "figure3.json").read_text())

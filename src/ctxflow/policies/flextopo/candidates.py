@@ -83,9 +83,7 @@ def allocate(fit: Fit, free: int) -> tuple[tuple[int, ...], tuple[int, ...]] | N
     level = fit.level(free)
     if level is Level.NONE:
         return None
-    hardware = fit.hardware
-    fitting = [d for d in fit.domains if d.level == level and fit.fits(free, d)]
-    chosen = min(fitting, key=lambda domain: (free & domain.gpus).bit_count())
+    hardware, chosen = fit.hardware, _fullest(fit, free, level)
     gpus = _nearest(_numbers(free & chosen.gpus), hardware.gpus)[: fit.gpus]
     near = {hardware.gpus[number].numa for number in gpus}
     sockets = {hardware.gpus[number].socket for number in gpus}
@@ -98,6 +96,24 @@ def allocate(fit: Fit, free: int) -> tuple[tuple[int, ...], tuple[int, ...]] | N
         groups.append(number)
         cores += hardware.sizes[number]
     return tuple(_in_order(gpus, hardware.gpus)), tuple(_in_order(groups, hardware.groups))
+
+
+def given(fit: Fit, free: int) -> int:
+    """Return a mask of what `allocate` gives a request of what is free, in which it fits."""
+    domain = _fullest(fit, free, fit.level(free))
+    gpus, groups = free & domain.gpus, free & domain.groups
+    enough = not fit.cores or fit.hardware.cores(groups) == fit.cores
+    if gpus.bit_count() == fit.gpus and enough:  # No choice.
+        return gpus | groups if fit.cores else gpus
+    got = allocate(fit, free)
+    assert got is not None, "it fits"
+    return fit.hardware.mask(*got)
+
+
+def _fullest(fit: Fit, free: int, level: Level) -> Domain:
+    """Return the domain of a level at which a request fits into what is free that it fills best."""
+    fitting = [domain for domain in fit.domains if domain.level == level and fit.fits(free, domain)]
+    return min(fitting, key=lambda domain: (free & domain.gpus).bit_count())
 
 
 def _numbers(mask: int) -> list[int]:
@@ -177,6 +193,10 @@ class Scorer:
     def lifted(self, priority: int) -> int:
         """Return a victim's priority as it counts: 1 or more."""
         return priority + self._lift
+
+    def counted(self, priority: int) -> int:
+        """Return the priority of a later preemptor as it counts: like a victim's."""
+        return max(priority + self._lift, 1)
 
     def score(self, level: int, total: int) -> float:
         """Compute Equation 1, of terms in (0, 1].

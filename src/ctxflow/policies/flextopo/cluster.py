@@ -1,4 +1,4 @@
-"""The cluster as preemption sees it: nodes, instances on them, and the preemptor that finds no room; from JSON too.
+"""The cluster as preemption sees it: nodes, instances on them, and the preemptor that finds no room.
 
 An *instance* is whatever holds resources of a *node* and may be preempted: a worker of ours, or another scheduler's
 pod. GPUs and core groups of a node are the bits of one integer, GPUs first: what victims free is a union of masks.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from ctxflow.errors import counted
-from ctxflow.topology import Topology, from_graph
+from ctxflow.topology import Topology
 
 Affinity = Literal["guaranteed", "best-effort"]
 AFFINITIES: tuple[Affinity, ...] = ("guaranteed", "best-effort")
@@ -113,14 +113,47 @@ class Hardware:
                 bits |= 1 << number + shift
         return bits
 
-    @property
+    @functools.cached_property
     def everything(self) -> int:
         """Return a mask of everything."""
         return (1 << len(self.gpus) + len(self.groups)) - 1
 
+    @functools.cached_property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Where 2, 4, 8 and so on GPUs are together as closely as the hardware allows: a domain's mask, and how many.
+
+        >>> [(bin(mask), count) for mask, count in Hardware.regular(sockets=2, numa_nodes=2, gpus=4).blocks]
+        [('0b11', 2), ('0b1100', 2), ('0b1111', 4)]
+        """
+        found = []
+        count = 2
+        while count <= len(self.gpus):
+            level = next(domain.level for domain in self.domains if domain.gpus.bit_count() >= count)
+            found += [(domain.gpus, count) for domain in self.domains if domain.level == level]
+            count *= 2
+        return tuple(found)
+
+    def around(self, gpus: int) -> tuple[tuple[int, int], ...]:
+        """Return the blocks that all of these GPUs are in."""
+        found = self._around.get(gpus)
+        if found is None:
+            found = self._around[gpus] = tuple(block for block in self.blocks if not gpus & ~block[0])
+        return found
+
+    @functools.cached_property
+    def _around(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        return {}
+
+    @functools.cached_property
+    def _even(self) -> int:
+        """The cores of each group if they are alike, else 0."""
+        return self.sizes[0] if len(set(self.sizes)) == 1 else 0
+
     def cores(self, mask: int) -> int:
         """Return the cores of the groups in a mask."""
         bits = mask >> len(self.gpus)
+        if self._even:
+            return bits.bit_count() * self._even
         return sum(size for number, size in enumerate(self.sizes) if bits >> number & 1)
 
     def span(self, mask: int) -> Level:
@@ -181,14 +214,20 @@ class Rung:
     members: tuple[tuple[float, int], ...]
 
 
+Shape = tuple[int, tuple[tuple[int, tuple[int, ...]], ...]]
+"""What is idle, and the preemptible instances' masks by priority, all that matters of a node but their starts."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Node:
     """A machine with what runs on it.
 
     :ivar masks: what each instance holds (derived).
     :ivar idle: what no instance holds (derived).
+    :ivar held: the priority, GPUs and cores of instances of several GPUs, and how many are alike in that (derived).
     :ivar order: the positions of the preemptible instances, by priority (derived).
     :ivar ladder: a rung for each of their priorities, the lowest first (derived).
+    :ivar shape: it all but for names and starts, by which nodes that are alike are told (derived).
     :raises ValueError: if two instances hold the same GPU or core group, or one that is not there.
     """
 
@@ -197,8 +236,10 @@ class Node:
     instances: tuple[Instance, ...] = ()
     masks: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     idle: int = dataclasses.field(init=False, repr=False, compare=False)
+    held: tuple[tuple[tuple[int, int, int], int], ...] = dataclasses.field(init=False, repr=False, compare=False)
     order: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     ladder: tuple[Rung, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    shape: Shape = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         idle, masks = self.hardware.everything, []
@@ -213,16 +254,33 @@ class Node:
             masks.append(mask)
         object.__setattr__(self, "masks", tuple(masks))
         object.__setattr__(self, "idle", idle)
+        held: dict[tuple[int, int, int], int] = {}
+        for instance, mask in zip(self.instances, masks, strict=True):
+            if len(instance.gpus) > 1:
+                alike = instance.priority, len(instance.gpus), self.hardware.cores(mask)
+                held[alike] = held.get(alike, 0) + 1
+        object.__setattr__(self, "held", tuple(held.items()))
         order = [number for number, each in enumerate(self.instances) if each.preemptible]
         order.sort(key=lambda number: self.instances[number].priority)
         object.__setattr__(self, "order", tuple(order))
         object.__setattr__(self, "ladder", tuple(_rungs(self, order)))
+        masks_by_priority = ((rung.priority, tuple(sorted(mask for _, mask in rung.members))) for rung in self.ladder)
+        object.__setattr__(self, "shape", (idle, tuple(masks_by_priority)))
 
     def without(self, victims: Iterable[int]) -> int:
         """Return a mask of what is free once some instances, given by their positions, are gone."""
         free = self.idle
         for number in victims:
             free |= self.masks[number]
+        return free
+
+    def below(self, priority: int) -> int:
+        """Return a mask of what is idle or held by preemptible instances of lower priority."""
+        free = self.idle
+        for rung in self.ladder:
+            if rung.priority >= priority:
+                break
+            free = rung.free
         return free
 
     def rungs(self, priority: int) -> tuple[Rung, ...]:
@@ -268,127 +326,3 @@ class Preemptor:
         if min(self.gpus, self.cores) < 0 or self.gpus + self.cores == 0:
             asked = f"{counted(self.gpus, 'GPU')} and {counted(self.cores, 'core')}"
             raise ValueError(f"{self.id} asks for {asked}: ask for one or more")
-
-
-MOST = 1 << 14
-"""Sockets, NUMA nodes, GPUs or cores of one node: more than this is a typing error."""
-
-
-def cluster_from_json(data: Mapping[str, Any]) -> tuple[tuple[Node, ...], Preemptor | None]:
-    """Return nodes, and the preemptor if the data names one.
-
-    :param data: {"hardware": {NAME: HARDWARE}, "nodes": [{"name", "hardware": NAME | HARDWARE | "topology": FLEXTOPO,
-        "instances": [{"id", "priority", "gpus": [0], "core_groups": [0], "started", "preemptible"}]}], "preemptor":
-        {"id", "priority", "gpus": 4, "cores": 32, "affinity"}}, where HARDWARE is {"sockets", "numa_nodes", "gpus",
-        "cores", "group_size"}, all numbers, or {"gpus": [[SOCKET, NUMA], ...], "core_groups": [[SOCKET, NUMA, CORES],
-        ...]}.
-    :raises ValueError: if something is missing, unknown or contradicts itself, saying what and where.
-    """
-    _check(data, "the cluster", {"nodes"}, {"hardware", "preemptor"})
-    described = data.get("hardware", {})
-    if not isinstance(described, Mapping):
-        raise ValueError(f"the cluster's hardware is an object with a name for each kind, not {described!r}")
-    kinds = {name: _hardware(each, f"hardware {name!r}") for name, each in described.items()}
-    nodes = tuple(_node(each, number, kinds) for number, each in enumerate(_list(data["nodes"], "the cluster's nodes")))
-    counts = Counter(node.name for node in nodes)
-    if twice := next((name for name, count in counts.items() if count > 1), None):
-        raise ValueError(f"two nodes are named {twice!r}: give each a name of its own")
-    wanted = data.get("preemptor")
-    return nodes, None if wanted is None else _made(Preemptor, wanted, "the preemptor")
-
-
-def _node(data: Any, number: int, kinds: Mapping[str, Hardware]) -> Node:
-    where = f"node {number}"
-    _check(data, where, {"name"}, {"hardware", "topology", "instances"})
-    if ("hardware" in data) == ("topology" in data):
-        raise ValueError(f"{where} needs either hardware or a topology")
-    _name(data["name"], "name", where)
-    kind = data.get("hardware")
-    if "topology" in data:
-        hardware = Hardware.of(from_graph(data["topology"]))
-    elif not isinstance(kind, str):
-        hardware = _hardware(kind, f"the hardware of {where}")
-    elif kind in kinds:
-        hardware = kinds[kind]
-    else:
-        raise ValueError(f"{where} is of hardware {kind!r}, which the cluster does not describe")
-    made = [_made(Instance, each, f"an instance of {where}") for each in _list(data.get("instances", []), where)]
-    if len({each.id for each in made}) < len(made):
-        raise ValueError(f"two instances of {where} have the same id: give each one of its own")
-    return Node(str(data["name"]), hardware, tuple(made))
-
-
-def _hardware(data: Any, where: str) -> Hardware:
-    if isinstance(data, Mapping) and "sockets" in data:
-        _check(data, where, {"sockets", "numa_nodes", "gpus"}, {"cores", "group_size"})
-        for name, value in data.items():
-            if not _whole(value) or value > MOST:
-                raise ValueError(f"the {name} of {where} is a whole number up to {MOST}, not {value!r}")
-        try:
-            return Hardware.regular(**data)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    _check(data, where, {"gpus"}, {"core_groups"})
-    gpus, groups = _list(data["gpus"], where), _list(data.get("core_groups", []), where)
-    sized = all(_is_place(each, 3) and _whole(each[2]) and each[2] > 0 for each in groups)
-    if not sized or not all(_is_place(each, 2) for each in gpus):
-        raise ValueError(
-            f"{where} needs GPUs as [socket, NUMA node] and groups as [socket, NUMA node, cores], "
-            "in whole numbers, null where nobody knows the place"
-        )
-    return Hardware(
-        tuple(Location(*each) for each in gpus),
-        tuple(Location(*each[:2]) for each in groups),
-        tuple(each[2] for each in groups),
-    )
-
-
-def _made(kind: type[Any], data: Any, where: str) -> Any:
-    fields = dataclasses.fields(kind)
-    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
-    _check(data, where, needed, {field.name for field in fields} - needed)
-    found = dict(data)
-    for name in ("priority", "gpus", "cores") if kind is Preemptor else ("priority",):
-        if name in found and not _whole(found[name]):
-            raise ValueError(f"the {name} of {where} is a whole number, not {found[name]!r}")
-    _name(found["id"], "id", where)
-    if kind is Instance:
-        started = found.get("started", 0.0)
-        if isinstance(started, bool) or not isinstance(started, int | float) or not math.isfinite(started):
-            raise ValueError(f"the start of {where} is a number of seconds, not {started!r}")
-        if not isinstance(found.get("preemptible", True), bool):
-            raise ValueError(f"preemptible of {where} is true or false, not {found['preemptible']!r}")
-        for name in ("gpus", "core_groups"):
-            numbers = _list(found.get(name, []), where)
-            if not all(_whole(each) for each in numbers) or len(set(numbers)) < len(numbers):
-                raise ValueError(f"the {name} of {where} are a list of numbers, each once, not {numbers!r}")
-            found[name] = tuple(numbers)
-    return kind(**found)
-
-
-def _check(data: Any, where: str, needed: set[str], allowed: set[str]) -> None:
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{where} is an object with {', '.join(sorted(needed))}, not {data!r}")
-    if missing := sorted(needed - set(data)):
-        raise ValueError(f"{where} has no {missing[0]!r}")
-    if unknown := sorted(set(data) - needed - allowed):
-        raise ValueError(f"{where} has no use for {unknown[0]!r}: it takes {', '.join(sorted(needed | allowed))}")
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_place(data: Any, length: int) -> bool:
-    return isinstance(data, list | tuple) and len(data) == length and all(p is None or _whole(p) for p in data[:2])
-
-
-def _name(value: Any, field: str, where: str) -> None:
-    if not isinstance(value, str) and not _whole(value):
-        raise ValueError(f"the {field} of {where} is a text, not {value!r}")
-
-
-def _list(data: Any, where: str) -> list[Any]:
-    if not isinstance(data, list | tuple):
-        raise ValueError(f"{where} is to be a list, not {data!r}")
-    return list(data)

@@ -23,6 +23,7 @@ from ctxflow.policies.flextopo.candidates import (
 )
 from ctxflow.policies.flextopo.cluster import Affinity, Hardware, Instance, Level, Node, Preemptor
 from ctxflow.policies.flextopo.covering import best_candidate
+from ctxflow.policies.flextopo.later import LaterPreemptors
 from ctxflow.policies.protocols import PlaceRequest, Room, View
 from ctxflow.policies.views import MachineView, WorkerView
 from ctxflow.topology import Topology, device_id, from_graph
@@ -64,7 +65,11 @@ class Decision:
 
 
 def decide(
-    nodes: Sequence[Node], preemptor: Preemptor, method: str = "exact", scoring: Scoring | None = None
+    nodes: Sequence[Node],
+    preemptor: Preemptor,
+    method: str = "exact",
+    scoring: Scoring | None = None,
+    later: Iterable[Preemptor] | None = None,
 ) -> Decision | None:
     """Find the place for a preemptor that costs least.
 
@@ -74,6 +79,8 @@ def decide(
     :param method: "standard" (knows no topology), "imp" (the smallest feasible sets of each node), "exhaustive" (all
         feasible sets) or "exact" (the best of all feasible sets, without trying them all).
     :param scoring: alpha and what topology is judged on; not asked by the standard method.
+    :param later: the preemptors to expect after this one, whose places the exact method keeps; None if nobody knows:
+        then one more of each instance of several GPUs that runs.
     :returns: None if it fits nowhere, whichever victims are preempted.
     :raises ValueError: for an unknown method, or if too many sets would have to be tried.
 
@@ -93,13 +100,14 @@ def decide(
         return _decision(nodes[room], fits, (), None, 0)
     scorer = Scorer(nodes, preemptor, Scoring() if scoring is None or method == "standard" else scoring)
     if method == "exact":
-        best, checks = best_candidate(nodes, preemptor, fits, scorer)
+        found, checks = best_candidate(nodes, preemptor, fits, scorer, LaterPreemptors(nodes, preemptor, later))
+        best = None if found is None else (found[0][0], *found[1:3])
     else:
         best, checks = _enumerated(nodes, preemptor, method, fits, scorer)
     if best is None:
         return None
-    rank, position, victims, _ = best
-    return _decision(nodes[position], fits, victims, None if method == "standard" else -rank[0], checks)
+    score, position, victims = best
+    return _decision(nodes[position], fits, victims, None if method == "standard" else -score, checks)
 
 
 def _room(nodes: Sequence[Node], preemptor: Preemptor, fits: Fits, method: str) -> int | None:
@@ -119,9 +127,9 @@ def _room(nodes: Sequence[Node], preemptor: Preemptor, fits: Fits, method: str) 
 
 def _enumerated(
     nodes: Sequence[Node], preemptor: Preemptor, method: str, fits: Fits, scorer: Scorer
-) -> tuple[tuple[Rank, int, tuple[int, ...], Level] | None, int]:
-    """Return the best candidate among those of each node."""
-    best: tuple[Rank, int, tuple[int, ...], Level] | None = None
+) -> tuple[tuple[float, int, tuple[int, ...]] | None, int]:
+    """Return the best candidate among those of each node: minus its score, the node's position, the victims'."""
+    best: tuple[Rank, int, tuple[int, ...]] | None = None
     checks = 0
     for position, node in enumerate(nodes):
         fit = fits[node]
@@ -135,10 +143,9 @@ def _enumerated(
             judged = level
             if scorer.basis == "victims":
                 judged = node.hardware.span(node.without(victims) & ~node.idle)
-            candidate = (scorer.rank([node.instances[n] for n in victims], judged), position, victims, level)
-            if best is None or candidate[:3] < best[:3]:
-                best = candidate
-    return best, checks
+            candidate = (scorer.rank([node.instances[n] for n in victims], judged), position, victims)
+            best = candidate if best is None else min(best, candidate)
+    return None if best is None else (best[0][0], *best[1:]), checks
 
 
 def _decision(node: Node, fits: Fits, victims: Sequence[int], score: float | None, checks: int) -> Decision:
@@ -179,10 +186,9 @@ class _Selecting:
 
     def victims(self, view: View, request: PlaceRequest) -> Room | None:
         """Return the place that costs least: where there is room, else where victims of lower priority make it."""
-        affinity: Affinity | None = request.affinity  # type: ignore[assignment]
-        preemptor = Preemptor(request.app, request.priority, request.gpus, affinity=affinity)
+        preemptor, later = _preemptor(request), tuple(map(_preemptor, request.later))
         cluster = [each for each in _cluster(view) if len(each[1].gpus) >= request.gpus]
-        decision = decide([node for _, _, node in cluster], preemptor, self.method, self._scoring)
+        decision = decide([node for _, _, node in cluster], preemptor, self.method, self._scoring, later)
         if decision is None:
             return None
         machine, topology, _ = next(each for each in cluster if each[2].name == decision.node)
@@ -204,6 +210,11 @@ class IncrementalMinimalPreemption(_Selecting):
 
 class ExactPreemption(_Selecting):
     """The best of all sets of victims in FlexTopo's Equation 2."""
+
+
+def _preemptor(request: PlaceRequest) -> Preemptor:
+    affinity: Affinity | None = request.affinity  # type: ignore[assignment]
+    return Preemptor(request.app, request.priority, request.gpus, affinity=affinity)
 
 
 def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
