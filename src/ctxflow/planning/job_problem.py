@@ -284,6 +284,7 @@ Speeds = Sequence[Sequence[Sequence[Speed | None]]]
 """By query type, model and tier; None for a model that the query type cannot have there."""
 
 
+NO_LIMIT = 1e3  # What is budgeted where nothing is said, in rents of the whole site.
 SIZES = 256  # Numbers of workers that are distinguished on a tier, at most: of more, several count as one.
 
 
@@ -343,7 +344,7 @@ def problem_of(
 
     storage = 1.0 + len(offers) * len(queries) * sum(model.weights_gb for model in models)  # Enough for every place.
     return Problem(
-        name=name, source=source, horizon_hours=hours, budget_dollars=most + 1.0 if budget is None else budget,
+        name=name, source=source, horizon_hours=hours, budget_dollars=NO_LIMIT * (most + 1.0) if budget is None else budget,
         storage_gb=storage, query_types=tuple(queries), models=tuple(models), tiers=tuple(tiers),
         compute_seconds_per_token=table("delay"), communication_seconds_per_token=nothing,
         error=nothing if errors is None else tuple(tuple((each,) * len(offers) for each in row) for row in errors),
