@@ -261,13 +261,18 @@ class Draft:
         return Allocation(deployments, routes, tuple(1.0 - share for share in served))
 
 
-def nearest(draft: Draft, options: Ints) -> list[int]:
-    """Return the options (of O, 3) that are a draft's deployments, or next to them in GPUs."""
+def nearest(draft: Draft, options: Ints, span: Ints | None = None) -> list[int]:
+    """Return the options (of O, 3) that are a draft's deployments, or next to them in GPUs.
+
+    :param span: (O,) how many GPUs an option may have more than its configuration; none by default.
+    """
     found, gpus = [], draft.arrays.gpus
     for j, k in np.argwhere(draft.config >= 0):
         here = np.flatnonzero((options[:, 0] == j) & (options[:, 1] == k))
         if len(here):
-            found.append(int(here[np.abs(gpus[options[here, 2]] - gpus[draft.config[j, k]]).argmin()]))
+            fewest, wanted = gpus[options[here, 2]], gpus[draft.config[j, k]]
+            most = fewest if span is None else fewest + span[here]
+            found.append(int(here[(np.maximum(fewest - wanted, 0) + np.maximum(wanted - most, 0)).argmin()]))
     return found
 
 

@@ -143,6 +143,6 @@ def improved(arrays: Arrays, seed: int = 0) -> Allocation:
 def _near(arrays: Arrays, draft: Draft) -> Bools:
     """Return (J, K, C) the configurations around a draft, or around a better one that a longer search finds."""
     sets = OptionSets(Options(arrays, prohibitive(arrays)))
-    chosen = nearest(draft, sets.options.options)
+    chosen = nearest(draft, sets.options.options, sets.options.span)
     found = PricedSearch(sets, WORK).search(chosen) or PricedSearch(sets, WORK).search([])
     return neighbourhood(sets, () if found is None else found.chosen, AROUND)

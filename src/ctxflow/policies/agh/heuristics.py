@@ -192,7 +192,7 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
         best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
     if exchange is not None and exchange.refused:
         sets = OptionSets(Options(arrays, prohibitive(arrays)))
-        for chosen in ([], nearest(best, sets.options.options)):
+        for chosen in ([], nearest(best, sets.options.options, sets.options.span)):
             found = PricedSearch(sets, sets.work + priced_work(arrays)).search(chosen)
             if found is not None and np.isfinite(found.total):
                 best = min(best, sets.draft(found, choices), key=lambda draft: draft.total)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, filled
 from ctxflow.policies.agh.linear_programs import Effort, Solver
-from ctxflow.policies.agh.problem import Floats, Ints
+from ctxflow.policies.agh.problem import MOST, Floats, Ints
 from ctxflow.policies.agh.set_program import Options, Prices, SetProgram
 
 FILLED = 200  # Options, the most promising, whose bound is exact.
@@ -34,6 +34,7 @@ class Judged:
 
     :ivar relaxed: dollars that every allocation over the set costs at least.
     :ivar total: dollars of the best allocation known over it, inf if none is. :ivar shares: (I, n) of that allocation.
+    :ivar more: (n,) the GPUs that each option has there beyond its fewest.
     :ivar dived, settled: whether a good one was looked for, and the best.
     """
 
@@ -41,6 +42,7 @@ class Judged:
     relaxed: float
     total: float
     shares: Floats
+    more: Ints
     dived: bool
     settled: bool
 
@@ -82,12 +84,13 @@ class OptionSets:
         self.work += MIP_WORK * len(program.values)
         outcome = self._mixed.solve(program, Effort(nodes=MIP_NODES, under=min(under, judged.total) - rent))
         if outcome.values is not None:
-            self._improve(judged, outcome.values[made.x])
+            self._improve(judged, made, outcome.values)
 
-    def _improve(self, judged: Judged, shares: Floats) -> None:
-        total = self.options.total(judged.chosen, shares)
+    def _improve(self, judged: Judged, made: SetProgram, values: Floats) -> None:
+        shares, more = values[made.x], _whole(values[made.more])
+        total = self.options.total(judged.chosen, shares, more)
         if total < judged.total:
-            judged.total, judged.shares = total, shares
+            judged.total, judged.shares, judged.more = total, shares, more
 
     def _dive(self, made: SetProgram, judged: Judged) -> None:
         """Improve what is known of a set: store what its shares use, without the least of them in each round."""
@@ -102,7 +105,7 @@ class OptionSets:
             if outcome.values is None:
                 continue
             shares = outcome.values[made.x]
-            self._improve(judged, shares)
+            self._improve(judged, made, outcome.values)
 
     def bounds(self, base: Sequence[int], added: Ints | None = None) -> Floats:
         """Return (N,) lower bounds of the dollars over a set, with each row (N, A) of options added to it.
@@ -131,8 +134,10 @@ class OptionSets:
         shares = np.where(judged.shares > NOTHING, judged.shares, 0.0)
         shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1.0)
         for i, n in np.argwhere(shares):
-            j, k, c = (int(each) for each in self.options.options[judged.chosen[n]])
-            draft.place(int(i), j, k, c, float(shares[i, n]))
+            option = judged.chosen[n]
+            j, k, _ = (int(each) for each in self.options.options[option])
+            config = self.options.sizes.configuration(self.options.arrays, option, int(judged.more[n]))
+            draft.place(int(i), j, k, config, float(shares[i, n]))
         return draft
 
     def _relaxation(self, chosen: Chosen) -> Judged | None:
@@ -146,10 +151,10 @@ class OptionSets:
         self._constants[place], self._worths[place] = priced(made, made.prices(outcome.duals))
         self._count += 1
         relaxed = outcome.cost + float(self.options.rent[list(chosen)].sum())
-        shares = outcome.values[made.x]
-        total = self.options.total(chosen, shares)
+        shares, more = outcome.values[made.x], _whole(outcome.values[made.more])
+        total = self.options.total(chosen, shares, more)
         best = total <= relaxed + 1e-7 * max(1.0, abs(relaxed))
-        return Judged(chosen, relaxed, total, shares, dived=best, settled=best)
+        return Judged(chosen, relaxed, total, shares, more, dived=best, settled=best)
 
 
 def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
@@ -178,15 +183,38 @@ def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
         opening[query, outside] += price * (1 - cut.alone)
     constant += float(np.minimum(0.0, left * arrays.max_unserved).sum())
     constant += float(np.minimum(0.0, forced * (1 - arrays.max_unserved)).sum())
+    stock = prices.stock[options.options[:, 1]]
+    gpu = options.gpu_rent * (1 + prices.budget) + stock  # Dollars of a GPU.
+    constant -= float(np.minimum(arrays.stock, MOST) @ prices.stock)
+    return constant, _filled_worth(options, worth, opening, gpu)
+
+
+def _filled_worth(options: Options, worth: Floats, opening: Floats, gpu: Floats) -> Floats:
+    """Return (O,) what an option is worth at most, filled with shares as far as its throughput allows, its GPUs paid.
+
+    As the value of a filling is concave in the GPUs, the best number is where the next is not worth its price.
+
+    :param worth: (I, O) dollars of a type served whole. :param opening: (I, O) dollars of storing the model for it.
+    :param gpu: (O,) dollars of a GPU.
+    """
     serves = worth > 0
     value = np.maximum(0.0, np.where(serves, worth, 0.0) * options.most + opening)
-    size = np.where(serves & (value > 0), options.load, 0.0)
-    # At most what all is worth, or what the whole option is at the best price for its throughput.
-    dense = (value / np.maximum(size, _LEAST)).max(axis=0)
-    gain = np.minimum(value.sum(axis=0), dense)
-    rent = options.rent * (1 + prices.budget)
-    crowded = np.flatnonzero(size.sum(axis=0) > 1)
-    some = crowded[np.argsort(rent[crowded] - gain[crowded], kind="stable")[:FILLED]]
-    values = value[:, some].T
-    gain[some] = (filled(values, size[:, some].T, np.ones(len(some))) * values).sum(axis=1)
-    return constant, gain - rent
+    size = np.where(serves & (value > 0), options.load, 0.0)  # In the throughput of the smallest configuration.
+    fixed = gpu * options.gpus
+    gain: Floats = np.minimum(value.sum(axis=0), (value / np.maximum(size, _LEAST)).max(axis=0)) - fixed
+    sized = options.span > 0
+    gain[sized] = np.maximum(0.0, value - fixed * size)[:, sized].sum(axis=0)  # Every GPU only as far as it is used.
+    crowded = np.flatnonzero((size.sum(axis=0) > 1) | sized)
+    some = crowded[np.argsort(-gain[crowded], kind="stable")[:FILLED]]
+    values, sizes, room = value[:, some].T, size[:, some].T, np.ones(len(some))
+    smallest = (filled(values, sizes, room) * values).sum(axis=1) - fixed[some]
+    paid = values - fixed[some, None] * sizes
+    parts = filled(paid, sizes, 1 + options.span[some] * options.speed[some])
+    larger = np.where((parts * sizes).sum(axis=1) > 1, (parts * paid).sum(axis=1), -np.inf)
+    gain[some] = np.maximum(smallest, larger)
+    return gain
+
+
+def _whole(more: Floats) -> Ints:
+    """Return numbers of GPUs rounded up."""
+    return np.asarray(np.ceil(more - 1e-6), dtype=np.int64)

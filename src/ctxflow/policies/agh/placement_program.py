@@ -13,6 +13,7 @@ import numpy as np
 from ctxflow.policies.agh.allocation import Allocation, Deployment, Route
 from ctxflow.policies.agh.linear_programs import Program
 from ctxflow.policies.agh.problem import Arrays, Bools, Floats, Ints
+from ctxflow.policies.agh.size_ranges import SizeRanges
 
 TINY = 1e-6
 DROPPED = 1e-9  # Shares under this are rounding, and no routes.
@@ -22,20 +23,18 @@ DROPPED = 1e-9  # Shares under this are rounding, and no routes.
 class PlacementProgram:
     """The MILP, and which of its variables is what.
 
-    A size range is a pair of model and tier, and configurations of it that delay every query type alike, with
-    consecutive numbers of GPUs; nearly always one configuration. The variables are w for each range, the GPUs that it
+    The variables are w for each range, the GPUs that it
     has more than the fewest, v for each query type and range, x and z for each query type and pair, and u for each
     query type. q and y follow from these by (5d) and (5e), and are no variables.
 
-    :ivar ranges: (G, 3) model, tier and smallest configuration. :ivar span: (G,) GPUs that it may have more.
+    :ivar sizes: the G size ranges.
     :ivar pairs: (P, 2) model and tier. :ivar pair_of: (G,) the place of each range's pair.
     :ivar w, more, v, x, z, u: columns: (G,), (G,), (I, G), (I, P), (I, P), (I,).
     :ivar unit: dollars of one unit of the objective.
     """
 
     program: Program
-    ranges: Ints
-    span: Ints
+    sizes: SizeRanges
     pairs: Ints
     pair_of: Ints
     w: Ints
@@ -63,31 +62,13 @@ def build(arrays: Arrays, options: Bools, tightened: bool = True) -> PlacementPr
     return rows.program()
 
 
-def _ranges(arrays: Arrays, options: Bools) -> tuple[Ints, Ints]:
-    """Return the size ranges (G, 3) of configurations, and how many GPUs each may have beyond its fewest (G,)."""
-    found: list[tuple[int, int, int]] = []
-    span: list[int] = []
-    for j, k in np.argwhere(options.any(axis=2)).tolist():
-        here = np.flatnonzero(options[j, k])
-        delays = [arrays.delay[:, j, k, c].tobytes() for c in here]
-        last: dict[bytes, int] = {}  # The range that ends with this delay.
-        for c, delay in zip(here.tolist(), delays, strict=True):
-            place = last.get(delay)
-            if place is not None and arrays.gpus[c] == arrays.gpus[found[place][2]] + span[place] + 1:
-                span[place] += 1
-                continue
-            last[delay] = len(found)
-            found.append((j, k, c))
-            span.append(0)
-    return np.array(found, dtype=np.int64).reshape(-1, 3), np.array(span, dtype=np.int64)
-
-
 class _Rows:
     """Gathers the rows; one method for each kind."""
 
     def __init__(self, arrays: Arrays, options: Bools, tightened: bool) -> None:
         self.arrays, self.tightened = arrays, tightened
-        self.ranges, self.span = _ranges(arrays, options)
+        self.sizes = SizeRanges.of(arrays, options)
+        self.ranges, self.span = self.sizes.smallest, self.sizes.span
         self.pairs, self.pair_of = np.unique(self.ranges[:, :2], axis=0, return_inverse=True)
         self.pair_of = self.pair_of.reshape(-1)
         types, count, pairs = arrays.shape[0], len(self.ranges), len(self.pairs)
@@ -112,7 +93,7 @@ class _Rows:
         most = np.ones(self.delay.shape)
         if self.tightened:
             gpus = self.gpus + self.span
-            spare = arrays.spare_gb[j, k, c] + arrays.memory_gb[k] * self.span
+            spare = arrays.spare_gb[j, k, c] + self.sizes.spare_gb * self.span
             for room, used in (
                 (arrays.max_delay[:, None], self.delay),
                 (arrays.max_error[:, None], arrays.error[:, j, k]),
@@ -182,7 +163,7 @@ class _Rows:
         """Add (5f): what its weights leave of an option's memory holds its KV caches (v is x times w)."""
         arrays, (j, k, c) = self.arrays, self.ranges.T
         spare, kv = arrays.spare_gb[j, k, c], arrays.kv_gb[:, j, k]
-        each, whole = arrays.memory_gb[k], arrays.memory_gb[k] * self.gpus
+        each, whole = self.sizes.spare_gb, arrays.memory_gb[k] * self.gpus
         tight = kv.sum(axis=0) > spare
         rows = np.cumsum(tight) - 1
         parts = [
@@ -254,7 +235,7 @@ class _Rows:
             np.zeros(self.size), upper, integral,
         )  # fmt: skip
         return PlacementProgram(
-            program, self.ranges, self.span, self.pairs, self.pair_of,
+            program, self.sizes, self.pairs, self.pair_of,
             self.w, self.more, self.v, self.x, self.z, self.u, unit,
         )  # fmt: skip
 
@@ -270,10 +251,8 @@ def read(arrays: Arrays, made: PlacementProgram, values: Floats) -> Allocation:
     """Return the allocation that a solution stands for."""
     deployments = []
     for n in np.flatnonzero(values[made.w] > 0.5):
-        j, k, c = (int(each) for each in made.ranges[n])
-        if more := round(float(values[made.more[n]])):
-            same = (arrays.delay[:, j, k, c, None] == arrays.delay[:, j, k]).all(axis=0) & arrays.allowed[k]
-            c = int(np.flatnonzero(same & (arrays.gpus == arrays.gpus[c] + more))[0])
+        j, k, _ = (int(each) for each in made.sizes.smallest[n])
+        c = made.sizes.configuration(arrays, int(n), round(float(values[made.more[n]])))
         deployments.append(Deployment(j, k, int(arrays.tensor[c]), int(arrays.pipeline[c]), int(arrays.gpus[c])))
     x = np.where(values[made.x] > DROPPED, values[made.x], 0.0)
     x /= np.maximum(x.sum(axis=1, keepdims=True), 1.0)  # A solver's shares may be a rounding above the whole.
@@ -290,13 +269,13 @@ def written(made: PlacementProgram, allocation: Allocation, arrays: Arrays) -> F
     place = {(int(j), int(k)): p for p, (j, k) in enumerate(made.pairs)}
     range_of: dict[int, int] = {}
     for each in allocation.deployments:
-        for n in np.flatnonzero((made.ranges[:, :2] == (each.model, each.tier)).all(axis=1)):
-            c = made.ranges[n, 2]
+        for n in np.flatnonzero((made.sizes.smallest[:, :2] == (each.model, each.tier)).all(axis=1)):
+            c = made.sizes.smallest[n, 2]
             more = each.gpus - int(arrays.gpus[c])
-            alike = made.span[n] > 0 or (arrays.tensor[c], arrays.pipeline[c]) == (
+            alike = made.sizes.span[n] > 0 or (arrays.tensor[c], arrays.pipeline[c]) == (
                 each.tensor_parallel, each.pipeline_parallel,
             )  # fmt: skip
-            if alike and 0 <= more <= made.span[n]:
+            if alike and 0 <= more <= made.sizes.span[n]:
                 values[made.w[n]], values[made.more[n]] = 1.0, more
                 range_of[place[each.model, each.tier]] = int(n)
                 break

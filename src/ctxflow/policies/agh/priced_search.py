@@ -129,7 +129,10 @@ def neighbourhood(sets: OptionSets, chosen: Chosen, size: int) -> Bools:
     bounds[picked] = np.inf
     picked[np.argsort(bounds, kind="stable")[:size]] = True
     mask = np.zeros(options.arrays.fits.shape, dtype=bool)
-    mask[tuple(options.options[picked].T)] = True
+    for n in np.flatnonzero(picked):
+        j, k, _ = options.options[n]
+        for more in range(options.span[n] + 1):
+            mask[j, k, options.sizes.configuration(options.arrays, int(n), more)] = True
     return mask
 
 

@@ -1,6 +1,7 @@
 """The options of a problem, and the linear program over a set of them: routes, models stored, and what is unserved.
 
-An option is a pair of model and tier with a configuration; a set has one option of a pair at most.
+An option is a pair of model and tier with a configuration, or a range of configurations that differ in their size
+alone, which the program then chooses. A set has one option of a pair at most.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 
 from ctxflow.policies.agh.draft import NOTHING
 from ctxflow.policies.agh.linear_programs import Program
-from ctxflow.policies.agh.problem import Constants, Floats, Ints
+from ctxflow.policies.agh.problem import MOST, Constants, Floats, Ints
+from ctxflow.policies.agh.size_ranges import SizeRanges
 
 WHOLE = 1 - 1e-7
 _LEAST = 1e-12
@@ -22,10 +24,14 @@ _TINY = 1e-6
 class Options:
     """The options of a problem with their constants, of I query types and O options.
 
-    Delays, errors, work and KV caches are shares of their limits, of a query type served whole by one option.
+    Delays, errors, work and KV caches are shares of their limits, of a query type served whole by one option; work and
+    KV caches of its smallest configuration's.
 
-    :ivar options: (O, 3) model, tier and configuration. :ivar pair: (O,) the number of the pair.
-    :ivar rent: (O,) dollars. :ivar gpus: (O,). :ivar weights: (O,) GB. :ivar gb_dollars: of storing a GB.
+    :ivar options: (O, 3) model, tier and smallest configuration. :ivar pair: (O,) the number of the pair.
+    :ivar gpus, rent: (O,) GPUs and dollars of the smallest configuration. :ivar gpu_rent: (O,) dollars of a GPU.
+    :ivar span: (O,) how many GPUs more it may have. :ivar speed, room: (O,) what each of these adds to the limits on
+        work and KV caches, as a share.
+    :ivar weights: (O,) GB. :ivar gb_dollars: of storing a GB.
     :ivar delay, error, work, kv: (I, O). :ivar error_room: (I,) the limit on the error: 1, or less where it is tiny.
     :ivar linear: (I, O) dollars of the delay.
     :ivar most: (I, O) the largest share that an option alone may serve; `load`: the work of that.
@@ -34,21 +40,28 @@ class Options:
 
     def __init__(self, arrays: Constants, forced_dollars: Floats) -> None:
         self.arrays, self.forced = arrays, forced_dollars
-        self.options: Ints = np.argwhere(arrays.options())
+        self.sizes = SizeRanges.of(arrays, arrays.options())
+        self.options, self.span = self.sizes.smallest, self.sizes.span
         j, k, c = self.options.T
         self.pair: Ints = j * arrays.shape[2] + k
         self.gpus: Ints = arrays.gpus[c]
-        self.rent: Floats = arrays.rent[k] * self.gpus
+        self.gpu_rent: Floats = arrays.rent[k]
+        self.rent: Floats = self.gpu_rent * self.gpus
         self.weights: Floats = arrays.weights_gb[j]
         self.gb_dollars = arrays.hours * arrays.storage_price
         self.delay = arrays.delay[:, j, k, c] / arrays.max_delay[:, None]
         self.error = arrays.error[:, j, k] / np.maximum(arrays.max_error[:, None], _TINY)
         self.error_room = np.minimum(1.0, arrays.max_error / _TINY)
         self.work = arrays.work[:, j, k] / (arrays.capacity[k] * self.gpus)
-        self.kv = arrays.kv_gb[:, j, k] / np.maximum(arrays.spare_gb[j, k, c], _LEAST)
+        spare = np.maximum(arrays.spare_gb[j, k, c], _LEAST)
+        self.kv = arrays.kv_gb[:, j, k] / spare
+        self.speed, self.room = 1.0 / self.gpus, self.sizes.spare_gb / spare
         self.linear = arrays.delay_dollars[:, None] * arrays.delay[:, j, k, c]
         self.most = np.ones(self.delay.shape)
-        limits = ((self.delay, 1.0), (self.error, self.error_room[:, None]), (self.work, 1.0), (self.kv, 1.0))
+        limits = (
+            (self.delay, 1.0), (self.error, self.error_room[:, None]),
+            (self.work, 1 + self.span * self.speed), (self.kv, 1 + self.span * self.room),
+        )  # fmt: skip
         for used, room in limits:
             self.most = np.minimum(self.most, room / np.maximum(used, _LEAST))
         never = self.most < _TINY
@@ -70,13 +83,21 @@ class Options:
         allowed &= ~np.isin(self.pair, self.pair[these])
         return np.flatnonzero(allowed)
 
-    def total(self, chosen: Sequence[int], shares: Floats) -> float:
-        """Return the dollars of shares (I, n) over a set and of the models used; inf beyond storage or budget."""
+    def total(self, chosen: Sequence[int], shares: Floats, more: Ints) -> float:
+        """Return the dollars of shares (I, n) over a set with more GPUs (n,), each model stored that they use.
+
+        It is inf beyond storage, budget or stock.
+        """
         arrays, these = self.arrays, list(chosen)
         shares = np.where(shares > NOTHING, shares, 0.0)
         stored = float((self.weights[these] * (shares > 0)).sum() + arrays.data_gb @ shares.sum(axis=1))
-        spent = float(self.rent[these].sum()) + stored * self.gb_dollars
-        if stored > arrays.storage * (1 + NOTHING) or spent > arrays.budget * (1 + NOTHING):
+        spent = float((self.rent[these] + self.gpu_rent[these] * more).sum()) + stored * self.gb_dollars
+        used = np.bincount(self.options[these, 1], self.gpus[these] + more, len(arrays.stock))
+        if (
+            (used > arrays.stock).any()
+            or stored > arrays.storage * (1 + NOTHING)
+            or spent > arrays.budget * (1 + NOTHING)
+        ):
             return np.inf
         unserved = np.maximum(0.0, 1 - shares.sum(axis=1))
         beyond = np.maximum(0.0, unserved - arrays.max_unserved)
@@ -130,7 +151,8 @@ class Prices:
     """The dual prices of a set's program, in dollars, 0 or more.
 
     :ivar serving, delay, error: (I,) of a query type, and of all that its delay and its error may be.
-    :ivar storage: of a GB of storage. :ivar budget: of a dollar of the budget. :ivar cuts: of each cut.
+    :ivar storage: of a GB of storage. :ivar budget: of a dollar of the budget. :ivar stock: (K,) of a GPU of a tier.
+    :ivar cuts: of each cut.
     """
 
     serving: Floats
@@ -138,17 +160,18 @@ class Prices:
     error: Floats
     storage: float
     budget: float
+    stock: Floats
     cuts: Floats
 
 
 class SetProgram:
     """The program over a set of n options.
 
-    Variables: shares x and stored models z (I, n), and what is unserved, as allowed and beyond it. Rows: serving, delay
-    and error of each type; throughput and memory of each option; storage; budget; x <= most z; and the cuts, without
-    which a little z would do.
+    Variables: shares x and stored models z (I, n), what is unserved, as allowed and beyond it, and the GPUs that each
+    option has more. Rows: serving, delay and error of each type; throughput and memory of each option; storage; budget;
+    the stock of each tier; x <= most z; and the cuts, without which a little z would do.
 
-    :ivar x, z: (I, n) the columns of the variables.
+    :ivar x, z, more: (I, n), (I, n) and (n,) the columns of the variables.
     """
 
     def __init__(self, options: Options, chosen: Sequence[int]) -> None:
@@ -156,16 +179,18 @@ class SetProgram:
         self.options, self.chosen = options, list(chosen)
         self.x: Ints = np.arange(types * count).reshape(types, count)
         self.z: Ints = self.x + types * count
+        self.more: Ints = 2 * types * count + 2 * types + np.arange(count)
         delay, error, room = options.delay[:, self.chosen], options.error[:, self.chosen], options.error_room
         self.cuts = [(i, cut) for i in range(types) for cut in cuts(delay[i], error[i], float(room[i]))]
-        self._limits = 3 * types + 2 * count  # The row of storage; the next is the budget's.
+        self._limits = 3 * types + 2 * count  # The row of storage; the next is the budget's, and those of stocks.
+        self._linking = self._limits + 2 + len(options.arrays.stock)
         # Storage and budget in units of their limits.
         self._scale = max(options.arrays.storage, 1.0), max(options.arrays.budget, 1.0)
 
     def program(self, whole: bool) -> Program:
         """Return the program; its cost is without rent.
 
-        :param whole: whether each model is stored or not; it may be in part otherwise.
+        :param whole: whether each model is stored or not and GPUs are whole; they may be in part otherwise.
         """
         options, these, x, z = self.options, self.chosen, self.x, self.z
         arrays, (types, count) = options.arrays, x.shape
@@ -177,33 +202,40 @@ class SetProgram:
             np.broadcast_to(arrays.data_gb[:, None], x.shape),
             np.broadcast_to(options.weights[these], x.shape),
         )
-        ones, base, linking = np.ones(x.shape), self._limits, self._limits + 2 + x
+        ones, base, linking = np.ones(x.shape), self._limits, self._linking + x
         parts = [
             (every_i, x, -ones), (i, left, -np.ones(types)), (i, forced, -np.ones(types)),
             (types + every_i, x, options.delay[:, these]), (2 * types + every_i, x, options.error[:, these]),
             (3 * types + every_n, x, options.work[:, these]), (3 * types + count + every_n, x, options.kv[:, these]),
             (base + 0 * x, x, data * gb), (base + 0 * x, z, weights * gb),
             (base + 1 + 0 * x, x, data * dollars), (base + 1 + 0 * x, z, weights * dollars),
+            (3 * types + n, self.more, -options.speed[these]), (3 * types + count + n, self.more, -options.room[these]),
+            (base + 1 + 0 * n, self.more, options.gpu_rent[these] / self._scale[1]),
+            (base + 2 + options.options[these, 1], self.more, np.ones(count)),
             (linking, x, ones), (linking, z, -options.most[:, these]),
         ]  # fmt: skip
-        for row, (query, cut) in enumerate(self.cuts, base + 2 + x.size):
+        for row, (query, cut) in enumerate(self.cuts, self._linking + x.size):
             columns = np.concatenate([[left[query], forced[query]], z[query, cut.outside]])
             values = np.full(len(columns), -(1 - cut.alone))
             values[:2] = -1.0
             parts.append((np.full(len(columns), row), columns, values))
         rows, columns, values = (np.concatenate([np.ravel(part[place]) for part in parts]) for place in range(3))
         room = (arrays.budget - options.rent[these].sum()) / self._scale[1]
+        used = np.bincount(options.options[these, 1], options.gpus[these], len(arrays.stock))
+        stock = np.minimum(arrays.stock - used, MOST)
         limit = np.concatenate([
-            -np.ones(types), np.ones(types), options.error_room, np.ones(2 * count),
-            [arrays.storage * gb, room], np.zeros(x.size), [cut.alone - 1 for _, cut in self.cuts],
+            -np.ones(types), np.ones(types), options.error_room, np.ones(2 * count), [arrays.storage * gb, room], stock,
+            np.zeros(x.size), [cut.alone - 1 for _, cut in self.cuts],
         ])  # fmt: skip
         cost = (options.linear[:, these] + options.gb_dollars * data, options.gb_dollars * weights)
-        upper = (options.most[:, these], ones, arrays.max_unserved, 1 - arrays.max_unserved)
-        integral = np.zeros(2 * x.size + 2 * types, dtype=bool)
-        integral[z] = whole
+        upper = (options.most[:, these], ones, arrays.max_unserved, 1 - arrays.max_unserved, options.span[these])
+        integral = np.zeros(2 * x.size + 2 * types + count, dtype=bool)
+        integral[z] = integral[self.more] = whole
         kept = values != 0
         return Program(
-            cost=np.concatenate([*map(np.ravel, cost), arrays.unserved_dollars, options.forced]),
+            cost=np.concatenate([
+                *map(np.ravel, cost), arrays.unserved_dollars, options.forced, options.gpu_rent[these],
+            ]),
             rows=rows[kept], columns=columns[kept], values=values[kept], limit=limit,
             lower=np.zeros(len(integral)), upper=np.concatenate([*map(np.ravel, upper)]), integral=integral,
         )  # fmt: skip
@@ -215,5 +247,5 @@ class SetProgram:
         return Prices(
             serving=prices[:types], delay=prices[types : 2 * types], error=prices[2 * types : 3 * types],
             storage=float(prices[base]) / self._scale[0], budget=float(prices[base + 1]) / self._scale[1],
-            cuts=prices[base + 2 + self.x.size :],
+            stock=prices[base + 2 : self._linking], cuts=prices[self._linking + self.x.size :],
         )  # fmt: skip
