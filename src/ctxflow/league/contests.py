@@ -81,14 +81,15 @@ def _about(draw: Any) -> str:
 
 
 _BATCHES = {"batching": {"policy": "fixed", "size": 16}}
-_STREAMS: tuple[tuple[Callable[[int], Scenario], float], ...] = (
-    (drawn.azure_code, 30.0),
-    (drawn.flash_crowd, 30.0),
-    (drawn.many_models, 120.0),
-    (drawn.campus_day, 1800.0),
-    (drawn.spot_market, 600.0),
+_STREAMS: tuple[tuple[Callable[[int], Scenario], float, float], ...] = (
+    (drawn.azure_code, 30.0, 4.0),
+    (drawn.flash_crowd, 30.0, 4.0),
+    (drawn.many_models, 120.0, 4.0),
+    (drawn.campus_day, 1800.0, 48.0),
+    (drawn.spot_market, 600.0, 24.0),
 )
-"""Workloads over time, with the seconds of waiting that cost as much as the mean item's work."""
+"""Workloads over time, with the seconds of waiting that cost as much as the mean item's work, and the hours of virtual
+time after which a game is lost."""
 
 _POOLED = "all workers as one that is never idle and serves the shortest first"
 _COST = (
@@ -104,7 +105,7 @@ def _routing() -> Contest:
         f"the mean time from an item's arrival to its answer; the bound: {_POOLED}, or each item alone",
         "s",
         ("response_p99_s", "makespan_s", "loads", "dollars"),
-        [_stage("routing", draw, mean_response, _BATCHES) for draw, _ in _STREAMS],
+        [_stage("routing", draw, mean_response, _BATCHES, hours=hours) for draw, _, hours in _STREAMS],
     )
 
 
@@ -128,7 +129,10 @@ def _costs(family: str, others: Mapping[str, Any]) -> Contest:
         _COST,
         "$",
         ("dollars", "response_mean_s", "response_p99_s", "worker_hours"),
-        [_stage(family, draw, cost(patience), {**_BATCHES, **others}) for draw, patience in _STREAMS],
+        [
+            _stage(family, draw, cost(patience), {**_BATCHES, **others}, hours=hours)
+            for draw, patience, hours in _STREAMS
+        ],
     )
 
 

@@ -49,7 +49,7 @@ def standings(ratios: Mapping[str, Mapping[Played, float]], failures: Mapping[st
     """Rank policies, best first.
 
     Games are resampled within each workload (one fewer than there are, so that few seeds do not look surer than they
-    are), all policies' together: the comparison is paired. A policy is better beyond doubt if it is in 97.5 of 100
+    are), or all of them where a workload has one seed alone; all policies' together: the comparison is paired. A policy is better beyond doubt if it is in 97.5 of 100
     resamples. Nothing is corrected for the number of comparisons.
 
     :param ratios: policy -> game -> score over bound; games that not all of them have are left out.
@@ -95,6 +95,8 @@ def standings(ratios: Mapping[str, Mapping[Played, float]], failures: Mapping[st
 
 def _resampled(logs: NDArray[np.float64], where: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     """Return (resamples, policies) the mean over workloads of the means of games drawn within each."""
+    if min(map(len, where)) < 2:
+        where = [[game for those in where for game in those]]
     chance = np.random.default_rng(0)
     total = np.zeros((RESAMPLES, len(logs)))
     for those in where:

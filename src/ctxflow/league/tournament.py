@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -22,8 +23,10 @@ from ctxflow.league.games import STEPS, GameLost, Outcome
 from ctxflow.policies import registry
 from ctxflow.simulator.scenario import parse_sweep
 
-SECONDS = 120.0
-"""The longest that a game may take on this machine: many times what any of ctxflow's own policies does."""
+SECONDS = 120
+"""Of processor time that a game may take: many times what any of ctxflow's own policies does."""
+PATIENCE = 10
+"""How many times as long it may take on the clock."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Game:
 
 @dataclasses.dataclass(frozen=True)
 class GameResult:
-    """What came of a game: its outcome, or why there is none, in a sentence. `seconds` of this machine."""
+    """What came of a game: its outcome, or why there is none, in a sentence; `seconds` of processor time."""
 
     game: Game
     outcome: Outcome | None
@@ -110,12 +113,12 @@ def _made(game: Game) -> Any:
     return getattr(module, name)(**options)
 
 
-def play_all(games: Sequence[Game], steps: int = STEPS, seconds: float = SECONDS) -> Iterator[GameResult]:
+def play_all(games: Sequence[Game], steps: int = STEPS, seconds: int = SECONDS) -> Iterator[GameResult]:
     """Play games on all cores, and yield their results as they come; a policy that lost one plays no more.
 
     Closing it ends all processes.
 
-    :param steps: the events that a game may take. :param seconds: of this machine, likewise.
+    :param steps: the events that a game may take. :param seconds: of processor time, likewise.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ctxflow.league.contests", "ctxflow.league.tournament"])
@@ -126,17 +129,17 @@ def play_all(games: Sequence[Game], steps: int = STEPS, seconds: float = SECONDS
             while waiting and len(running) < len(os.sched_getaffinity(0)):
                 game = waiting.pop()
                 if game.entrant.name not in lost:
-                    playing = _Playing.begin(context, game, steps)
+                    playing = _Playing.begin(context, game, steps, seconds)
                     running[playing.inbox] = playing
             if not running:
                 continue
-            first = min(each.begun for each in running.values()) + seconds
+            first = min(each.begun for each in running.values()) + PATIENCE * seconds
             ready = wait(list(running), max(0.0, first - time.monotonic()))
             for inbox, playing in list(running.items()):
-                late = time.monotonic() >= playing.begun + seconds
+                late = time.monotonic() >= playing.begun + PATIENCE * seconds
                 if inbox in ready or late:
                     del running[inbox]
-                    result = playing.ended(f"it was not done after {seconds:g} s" if inbox not in ready else "")
+                    result = playing.ended("" if inbox in ready else f"it was not done after {PATIENCE * seconds} s")
                     if result.failure:
                         lost.add(result.game.entrant.name)
                     yield result
@@ -155,9 +158,9 @@ class _Playing:
     begun: float
 
     @classmethod
-    def begin(cls, context: Any, game: Game, steps: int) -> _Playing:
+    def begin(cls, context: Any, game: Game, steps: int, seconds: int) -> _Playing:
         inbox, outbox = context.Pipe(duplex=False)
-        process = context.Process(target=_play_alone, args=(game, steps, outbox), daemon=True)
+        process = context.Process(target=_play_alone, args=(game, steps, seconds, outbox), daemon=True)
         # The server of forks, and what it forks, is started with Ctrl-C blocked: this process ends them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -169,11 +172,10 @@ class _Playing:
 
     def ended(self, why: str) -> GameResult:
         """Return what came of it, or why it is ended."""
-        outcome: Outcome | None = None
-        failure = why
+        outcome, failure, seconds = None, why, 0.0
         if not why:
             try:
-                outcome, failure = self.inbox.recv()
+                outcome, failure, seconds = self.inbox.recv()
             except EOFError:  # It died.
                 self.process.join()
                 failure = _death(self.process.exitcode)
@@ -181,18 +183,21 @@ class _Playing:
             self.process.kill()
         self.process.join()
         self.inbox.close()
-        return GameResult(self.game, outcome, failure, time.monotonic() - self.begun)
+        return GameResult(self.game, outcome, failure, seconds)
 
 
 def _death(status: int | None) -> str:
+    if status == -signal.SIGXCPU:
+        return "it took more processor time than a game may"
     if status is not None and status < 0:
         return f"its process was ended by {signal.Signals(-status).name}"
     return f"its process ended with status {status}"
 
 
-def _play_alone(game: Game, steps: int, outbox: Connection) -> None:
+def _play_alone(game: Game, steps: int, seconds: int, outbox: Connection) -> None:
     """Play a game in a process of its own; what it prints goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     os.dup2(2, 1)
     found: tuple[Outcome | None, str]
     try:
@@ -202,7 +207,7 @@ def _play_alone(game: Game, steps: int, outbox: Connection) -> None:
     except Exception as error:
         found = None, _raised(error)
     with contextlib.suppress(BrokenPipeError):
-        outbox.send(found)
+        outbox.send((*found, time.process_time()))
 
 
 def _raised(error: Exception) -> str:
