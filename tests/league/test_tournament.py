@@ -102,6 +102,6 @@ def test_who_is_not_there_is_refused_before_anything_is_played(text, says):
     with pytest.raises(UsageError, match=says):
         entrants("routing", text)
     with pytest.raises(UsageError, match="did you mean 'many-models'"):
-        contest_of("routing").stage("many-model")
+        contest_of("routing").workload("many-model")
     with pytest.raises(UsageError, match="no family 'rooting'"):
         contest_of("rooting")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxflow.cli.screen import AsJson, Seed, share_bar
+from ctxflow.cli.screen import AsJson, Seed, say, share_bar
 from ctxflow.errors import UsageError
 from ctxflow.files import written_whole
 from ctxflow.policies.registry import DEFAULTS, FAMILIES, names
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
-    from ctxflow.league.contests import Contest, Stage
+    from ctxflow.league.contests import Contest, LeagueWorkload
     from ctxflow.league.league_page import League
     from ctxflow.league.tournament import Game, GameResult
 
@@ -38,7 +38,9 @@ def _workloads(ctx: typer.Context, incomplete: str) -> list[str]:
     from ctxflow.league.contests import contests
 
     family = ctx.params.get("family")
-    return _completed(incomplete, [stage.name for each in contests() if each.family == family for stage in each.stages])
+    return _completed(
+        incomplete, [workload.name for each in contests() if each.family == family for workload in each.workloads]
+    )
 
 
 def _completed(incomplete: str, known: Iterable[str]) -> list[str]:
@@ -90,30 +92,30 @@ def league(
     from ctxflow.league.tournament import entrants, games_of
 
     contest = contest_of(family)
-    stages = _stages(contest, workloads)
+    played_on = _workloads_of(contest, workloads)
     players = entrants(family, policies)
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file: give a folder")
     count = seeds if seeds is not None else _QUICK_SEEDS if quick else _SEEDS
     drawn = range(seed, seed + count)
-    games = games_of(contest, players, [each.name for each in stages], drawn)
+    games = games_of(contest, players, [each.name for each in played_on], drawn)
     results, interrupted = _played(games)
     command = shlex.join(["ctxflow", *sys.argv[1:]])
-    found = League(contest, stages, players, drawn, results, len(games), interrupted, command)
-    if interrupted and not _has_round(found):
-        raise KeyboardInterrupt
-    _tell(found, output, as_json)
+    found = League(contest, played_on, players, drawn, results, len(games), interrupted, command)
+    if not interrupted or _has_round(found):
+        _tell(found, output, as_json)
     if interrupted:
-        raise KeyboardInterrupt
+        say("interrupted")
+        raise typer.Exit(130)
     if any(each.failure for each in results):
         raise typer.Exit(1)
 
 
-def _stages(contest: Contest, text: str | None) -> Sequence[Stage]:
+def _workloads_of(contest: Contest, text: str | None) -> Sequence[LeagueWorkload]:
     if text is None:
-        return contest.stages
+        return contest.workloads
     wanted = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    return [contest.stage(name) for name in wanted]
+    return [contest.workload(name) for name in wanted]
 
 
 def _played(games: Sequence[Game]) -> tuple[list[GameResult], bool]:
@@ -163,35 +165,40 @@ def _tell(found: League, output: Path | None, as_json: bool) -> None:
 
 def _show(found: League) -> None:
     from ctxflow.league.league_page import place, remark, times
-    from ctxflow.observe.measures import figure, table
+    from ctxflow.observe.measures import table
 
-    standings = found.standings()
+    standings, default = found.standings(), DEFAULTS[found.contest.family]
     console = visible_console()
-    default = DEFAULTS[found.contest.family]
     print(remark(found), "\n")
     rows = []
-    for each in standings:
+    for number, each in enumerate(standings):
         name = f"{place(each, standings):>3} {each.policy}{' (default)' if each.policy == default else ''}"
         if each.ratio is None or each.behind is None:
             rows.append([name, "-", "-"])
         else:
-            rows.append([name, times(each.ratio), times(each.behind) if each is not standings[0] else "1"])
+            rows.append([name, times(each.ratio), times(each.behind) if number else "1"])
     print(table(["    policy", "over the bound", "over the best"], rows))
-    playing = [each for each in standings if each.ratio is not None]
-    if playing:
-        heads = ["over the bound", *(each.policy for each in playing)]
-        cells = [
-            [stage.name, *(figure(each.workloads.get(stage.name)) for each in playing)]
-            for stage in found.stages
-        ]
-        wide = table(heads, cells)
-        if max(map(len, wide.splitlines())) > console.width:  # Policies as rows need no wider names.
-            heads = ["", *(str(n) for n in range(1, len(playing) + 1))]
-            cells = [[stage, *rest] for stage, *rest in cells]
-            wide = table(["over the bound, in this order", *heads[1:]], cells)
-        print(f"\n{wide}")
+    if any(each.ratio is not None for each in standings):
+        print(f"\n{_by_workload(found, console.width)}")
     for each in standings:
         if each.failure:
             print(f"\n{each.policy} did not play to the end: {each.failure}.")
     console.print(f"\n{found.conclusion()}", highlight=False, markup=False)
     console.print(f"Measured, less is better: {found.contest.measure}.", highlight=False, markup=False, style="dim")
+
+
+def _by_workload(found: League, width: int) -> str:
+    """Return each policy's ratios, a column each as far as the width allows, or else a row each."""
+    from ctxflow.observe.measures import figure, table
+
+    playing = [each for each in found.standings() if each.ratio is not None]
+    names = [each.name for each in found.workloads]
+    figures = [[figure(each.workloads.get(name)) for each in playing] for name in names]
+    wide = table(
+        ["over the bound", *(each.policy for each in playing)],
+        [[name, *cells] for name, cells in zip(names, figures, strict=True)],
+    )
+    if max(map(len, wide.splitlines())) <= width:
+        return wide
+    turned = [[each.policy, *cells] for each, cells in zip(playing, zip(*figures, strict=True), strict=True)]
+    return table(["over the bound", *names], turned)

@@ -16,7 +16,7 @@ from ctxflow.simulator.scenario import Scenario
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class LeagueWorkload:
     """A workload of a contest.
 
     :ivar about: what it is like and what it is fitted to, a sentence.
@@ -34,27 +34,27 @@ class Contest:
 
     :ivar measure: what is measured, of which less is better, and what the bound is, in words.
     :ivar unit: of the measure.
-    :ivar beside: the figures that are shown beside it: the keys of `Outcome.beside`.
+    :ivar beside: the figures that are shown beside it: the keys of `GameOutcome.beside`.
     """
 
     family: str
     measure: str
     unit: str
     beside: Sequence[str]
-    stages: Sequence[Stage]
+    workloads: Sequence[LeagueWorkload]
 
-    def stage(self, name: str) -> Stage:
+    def workload(self, name: str) -> LeagueWorkload:
         """Return the workload of a name; a UsageError if there is none."""
-        for each in self.stages:
+        for each in self.workloads:
             if each.name == name:
                 return each
-        names = [each.name for each in self.stages]
+        names = [each.name for each in self.workloads]
         near = closest(name, names)
         hint = f" (did you mean {near!r}?)" if near else ""
         raise UsageError(f"{self.family} has no workload {name!r}{hint}: choose from {', '.join(names)}")
 
 
-def _stage(
+def _workload(
     family: str,
     draw: Callable[[int], Scenario],
     measure: Measure,
@@ -62,11 +62,11 @@ def _stage(
     name: str = "",
     hours: float = 48.0,
     complete: bool = True,
-) -> Stage:
+) -> LeagueWorkload:
     def arena(seed: int) -> Arena:
         return ScenarioArena(draw(seed), seed, family, measure, others, hours, complete)
 
-    return Stage(name or _name(draw), _about(draw), arena)
+    return LeagueWorkload(name or _name(draw), _about(draw), arena)
 
 
 def _name(draw: Any) -> str:
@@ -105,7 +105,7 @@ def _routing() -> Contest:
         f"the mean time from an item's arrival to its answer; the bound: {_POOLED}, or each item alone",
         "s",
         ("response_p99_s", "makespan_s", "loads", "dollars"),
-        [_stage("routing", draw, mean_response, _BATCHES, hours=hours) for draw, _, hours in _STREAMS],
+        [_workload("routing", draw, mean_response, _BATCHES, hours=hours) for draw, _, hours in _STREAMS],
     )
 
 
@@ -119,7 +119,7 @@ def _batching() -> Contest:
         "the time of a job for each item; the bound: all workers, never idle, whenever they can be had",
         "s",
         ("makespan_s", "lost_share", "loads", "duplicates"),
-        [_stage("batching", draw, time_per_answer, {}) for draw in jobs],
+        [_workload("batching", draw, time_per_answer, {}) for draw in jobs],
     )
 
 
@@ -130,7 +130,7 @@ def _costs(family: str, others: Mapping[str, Any]) -> Contest:
         "$",
         ("dollars", "response_mean_s", "response_p99_s", "worker_hours"),
         [
-            _stage(family, draw, cost(patience), {**_BATCHES, **others}, hours=hours)
+            _workload(family, draw, cost(patience), {**_BATCHES, **others}, hours=hours)
             for draw, patience, hours in _STREAMS
         ],
     )
@@ -145,15 +145,15 @@ def _health() -> Contest:
         "s",
         ("makespan_s", "given_up", "lost_share", "loads"),
         [
-            _stage("health", functools.partial(drawn.bad_hosts, kind=kind), time_per_answer, _BATCHES, kind,
+            _workload("health", functools.partial(drawn.bad_hosts, kind=kind), time_per_answer, _BATCHES, kind,
                    complete=False)
             for kind in kinds
         ],
     )  # fmt: skip
 
 
-def _own(draws: Sequence[Callable[[int], Any]], arena: Callable[[Any, int], Arena]) -> list[Stage]:
-    return [Stage(_name(draw), _about(draw), functools.partial(arena, draw)) for draw in draws]
+def _own(draws: Sequence[Callable[[int], Any]], arena: Callable[[Any, int], Arena]) -> list[LeagueWorkload]:
+    return [LeagueWorkload(_name(draw), _about(draw), functools.partial(arena, draw)) for draw in draws]
 
 
 def _preemption() -> Contest:

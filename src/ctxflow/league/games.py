@@ -29,7 +29,7 @@ class GameLost(CtxflowError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class GameOutcome:
     """What came of a game.
 
     :ivar score: of the family's measure, less is better. :ivar bound: what no policy has less than.
@@ -44,7 +44,7 @@ class Outcome:
 class Arena(Protocol):
     """A workload drawn by a seed."""
 
-    def play(self, choice: Any, steps: int) -> Outcome:
+    def play(self, choice: Any, steps: int) -> GameOutcome:
         """Let a policy decide, as it is chosen in a site file or as an object.
 
         :param steps: the events that the game may take.
@@ -115,7 +115,7 @@ class ScenarioArena:
     hours: float
     complete: bool = True
 
-    def play(self, choice: Any, steps: int) -> Outcome:
+    def play(self, choice: Any, steps: int) -> GameOutcome:
         """Let a policy decide."""
         site = self.scenario.site.model_copy(update={**self.others, self.family: choice})
         scenario, waits = dataclasses.replace(self.scenario, site=site), Waits()
@@ -123,7 +123,7 @@ class ScenarioArena:
         outcome = built.simulation.run(self.hours * 3600)
         self._check(outcome)
         score, bound = self.measure(scenario, ScenarioBounds(scenario, self.seed), outcome, waits)
-        return Outcome(score, bound, figures(scenario, built, outcome, waits))
+        return GameOutcome(score, bound, figures(scenario, built, outcome, waits))
 
     def _check(self, outcome: SimulationOutcome) -> None:
         left = outcome.items - outcome.done - outcome.dead

@@ -11,8 +11,8 @@ from typing import Any
 
 from ctxflow.errors import counted
 from ctxflow.installing import __version__
-from ctxflow.league.contests import Contest, Stage
-from ctxflow.league.ranking import Interval, Standing, standings
+from ctxflow.league.contests import Contest, LeagueWorkload
+from ctxflow.league.ranking import Interval, LeagueStanding, standings
 from ctxflow.league.tournament import Entrant, GameResult, ratios_of
 from ctxflow.observe.measures import even, figure
 from ctxflow.observe.page import page_environment
@@ -26,12 +26,12 @@ FORMAT = "ctxflow-league/1"
 class League:
     """What a league came to.
 
-    :ivar stages: the workloads that were played. :ivar planned: how many games there were to be.
+    :ivar workloads: the workloads that were played. :ivar planned: how many games there were to be.
     :ivar interrupted: whether it was ended before all were played; what counts are the games that all have played.
     """
 
     contest: Contest
-    stages: Sequence[Stage]
+    workloads: Sequence[LeagueWorkload]
     players: Sequence[Entrant]
     seeds: Sequence[int]
     results: Sequence[GameResult]
@@ -39,7 +39,7 @@ class League:
     interrupted: bool = False
     command: str = ""
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[LeagueStanding]:
         """Return the policies, best first; a ValueError if no game was played by all."""
         return standings(*ratios_of(self.results))
 
@@ -78,7 +78,7 @@ def times(interval: Interval) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def place(standing: Standing, all_standings: Sequence[Standing]) -> str:
+def place(standing: LeagueStanding, all_standings: Sequence[LeagueStanding]) -> str:
     """Return a place in words: "2" or, tied, "1=", and "-" for who did not play to the end."""
     if standing.failure:
         return "-"
@@ -96,7 +96,7 @@ def as_data(league: League) -> dict[str, Any]:
         "unit": contest.unit,
         "default": DEFAULTS[contest.family],
         "seeds": list(league.seeds),
-        "workloads": [{"name": each.name, "about": each.about} for each in league.stages],
+        "workloads": [{"name": each.name, "about": each.about} for each in league.workloads],
         "interrupted": league.interrupted,
         "games": [_game(each) for each in league.results],
         "games_planned": league.planned,
@@ -140,7 +140,7 @@ def league_page(league: League) -> str:
             rows=[_row(each, found, scale) for each in found],
             ticks=scale.ticks(),
             names=names,
-            workloads=[(each.name, each.about, _cells(each.name, playing)) for each in league.stages],
+            workloads=[(each.name, each.about, _cells(each.name, playing)) for each in league.workloads],
             beside_heads=[name.replace("_", " ") for name in league.contest.beside],
             beside=[(name, [figure(value) for value in league.beside(name).values()]) for name in names],
             failures=[(each.policy, each.failure) for each in found if each.failure],
@@ -157,9 +157,11 @@ def _resource(name: str) -> str:
 def remark(league: League) -> str:
     """Return how much was played, in a sentence or two."""
     seeds = counted(len(league.seeds), "seed")
-    played = f"{len(league.results):,} of {league.planned:,} games" if league.interrupted else f"{league.planned:,} games"
+    played = (
+        f"{len(league.results):,} of {league.planned:,} games" if league.interrupted else f"{league.planned:,} games"
+    )
     text = f"{played}: {counted(len(league.players), 'policy', 'policies')} on "
-    text += f"{counted(len(league.stages), 'workload')}, {seeds}."
+    text += f"{counted(len(league.workloads), 'workload')}, {seeds}."
     if league.interrupted:
         text += " It was interrupted: only games that all policies have played count."
     if len(league.seeds) == 1:
@@ -185,7 +187,7 @@ class _Scale:
         return [(self.at(each), f"{each:g}") for each in there]
 
 
-def _row(each: Standing, found: Sequence[Standing], scale: _Scale) -> Mapping[str, Any]:
+def _row(each: LeagueStanding, found: Sequence[LeagueStanding], scale: _Scale) -> Mapping[str, Any]:
     row = {"place": place(each, found), "policy": each.policy, "failure": each.failure}
     if each.ratio is None or each.behind is None:
         return row
@@ -201,7 +203,7 @@ def _row(each: Standing, found: Sequence[Standing], scale: _Scale) -> Mapping[st
     }
 
 
-def _cells(workload: str, playing: Sequence[Standing]) -> list[tuple[str, str]]:
+def _cells(workload: str, playing: Sequence[LeagueStanding]) -> list[tuple[str, str]]:
     """Return each policy's ratio on a workload, and how it is shown: the best, and what reads as the best, as such."""
     values = [each.workloads.get(workload) for each in playing]
     best = figure(min((value for value in values if value is not None), default=None))

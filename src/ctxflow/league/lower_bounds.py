@@ -145,7 +145,7 @@ class ScenarioBounds:
 
     def makespan(self) -> float:
         """Return the earliest time at which all can be answered."""
-        return max(self._pooled()[1], max(time + self._alone(app) for time, app, _ in self.arrivals))
+        return max([self._pooled()[1], *(time + self._alone(app) for time, app, _ in self.arrivals)])
 
     def dollars(self) -> float:
         """Return the least dollars of workers that all items cost."""

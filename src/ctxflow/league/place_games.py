@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
-from ctxflow.league.games import Outcome, Steps, worker_seconds
+from ctxflow.league.games import GameOutcome, Steps, worker_seconds
 from ctxflow.league.public_workloads import flash, poisson
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
@@ -52,7 +52,9 @@ def _apps(chance: random.Random, times: Sequence[float], affinity: str) -> list[
     for time in sorted(times):
         bursts[chance.randrange(len(bursts))].append((time, chance.randint(16, 48)))
     return [
-        UrgentApp(f"{'quad' if n % 3 == 0 else 'pair'}-{n}", 4 if n % 3 == 0 else 2, 10 if n % 3 == 0 else 5, affinity, b)
+        UrgentApp(
+            f"{'quad' if n % 3 == 0 else 'pair'}-{n}", 4 if n % 3 == 0 else 2, 10 if n % 3 == 0 else 5, affinity, b
+        )
         for n, b in enumerate(bursts)
         if b
     ]
@@ -157,7 +159,7 @@ class PlaceArena:
     drawn: PlaceDraw
     seed: int
 
-    def play(self, choice: Any, steps: int) -> Outcome:
+    def play(self, choice: Any, steps: int) -> GameOutcome:
         """Let a policy decide."""
         bursts, apps = Bursts(), self.drawn.urgent
         machines = _machines(self.drawn)
@@ -188,12 +190,13 @@ class PlaceArena:
             "useful_share": useful / self._capacity(),
             "worker_hours": sum(worker_seconds(outcome.presence, END).values()) / 3600,
         }
-        return Outcome(score, self.bound(), beside)
+        return GameOutcome(score, self.bound(), beside)
 
     def bound(self) -> float:
         """Return the least GPU-hours: every GPU's first worker and load, and an item of every burst by itself."""
         begun = sum(
-            min(MATCH + MODEL_LOAD + WAY, sum(end - begin for begin, end in times)) for times in self.drawn.gpus.values()
+            min(MATCH + MODEL_LOAD + WAY, sum(end - begin for begin, end in times))
+            for times in self.drawn.gpus.values()
         )
         return (begun + sum(app.gpus * len(app.bursts) * (WAY + ITEM) for app in self.drawn.urgent)) / 3600
 

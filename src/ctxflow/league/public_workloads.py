@@ -97,7 +97,7 @@ def _scenario(
             **more,
         }
     )
-    site = Site(name="league", engine="taskvine", tiers=tiers)
+    site = Site.model_validate({"name": "league", "engine": "taskvine", "tiers": tiers})
     return Scenario(site, workload, {name: list(steps) for name, steps in (traces or {}).items()})
 
 
@@ -225,8 +225,9 @@ def spot_market(seed: int) -> Scenario:
     apps = []
     for number in range(3):
         came = [(time, chance.randint(200, 1000)) for time in poisson(chance, 1 / 3600, 0.0, 4 * 3600.0)]
+        came = sorted([(chance.uniform(0, 600), 500), *came])
         apps.append(
-            {"name": f"job-{number}", "context": f"model-{number}", "arrivals": [(chance.uniform(0, 600), 500), *came],
+            {"name": f"job-{number}", "context": f"model-{number}", "arrivals": came,
              "item_seconds": _by_tier(chance.uniform(1.0, 4.0), workers), "call_seconds": 0.5}
         )  # fmt: skip
     contexts = [{"name": f"model-{n}", "load_seconds": chance.uniform(15.0, 90.0)} for n in range(3)]
@@ -320,7 +321,7 @@ def azure_in_flight(seed: int) -> Scenario:
 
 
 def bad_hosts(seed: int, kind: str) -> Scenario:
-    """Draw a job on forty workers of ten hosts, of which one to three are bad in one way, from the start or from later on."""
+    """Draw a job on forty workers of ten hosts, of which one to three are bad in one way, from some time on."""
     chance = random.Random(f"bad-hosts/{kind}/{seed}")
     workers = {A10: 20, TITAN: 20}
     fault = {
@@ -332,4 +333,3 @@ def bad_hosts(seed: int, kind: str) -> Scenario:
     begin = chance.choice((0.0, chance.uniform(150.0, 400.0)))
     faults = [{"kind": kind, "hosts": chance.randint(1, 3), "begin": begin, **fault}]
     return _job(chance, workers, None, 30_000, chance.uniform(0.3, 1.0), faults=faults, workers_per_host=4)
-

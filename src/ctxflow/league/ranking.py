@@ -25,7 +25,7 @@ class Interval:
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class LeagueStanding:
     """How a policy stands.
 
     :ivar rank: one more than the number of policies that are better beyond doubt: those of one rank are tied.
@@ -45,12 +45,13 @@ class Standing:
     failure: str = ""
 
 
-def standings(ratios: Mapping[str, Mapping[Played, float]], failures: Mapping[str, str]) -> list[Standing]:
+def standings(ratios: Mapping[str, Mapping[Played, float]], failures: Mapping[str, str]) -> list[LeagueStanding]:
     """Rank policies, best first.
 
     Games are resampled within each workload (one fewer than there are, so that few seeds do not look surer than they
-    are), or all of them where a workload has one seed alone; all policies' together: the comparison is paired. A policy is better beyond doubt if it is in 97.5 of 100
-    resamples. Nothing is corrected for the number of comparisons.
+    are), or all of them where a workload has one seed alone; all policies' together, so that the comparison is paired.
+    A policy is better beyond doubt if it is in 97.5 of 100 resamples. Nothing is corrected for the number of
+    comparisons.
 
     :param ratios: policy -> game -> score over bound; games that not all of them have are left out.
     :param failures: policy -> why it did not play to the end.
@@ -62,7 +63,7 @@ def standings(ratios: Mapping[str, Mapping[Played, float]], failures: Mapping[st
     """
     names = [name for name in ratios if name not in failures]
     last = len(names) + 1
-    lost = [Standing(name, last, (last, last), failure=why) for name, why in sorted(failures.items())]
+    lost = [LeagueStanding(name, last, (last, last), failure=why) for name, why in sorted(failures.items())]
     if not names:
         return lost
     games = sorted(set.intersection(*(set(ratios[name]) for name in names)))
@@ -80,7 +81,7 @@ def standings(ratios: Mapping[str, Mapping[Played, float]], failures: Mapping[st
     certain = np.quantile(difference, (1 + LEVEL) / 2, axis=0) < -1e-12
     places = 1 + (drawn[:, :, None] > drawn[:, None, :] + 1e-12).sum(axis=2)
     found = [
-        Standing(
+        LeagueStanding(
             name,
             rank=1 + int(certain[:, n].sum()),
             ranks=(_place(places[:, n], (1 - LEVEL) / 2), _place(places[:, n], (1 + LEVEL) / 2)),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
-from ctxflow.league.games import GameLost, Outcome, Steps, worker_seconds
+from ctxflow.league.games import GameLost, GameOutcome, Steps, worker_seconds
 from ctxflow.league.lower_bounds import Clock
 from ctxflow.league.public_workloads import campus_steps, fits, flash, poisson, spot_nodes
 from ctxflow.scheduler import Policies
@@ -142,12 +142,14 @@ class SessionArena:
     drawn: SessionDraw
     seed: int
 
-    def play(self, choice: Any, steps: int) -> Outcome:
+    def play(self, choice: Any, steps: int) -> GameOutcome:
         """Let a policy decide."""
         machines = _machines(self.drawn.workers)
-        kinds = {(tier, tier): GpuTimes({"": seconds}, 0.0, Drawn(0.02)) for tier, seconds in CHUNK.items()}
+        kinds: dict[tuple[str, str | None], GpuTimes] = {
+            (tier, tier): GpuTimes({"": seconds}, 0.0, Drawn(0.02)) for tier, seconds in CHUNK.items()
+        }
         loads: dict[tuple[str, str | None], Drawn] = {(tier, tier): Drawn(20.0) for tier in CHUNK}
-        times = MixedTimes({"talk": dict(kinds)}, {"model": loads}, {tier: Drawn(10.0) for tier in CHUNK})
+        times = MixedTimes({"talk": kinds}, {"model": loads}, {tier: Drawn(10.0) for tier in CHUNK})
         engine = SimulatedEngine(machines, times, seed=self.seed, state_bytes=STATE_BYTES, carry_seconds=CARRY)
         app = ev.AppSpec("talk", "talk", "model", batch=False, sessions=True, keep_every=8, chunk_target=TARGET)
         pauses = Pauses(self.drawn.users)
@@ -171,7 +173,7 @@ class SessionArena:
             "moves": float(simulation.scheduler.state.counters.migrations),
             "worker_hours": sum(there.values()) / 3600,
         }
-        return Outcome(sum(pauses.longest) / len(pauses.longest), self.bound(), beside)
+        return GameOutcome(sum(pauses.longest) / len(pauses.longest), self.bound(), beside)
 
     def bound(self) -> float:
         """Return what the mean of users' longest waits is at least.
@@ -227,5 +229,3 @@ SESSION_DRAWS: tuple[Callable[[int], SessionDraw], ...] = (steady_users, flash_u
 def session_arena(draw: Callable[[int], SessionDraw], seed: int) -> SessionArena:
     """Return the game of a seed."""
     return SessionArena(draw(seed), seed)
-
-

@@ -12,14 +12,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import UsageError
 from ctxflow.league.contests import Contest, contest_of
-from ctxflow.league.games import STEPS, GameLost, Outcome
+from ctxflow.league.games import STEPS, GameLost, GameOutcome
 from ctxflow.policies import registry
 from ctxflow.simulator.scenario import parse_sweep
 
@@ -52,7 +52,7 @@ class GameResult:
     """What came of a game: its outcome, or why there is none, in a sentence; `seconds` of processor time."""
 
     game: Game
-    outcome: Outcome | None
+    outcome: GameOutcome | None
     failure: str
     seconds: float
 
@@ -85,14 +85,16 @@ def entrants(family: str, text: str | None) -> list[Entrant]:
     return found
 
 
-def games_of(contest: Contest, players: Sequence[Entrant], workloads: Sequence[str], seeds: Sequence[int]) -> list[Game]:
+def games_of(
+    contest: Contest, players: Sequence[Entrant], workloads: Sequence[str], seeds: Sequence[int]
+) -> list[Game]:
     """Return all games: those of a seed one after the other, so that what is interrupted has whole rounds."""
     return [Game(each, contest.family, name, seed) for seed in seeds for name in workloads for each in players]
 
 
-def play(game: Game, steps: int = STEPS) -> Outcome:
+def play(game: Game, steps: int = STEPS) -> GameOutcome:
     """Play a game in this process; what a policy raises goes on."""
-    return contest_of(game.family).stage(game.workload).arena(game.seed).play(_made(game), steps)
+    return contest_of(game.family).workload(game.workload).arena(game.seed).play(_made(game), steps)
 
 
 def _made(game: Game) -> Any:
@@ -113,7 +115,7 @@ def _made(game: Game) -> Any:
     return getattr(module, name)(**options)
 
 
-def play_all(games: Sequence[Game], steps: int = STEPS, seconds: int = SECONDS) -> Iterator[GameResult]:
+def play_all(games: Sequence[Game], steps: int = STEPS, seconds: int = SECONDS) -> Generator[GameResult, None, None]:
     """Play games on all cores, and yield their results as they come; a policy that lost one plays no more.
 
     Closing it ends all processes.
@@ -199,7 +201,7 @@ def _play_alone(game: Game, steps: int, seconds: int, outbox: Connection) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     os.dup2(2, 1)
-    found: tuple[Outcome | None, str]
+    found: tuple[GameOutcome | None, str]
     try:
         found = play(game, steps), ""
     except GameLost as error:
@@ -230,5 +232,3 @@ def ratios_of(results: Sequence[GameResult]) -> tuple[dict[str, dict[tuple[str, 
             game = each.game.workload, each.game.seed
             ratios.setdefault(name, {})[game] = each.outcome.score / each.outcome.bound
     return ratios, failures
-
-
