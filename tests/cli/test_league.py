@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from in_process import ctxflow
 
+from ctxflow.cli import league_command
+from ctxflow.policies.registry import FAMILIES
+
 STRANGE = Path(__file__).parent.parent / "league" / "strange_policies.py"
 SHORT = ("--family", "routing", "--workloads", "many-models")
 
@@ -54,6 +57,10 @@ def test_a_strangers_plug_in_plays_among_all_that_are_installed(installed, tmp_p
     page = (tmp_path / "out" / "routing.html").read_text()
     assert all(f"<td>{name}" in page for name in names) and data["conclusion"] in page
     assert not re.search(r"<script|<link|https?://|src=", page), "the page needs something else"
+
+
+def test_the_help_names_all_families():
+    assert league_command.FAMILIES == FAMILIES
 
 
 def test_the_screen_has_places_ties_and_the_default(capfd):

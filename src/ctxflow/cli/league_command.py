@@ -14,7 +14,6 @@ import typer
 from ctxflow.cli.screen import AsJson, Seed, say, share_bar
 from ctxflow.errors import UsageError
 from ctxflow.files import written_whole
-from ctxflow.policies.registry import DEFAULTS, FAMILIES, names
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from ctxflow.league.tournament import Game, GameResult
 
 _SEEDS, _QUICK_SEEDS = 8, 2
+FAMILIES = ("routing", "batching", "placement", "preemption", "scaling", "health", "sessions")
+"""The registry's, which a help text need not import."""
 
 
 def _families(incomplete: str) -> list[str]:
@@ -30,6 +31,8 @@ def _families(incomplete: str) -> list[str]:
 
 
 def _policies(ctx: typer.Context, incomplete: str) -> list[str]:
+    from ctxflow.policies.registry import names
+
     family = ctx.params.get("family")
     return _completed(incomplete, names(family) if family in FAMILIES else [])
 
@@ -166,6 +169,7 @@ def _tell(found: League, output: Path | None, as_json: bool) -> None:
 def _show(found: League) -> None:
     from ctxflow.league.league_page import place, remark, times
     from ctxflow.observe.measures import table
+    from ctxflow.policies.registry import DEFAULTS
 
     standings, default = found.standings(), DEFAULTS[found.contest.family]
     console = visible_console()

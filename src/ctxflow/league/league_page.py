@@ -43,9 +43,10 @@ class League:
         """Return the policies, best first; a ValueError if no game was played by all."""
         return standings(*ratios_of(self.results))
 
-    def beside(self, policy: str) -> dict[str, float]:
-        """Return the median of each figure that is measured beside, over a policy's games."""
-        those = [each.outcome.beside for each in self.results if each.outcome and each.game.entrant.name == policy]
+    def beside(self, policy: str, workload: str) -> dict[str, float]:
+        """Return the median of each figure that is measured beside, over a policy's games on a workload."""
+        games = ((each.game, each.outcome) for each in self.results)
+        those = [o.beside for game, o in games if o and (game.entrant.name, game.workload) == (policy, workload)]
         return {name: statistics.median(each[name] for each in those) for name in self.contest.beside if those}
 
     def conclusion(self) -> str:
@@ -102,7 +103,11 @@ def as_data(league: League) -> dict[str, Any]:
         "games_planned": league.planned,
         "processor_seconds": round(sum(each.seconds for each in league.results), 1),
         "standings": [
-            {**dataclasses.asdict(each), "beside": league.beside(each.policy)} for each in league.standings()
+            {
+                **dataclasses.asdict(each),
+                "beside": {w.name: league.beside(each.policy, w.name) for w in league.workloads},
+            }
+            for each in league.standings()
         ],
         "conclusion": league.conclusion(),
         "machine": machine(),
@@ -142,7 +147,10 @@ def league_page(league: League) -> str:
             names=names,
             workloads=[(each.name, each.about, _cells(each.name, playing)) for each in league.workloads],
             beside_heads=[name.replace("_", " ") for name in league.contest.beside],
-            beside=[(name, [figure(value) for value in league.beside(name).values()]) for name in names],
+            beside=[
+                (each.name, [(name, [figure(v) for v in league.beside(name, each.name).values()]) for name in names])
+                for each in league.workloads
+            ],
             failures=[(each.policy, each.failure) for each in found if each.failure],
             version=__version__,
             css=importlib.resources.files("ctxflow.observe").joinpath("page.css").read_text(encoding="utf-8"),
