@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ctxflow.league.league_page import League
     from ctxflow.league.tournament import Game, GameResult
 
-_SEEDS, _QUICK_SEEDS = 8, 2
+_SEEDS, _QUICK_SEEDS = 16, 2
 FAMILIES = ("routing", "batching", "placement", "preemption", "scaling", "health", "sessions")
 """The registry's, which a help text need not import."""
 
@@ -93,12 +93,15 @@ def league(
     from ctxflow.league.contests import contest_of
     from ctxflow.league.league_page import League
     from ctxflow.league.tournament import entrants, games_of
+    from ctxflow.observe.page import page_environment
 
     contest = contest_of(family)
     played_on = _workloads_of(contest, workloads)
     players = entrants(family, policies)
-    if output is not None and output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file: give a folder")
+    if output is not None:
+        if output.exists() and not output.is_dir():
+            raise UsageError(f"{output} is a file: give a folder")
+        page_environment(str)  # What it lacks is said before the games, not after them.
     count = seeds if seeds is not None else _QUICK_SEEDS if quick else _SEEDS
     drawn = range(seed, seed + count)
     games = games_of(contest, players, [each.name for each in played_on], drawn)
