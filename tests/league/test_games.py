@@ -192,7 +192,7 @@ def test_the_hours_of_a_game_of_preemption_are_what_is_not_useful_and_what_waits
         capacity = 8 * place_games.END
         waited = 2 * outcome.beside["burst_mean_s"]
         assert outcome.score * 3600 == pytest.approx(capacity * (1 - outcome.beside["useful_share"]) + waited)
-        assert outcome.bound == pytest.approx((8 * 7.05 + 2 * 3.05) / 3600)
+        assert outcome.bound == pytest.approx((8 * 7.05 + 2 * 12.05) / 3600)  # Four items of three seconds.
 
 
 def test_calls_take_longer_on_gpus_of_two_sockets():

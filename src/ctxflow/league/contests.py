@@ -161,7 +161,7 @@ def _preemption() -> Contest:
         "preemption",
         "GPU-hours: those in which GPUs did nothing useful (idle, loading, kept free, work that was lost), and those "
         "for which urgent bursts of work waited, times the GPUs that they need; the bound: each GPU's first load, and "
-        "an item of each burst by itself",
+        "each context's bursts on a worker that is always there, shortest first",
         "GPU-h",
         ("burst_mean_s", "unserved", "useful_share", "lost_hours"),
         _own(PLACE_DRAWS, place_arena),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.league.games import GameOutcome, Steps, worker_seconds
+from ctxflow.league.lower_bounds import Clock, shortest_first
 from ctxflow.league.public_workloads import flash, poisson
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
@@ -193,12 +194,21 @@ class PlaceArena:
         return GameOutcome(score, self.bound(), beside)
 
     def bound(self) -> float:
-        """Return the least GPU-hours: every GPU's first worker and load, and an item of every burst by itself."""
+        """Return the least GPU-hours.
+
+        Every GPU has a worker that joins and loads; and a context has one worker at a time, which does its bursts one
+        after the other: their waits are least if the shortest is done first.
+        """
         begun = sum(
             min(MATCH + MODEL_LOAD + WAY, sum(end - begin for begin, end in times))
             for times in self.drawn.gpus.values()
         )
-        return (begun + sum(app.gpus * len(app.bursts) * (WAY + ITEM) for app in self.drawn.urgent)) / 3600
+        alone = Clock([(0.0, 1 / ITEM)])
+        waits = 0.0
+        for app in self.drawn.urgent:
+            seconds, _ = shortest_first([(time, float(count), 1) for time, count in app.bursts], alone)
+            waits += app.gpus * min(seconds + WAY * len(app.bursts), sum(END - time for time, _ in app.bursts))
+        return (begun + waits) / 3600
 
     def _gpus(self) -> dict[str, int]:
         return {app.name: app.gpus for app in self.drawn.urgent}
