@@ -107,22 +107,29 @@ def test_what_is_wrong_is_refused_before_anything_is_played(words, says):
 
 @pytest.mark.long
 def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path):
+    notes = tmp_path / "notes"
+    players = f"least-loaded,{STRANGE}:Noting"
     playing = subprocess.Popen(
-        [sys.executable, "-m", "ctxflow", "league", *SHORT, "--policies", "least-loaded,round-robin", "--seeds", "500",
+        [sys.executable, "-m", "ctxflow", "league", *SHORT, "--policies", players, "--seeds", "500",
          "--output", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "NOTES": str(notes)},
     )  # fmt: skip
-    time.sleep(30.0)
+    _until(lambda: notes.exists() and len(notes.read_text().split()) > 2 + len(os.sched_getaffinity(0)))
     os.killpg(playing.pid, signal.SIGINT)  # As a terminal does: all processes get it.
     out, err = playing.communicate(timeout=60)
     assert playing.returncode == 130 and err == "ctxflow: interrupted\n", err
     assert re.match(r"\d+ of 1,000 games: .* It was interrupted: only games that all policies have played count", out)
     data = json.loads((tmp_path / "routing.json").read_text())
     assert data["interrupted"] and 2 <= len(data["games"]) < 1000
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and _group(playing.pid):
+    _until(lambda: not _group(playing.pid))
+
+
+def _until(true, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert not _group(playing.pid)
 
 
 def _group(number):

@@ -56,4 +56,13 @@ class Idle(Nearest):
         return ()
 
 
+class Noting(Nearest):
+    """Notes each game in a file."""
+
+    def __init__(self):
+        super().__init__()
+        with open(os.environ["NOTES"], "a") as file:
+            file.write("game\n")
+
+
 NOT_A_POLICY = 3
