@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ctxflow.league.league_page import League
     from ctxflow.league.tournament import Game, GameResult
 
-_SEEDS, _QUICK_SEEDS = 16, 2
+_SEEDS, _QUICK_SEEDS = 32, 2
 FAMILIES = ("routing", "batching", "placement", "preemption", "scaling", "health", "sessions")
 """The registry's, which a help text need not import."""
 
