@@ -164,3 +164,32 @@ def test_idle_workers_are_given_back_in_the_seconds_that_linger_says(linger):
     assert len(early) == 3
     # The policy is asked each second, and the peak that it remembers was seen a second before they were idle, or at it.
     assert all(idle_since + linger - 1 <= at <= idle_since + linger + 2 for at in early), (idle_since, early)
+
+
+def test_what_happens_besides_is_told_at_its_time_and_the_run_goes_on_until_the_last_of_it():
+    """A session is opened and closed beside items that are done long before, or with no items at all."""
+    app = ev.AppSpec("talk", "talk", "model", batch=False, sessions=True)
+    for items in (0, 40):
+        heard = []
+        engine = SimulatedEngine(pool(pools.during(0.0)), GpuTimes({"": 0.5}, loading=Drawn(2.0)))
+        workload = Workload(
+            [ev.ContextSpec("model", "model")],
+            [app, ev.AppSpec("ask", "ask", "model")],
+            [(1.0, "ask", items)] if items else [],
+        )
+        others = [ev.SessionOpened(5.0, 1, "talk", 10**9), ev.SessionClosed(300.0, 1)]
+        chosen = Policies.chosen({"batching": {"policy": "fixed", "size": 1}})
+        simulation = Simulation(
+            engine,
+            chosen,
+            workload,
+            tiers_of(pool(pools.during(0.0))),
+            listener=lambda event, commands, to=heard: to.append((event, commands)),
+            others=others,
+        )
+        outcome = simulation.run()
+        assert [event for event, _ in heard if type(event) in (ev.SessionOpened, ev.SessionClosed)] == others
+        chunks = [event.time for event, commands in heard for each in commands if type(each).__name__ == "DeliverChunk"]
+        assert min(chunks) > 5.0 and 250.0 < max(chunks) < 302.0 and len(chunks) > 100
+        assert (outcome.done, engine.now) == (items, 300.0)
+        assert outcome.seconds == (300.0 if not items else pytest.approx(outcome.times[-1]))

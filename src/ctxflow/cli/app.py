@@ -39,6 +39,7 @@ VERBS = {
     "preempt": "Decide what to preempt for a preemptor, in a cluster given as data (docs/preemption.md has the form).",
     "simulate": "Predict a run in virtual time, before GPU time is spent on it.",
     "profile-scaling": 'Find the levels of `scaling = "closed-loop"`, in simulation.',
+    "league": "Rank the policies of a family on public workloads, against bounds.",
     "reproduce": "Run a paper's experiments and print its figures beside ours.",
     "train": "Train a policy's networks on the simulation, and write them. "
     "Ctrl-C ends it early and keeps the best so far.",
@@ -59,6 +60,7 @@ MODULES = {
     "factory_commands": ("factory", "worker-command"),
     "simulate_command": ("simulate",),
     "profile_scaling": ("profile-scaling",),
+    "league_command": ("league",),
     "experiment_commands": ("reproduce", "train"),
     "env_command": ("env",),
     "site_command": ("site",),

@@ -47,7 +47,7 @@ def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = 
     :param every: show all causes of failures and all transfers, however large the page gets.
     :raises CtxflowError: if jinja2 is not installed.
     """
-    environment = _environment()
+    environment = page_environment(_resource)
     causes = report.causes if every else report.causes[:_MOST_CAUSES]
     return environment.get_template("page.html").render(
         run=report.run,
@@ -78,14 +78,19 @@ def write_page(path: Path, text: str) -> None:
         file.write(text.encode(errors="replace"))
 
 
-def _environment() -> Environment:
+def page_environment(load: Callable[[str], str]) -> Environment:
+    """Return what renders pages: all that is put into one is escaped.
+
+    :param load: gives a template by its name.
+    :raises CtxflowError: if jinja2 is not installed.
+    """
     try:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
         raise CtxflowError(f"a page needs jinja2: {how_to_install('jinja2', extra='report')}") from None
     environment = Environment(
-        autoescape=True, loader=FunctionLoader(_resource), trim_blocks=True, lstrip_blocks=True,
+        autoescape=True, loader=FunctionLoader(load), trim_blocks=True, lstrip_blocks=True,
         undefined=StrictUndefined,
     )  # fmt: skip
     # For what is made here, of numbers and escaped text: the style and the pictures.

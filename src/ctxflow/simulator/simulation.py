@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import collections
 import dataclasses
 import itertools
 import math
@@ -107,6 +108,8 @@ class Simulation:
     :param start_when: the share of the requested workers that must be connected before the first call.
     :param tick: seconds between ticks.
     :param listener: called with every event and the commands that it led to.
+    :param others: what happens besides at given times, such as that a session is opened or closed; ascending. The run
+        goes on until the last of them.
     """
 
     def __init__(
@@ -121,12 +124,14 @@ class Simulation:
         tick: float = 1.0,
         listener: Listener | None = None,
         regions: Iterable[ev.RegionSpec] = (),
+        others: Iterable[ev.Event] = (),
     ) -> None:
         self.scheduler = Scheduler(policies, limits, seed, start_when)
         self.engine = engine
         self._workload, self._tiers, self._regions = workload, list(tiers), list(regions)
         self._tick, self._listener = tick, listener
         self._arrivals = list(workload.arrivals)
+        self._others = collections.deque(others)
         self._left = workload.total
         self._next_item = self._events = self._wasted = 0
         self._started, self._last = math.inf, 0.0
@@ -140,18 +145,22 @@ class Simulation:
         self._arrivals.reverse()
         engine, scheduler = self.engine, self.scheduler
         next_tick, moved = self._tick, 0.0
-        while self._left and engine.now < until:
+        while (self._left or self._others) and engine.now < until:
             wake = scheduler.next_wake
             due = min(next_tick, until, math.inf if wake is None else wake)
             if self._arrivals:
                 due = min(due, self._arrivals[-1][0])
+            if self._others:
+                due = min(due, self._others[0].time)
             for event in engine.poll(max(0.0, due - engine.now)):
                 self._feed(event)
             now = engine.now
             while self._arrivals and self._arrivals[-1][0] <= now:
                 self._arrive(*self._arrivals.pop())
+            while self._others and self._others[0].time <= now:
+                self._feed(self._others.popleft())
             if now >= next_tick or (wake is not None and now >= wake):
-                stuck = engine.idle and not self._arrivals and wake is None
+                stuck = engine.idle and not self._arrivals and not self._others and wake is None
                 next_tick = now + self._tick
                 self._feed(ev.Tick(now))
                 if not (stuck and self._left and engine.idle and scheduler.next_wake is None):
@@ -211,7 +220,7 @@ class Simulation:
     def _outcome(self) -> SimulationOutcome:
         counters = self.scheduler.state.counters
         return SimulationOutcome(
-            seconds=self.engine.now if self._left else self._last,
+            seconds=self.engine.now if self._left or not self._workload.total else self._last,
             started=self._started,
             items=self._workload.total,
             done=counters.done,
