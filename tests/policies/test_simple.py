@@ -42,6 +42,10 @@ class Worker:
     parked: tuple[str, ...] = ()
 
     @property
+    def slots_used(self):
+        return self.slots - self.free_slots
+
+    @property
     def contexts(self):
         return {name: types.SimpleNamespace(context=name, state="ready") for name in self.holds}
 
@@ -53,6 +57,14 @@ class View:
 
     def batch_size(self, app, worker):
         return self.size
+
+    room = batch_size
+
+    def drains(self, app, worker):
+        return False
+
+    def full_window(self, app, worker):
+        return self.size if app.overlaps else 1
 
     def can_run(self, app, worker):
         self.asked += 1
