@@ -40,6 +40,7 @@ class Worker:
     free_slots: int = 1
     slots: int = 1
     parked: tuple[str, ...] = ()
+    running: tuple[int, ...] = ()
 
     @property
     def slots_used(self):

@@ -36,15 +36,21 @@ class FreeSlots:
     """The free slots that a routing policy gives out, as what it has chosen so far leaves them.
 
     :ivar view: where nothing was given out yet, when it was made.
-    :ivar left: worker -> assignments that it could still take.
-    :ivar used: worker -> slots in use (`WorkerView.slots_used`).
+    :ivar left: worker -> assignments that it could still take; `total`: of all.
     """
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.left = {name: worker.free_slots for name, worker in view.free.items()}
-        self.used = {name: worker.slots_used for name, worker in view.free.items()}
         self.total = sum(self.left.values())
+        self._used: dict[str, float] = {}
+
+    @property
+    def used(self) -> dict[str, float]:
+        """Return worker -> slots in use (`WorkerView.slots_used`); added up for those who ask."""
+        if not self._used:
+            self._used = {name: worker.slots_used for name, worker in self.view.free.items()}
+        return self._used
 
     def able(self, app: AppView, workers: Iterable[WorkerView] | None = None) -> list[WorkerView]:
         """Return the free workers, or some of them, that could take a call of an app; who must be drained, in need."""
@@ -59,13 +65,18 @@ class FreeSlots:
         return able or self.able(app)
 
     def take(self, app: AppView, worker: WorkerView) -> int:
-        """Give a slot, or the places left in a window, to an app; return the items that this is for, 1 or more."""
+        """Give a slot, or the places left in a window, to an app; return the items that this is for.
+
+        None are where a window has become smaller than what is in flight; of others 1 or more.
+        """
         view, name = self.view, worker.id
-        items = view.room(app, worker) or max(1, view.batch_size(app, worker))
+        places = app.overlaps and not view.drains(app, worker)
+        items = view.room(app, worker) if places else max(1, view.batch_size(app, worker))
         self.left[name] -= 1
         self.total -= 1
-        share = (items if app.overlaps else 1) / view.full_window(app, worker)
-        self.used[name] = min(float(worker.slots), self.used[name] + share)
+        if self._used:
+            share = (items if app.overlaps else 1) / view.full_window(app, worker)
+            self._used[name] = min(float(worker.slots), self._used[name] + share)
         return items
 
 

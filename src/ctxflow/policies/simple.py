@@ -49,12 +49,16 @@ class ContextAffinity:
         chosen: list[Assignment] = []
         for drained in (False, True):
             for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
+                if not slots.total:
+                    return chosen
                 holders = (worker for worker in view.free.values() if app.context in worker.contexts)
                 chosen += self._given(app, holders, left, slots, drained)
             parking = [worker for worker in view.free.values() if worker.parked]
             for app in ready if parking else ():  # To wake a context takes less than to build it elsewhere.
                 parked = (worker for worker in parking if app.context in worker.parked)
                 chosen += self._given(app, parked, left, slots, drained)
+            if not slots.total:
+                break
             # Where calls overlap, who has the context has got what its window had room for.
             waiting = {
                 app.id: app
@@ -63,9 +67,9 @@ class ContextAffinity:
                 and app.unclaimed > 0
                 and not (app.overlaps and view.holders(app.context) >= len(view.workers))
             }
-            if waiting and slots.total:
+            if waiting:
                 chosen += self._spread(view, waiting, left, slots, drained)
-            if not any(slots.left[name] > 0 and worker.slots_used for name, worker in view.free.items()):
+            if not any(worker.running and slots.left[name] > 0 for name, worker in view.free.items()):
                 break  # There is nobody to drain.
         return chosen
 
@@ -73,8 +77,8 @@ class ContextAffinity:
         self, app: AppView, workers: Iterable[WorkerView], left: dict[str, int], slots: FreeSlots, drained: bool
     ) -> Iterator[Assignment]:
         """Give an app to workers in order, as long as it has work left; to those that it drains, or to the others."""
-        for worker in workers if slots.total else ():
-            if left[app.id] <= 0:
+        for worker in workers:
+            if left[app.id] <= 0 or not slots.total:
                 break
             able = slots.left[worker.id] > 0 and slots.view.can_run(app, worker)
             if able and slots.view.drains(app, worker) == drained:
