@@ -27,6 +27,8 @@ class Worker:
     draining: bool = False
     noticed: float | None = None
     pin: int | None = None
+    gpu_model: str | None = None
+    contexts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -35,6 +37,8 @@ class App:
     backlog: int = 0
     batch_size: int | None = 1
     overlaps: bool = False
+    concurrency: int | None = None
+    context: str = "model"
     tiers: frozenset[str] | None = None  # None: anywhere.
 
 
@@ -51,6 +55,9 @@ class View:
 
     def batch_size(self, app, worker):
         return app.batch_size
+
+    def full_window(self, app, worker):
+        return app.concurrency or 1
 
     def permits(self, app, tier):
         return app.tiers is None or tier.name in app.tiers

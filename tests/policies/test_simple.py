@@ -40,6 +40,11 @@ class Worker:
     free_slots: int = 1
     slots: int = 1
     parked: tuple[str, ...] = ()
+    running: tuple[int, ...] = ()
+
+    @property
+    def slots_used(self):
+        return self.slots - self.free_slots
 
     @property
     def contexts(self):
@@ -53,6 +58,14 @@ class View:
 
     def batch_size(self, app, worker):
         return self.size
+
+    room = batch_size
+
+    def drains(self, app, worker):
+        return False
+
+    def full_window(self, app, worker):
+        return self.size if app.overlaps else 1
 
     def can_run(self, app, worker):
         self.asked += 1

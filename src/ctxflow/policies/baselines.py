@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.helpers import urgency
+from ctxflow.policies.helpers import FreeSlots, urgency
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.micro import NOWHERE
 from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts, prices
@@ -81,13 +81,17 @@ class PrefixTree:
 
 
 def replicas(
-    prefixes: Sequence[Sequence[object]], tree: PrefixTree, running: Ints, allowed: Sequence[int], limit: int = AT_ONCE
+    prefixes: Sequence[Sequence[object]],
+    tree: PrefixTree,
+    running: Ints | Floats,
+    allowed: Sequence[int],
+    limit: float = AT_ONCE,
 ) -> Ints:
     """Return the replica of each request: the least loaded of those that know its prefix best, else of all.
 
     :param prefixes: what each request begins with, in steps, such as its model and its user.
     :param tree: what has been seen; these requests are added to it, and nothing is ever forgotten.
-    :param running: (S,) requests that each replica has.
+    :param running: (S,) requests that each replica has, or how full it is.
     :param allowed: the replicas that are there.
     :param limit: requests that a replica has at once.
     :returns: (N,) `NOWHERE` for those that wait because all are full.
@@ -95,7 +99,7 @@ def replicas(
     >>> replicas([["a"], ["b"], ["a"]], PrefixTree(), np.array([0, 0]), [0, 1]).tolist()
     [0, 1, 0]
     """
-    held = running.astype(np.int64).tolist()
+    held = running.tolist()
     open_to = {replica for replica in allowed if held[replica] < limit}
     where = np.full(len(prefixes), NOWHERE, dtype=np.int64)
     for number, prefix in enumerate(prefixes):
@@ -167,28 +171,25 @@ class SkyLB:
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""
-        running = {worker.id: worker.slots - worker.free_slots for worker in view.free.values()}
+        slots = FreeSlots(view)
         if len(self._numbers) > 2 * len(view.workers) + 64:  # Most of them are gone.
             self._tree, self._numbers = PrefixTree(), {}
-        numbers = {self._numbers.setdefault(worker, len(self._numbers)): worker for worker in running}
+        numbers = {self._numbers.setdefault(worker, len(self._numbers)): worker for worker in slots.left}
         distance = _distances(view)
         for app in sorted(ready, key=urgency):
-            left = app.backlog
-            able = [w for w in view.free.values() if view.can_run(app, w)]
-            while left > 0:
-                open_to = [w for w in able if running[w.id] < w.slots]
-                if not open_to:
-                    break
-                nearest = min(distance.get(worker.region, np.inf) for worker in open_to)
-                there = [self._numbers[w.id] for w in open_to if distance.get(w.region, np.inf) == nearest]
+            left, able = app.backlog, slots.able(app)
+            while left > 0 and able:
+                nearest = min(distance.get(worker.region, np.inf) for worker in able)
+                there = [self._numbers[w.id] for w in able if distance.get(w.region, np.inf) == nearest]
                 held = np.zeros(max(there) + 1)
-                held[there] = [running[numbers[number]] for number in there]
-                most = max(view.workers[numbers[number]].slots for number in there)
-                chosen = int(replicas([[app.context]], self._tree, held.astype(np.int64), there, limit=most)[0])
+                held[there] = [slots.used[numbers[number]] for number in there]
+                # Whether they are full is in their free slots.
+                chosen = int(replicas([[app.context]], self._tree, held, there, limit=np.inf)[0])
                 worker = view.workers[numbers[chosen]]
-                running[worker.id] += 1
-                left -= max(1, view.batch_size(app, worker))
-                yield Assignment(worker.id, app.id)
+                if view.can_run(app, worker):
+                    left -= slots.take(app, worker)
+                    yield Assignment(worker.id, app.id)
+                able = slots.rest(app, able, worker)
 
 
 def _distances(view: View) -> dict[str, float]:
@@ -205,19 +206,22 @@ class Sdib:
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""
         workers = list(view.free.values())
-        slots = np.array([worker.slots for worker in workers], dtype=np.float64)
+        capacity = np.array([worker.slots for worker in workers], dtype=np.float64)
         places = np.array([worker.free_slots for worker in workers], dtype=np.int64)
-        held, idle = slots - places, np.array([_idle_seconds(view, worker) for worker in workers])
+        slots, number = FreeSlots(view), {worker.id: number for number, worker in enumerate(workers)}
+        held, idle = np.array(list(slots.used.values())), np.array([_idle_seconds(view, each) for each in workers])
         for app in sorted(ready, key=urgency):
-            left = app.backlog
-            allowed = np.array([[view.can_run(app, worker) for worker in workers]])
-            while left > 0:
-                where = int(spread(np.ones(1), held, slots, places, idle, allowed=allowed)[0])
-                if where == NOWHERE:
-                    break
-                held[where], places[where], idle[where] = held[where] + 1, places[where] - 1, 0.0
-                left -= max(1, view.batch_size(app, workers[where]))
-                yield Assignment(workers[where].id, app.id)
+            left, able = app.backlog, slots.able(app)
+            while left > 0 and able:
+                allowed = np.zeros((1, len(workers)), dtype=bool)
+                allowed[0, [number[worker.id] for worker in able]] = True
+                where = int(spread(np.ones(1), held, capacity, places, idle, allowed=allowed)[0])
+                worker = workers[where]
+                if view.can_run(app, worker):
+                    left -= slots.take(app, worker)
+                    held[where], places[where], idle[where] = slots.used[worker.id], slots.left[worker.id], 0.0
+                    yield Assignment(worker.id, app.id)
+                able = slots.rest(app, able, worker)
 
 
 def _idle_seconds(view: View, worker: WorkerView) -> float:

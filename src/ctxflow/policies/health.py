@@ -223,7 +223,7 @@ class SequentialTest:
             median = field.median(worker.host) if field is not None else None
             if field is None or median is None:
                 continue
-            usual, call = median * len(attempt.items), app.call_seconds or 0.0
+            usual, call = median * len(attempt.items) * _beside(worker, app), app.call_seconds or 0.0
             due = self._slow * (usual + (call if call < usual / 2 else 0.0)) + SHORTEST
             level = min(OVERDUE, int((view.now - attempt.started) / due))
             if level > 0:
@@ -345,6 +345,15 @@ class SequentialTest:
                 field.messages.pop(unit, None)
 
 
+def _overlaps(app: AppView) -> bool:
+    return app.overlaps or (app.concurrency or 1) > 1
+
+
+def _beside(worker: WorkerView, app: AppView) -> float:
+    """Return how many calls share the time of one: those in flight now, or as many as usual if that is more."""
+    return max(1.0, worker.calls_beside(app.id) or 1.0, worker.in_flight(app.context))
+
+
 TOLERANCE = 1.05  # The share of the remaining time that certainty about its end is worth.
 
 
@@ -361,9 +370,11 @@ def gains(view: View, app_id: str, host: str, worker_id: str = "") -> bool:
         seconds = worker.seconds_per_item(app_id)
         if seconds is None or seconds <= 0 or worker.draining or worker.noticed is not None:
             continue
-        all_speed += worker.slots / seconds
+        # What overlaps takes one slot together, and `seconds` are an item's share of that.
+        speed = (1 if _overlaps(app) else worker.slots) / seconds
+        all_speed += speed
         if worker.host == host and worker_id in ("", worker.id):
-            slow_speed += worker.slots / seconds
+            slow_speed += speed
             next_batch = max(next_batch, seconds * max(1, view.batch_size(app, worker)))
     left = app.backlog + sum(len(each.items) for each in view.attempts.values() if each.app == app_id)
     if all_speed <= slow_speed:

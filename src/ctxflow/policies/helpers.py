@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import importlib
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,29 +26,128 @@ def urgency(app: AppView) -> tuple[float, float, int]:
     return (-app.priority, math.inf if app.deadline is None else app.deadline, app.order)
 
 
+def with_room(view: View, app: AppView, workers: Iterable[WorkerView]) -> list[WorkerView]:
+    """Return those of some free workers that could run an app now; those that are drained for it, if no other could."""
+    able = [worker for worker in workers if view.can_run(app, worker)]
+    return [worker for worker in able if not view.drains(app, worker)] or able
+
+
+class FreeSlots:
+    """The free slots that a routing policy gives out, as what it has chosen so far leaves them.
+
+    :ivar view: where nothing was given out yet, when it was made.
+    :ivar left: worker -> assignments that it could still take; `total`: of all.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.left = {name: worker.free_slots for name, worker in view.free.items()}
+        self.total = sum(self.left.values())
+        self._used: dict[str, float] = {}
+
+    @property
+    def used(self) -> dict[str, float]:
+        """Return worker -> slots in use (`WorkerView.slots_used`); added up for those who ask."""
+        if not self._used:
+            self._used = {name: worker.slots_used for name, worker in self.view.free.items()}
+        return self._used
+
+    def able(self, app: AppView, workers: Iterable[WorkerView] | None = None) -> list[WorkerView]:
+        """Return the free workers, or some of them, that could take a call of an app; who must be drained, in need."""
+        some = self.view.free.values() if workers is None else workers
+        return with_room(self.view, app, (worker for worker in some if self.left.get(worker.id)))
+
+    def rest(self, app: AppView, able: list[WorkerView], last: WorkerView) -> list[WorkerView]:
+        """Return who could take the next call, of those that could take one before the last was given, or refused."""
+        if self.left[last.id] and self.view.can_run(app, last):
+            return able
+        able.remove(last)
+        return able or self.able(app)
+
+    def take(self, app: AppView, worker: WorkerView) -> int:
+        """Give a slot, or the places left in a window, to an app; return the items that this is for.
+
+        None are where a window has become smaller than what is in flight; of others 1 or more.
+        """
+        view, name = self.view, worker.id
+        places = app.overlaps and not view.drains(app, worker)
+        items = view.room(app, worker) if places else max(1, view.batch_size(app, worker))
+        self.left[name] -= 1
+        self.total -= 1
+        if self._used:
+            share = (items if app.overlaps else 1) / view.full_window(app, worker)
+            self._used[name] = min(float(worker.slots), self._used[name] + share)
+        return items
+
+
+def slot_items(view: View, app: AppView, batch_size: int) -> float:
+    """Return the items of an app that a slot has at a time while enough is queued: a window, or batches.
+
+    Where workers differ, the mean of those that hold the app's context.
+
+    :param batch_size: items of a batch, or a window, that nobody states: of an app that does not, and while no worker
+        is there to ask for.
+    """
+    each = 1 if app.overlaps else app.batch_size or batch_size
+    holders = [worker for worker in view.workers.values() if app.context in worker.contexts]
+    holders = holders or list(itertools.islice(view.workers.values(), 1))
+    if not holders:
+        return float(min(batch_size, app.concurrency or batch_size) if app.overlaps else each * (app.concurrency or 1))
+    some = {(worker.tier, worker.gpu_model): worker for worker in holders}
+    kinds = collections.Counter((worker.tier, worker.gpu_model) for worker in holders)
+    windows = sum(count * view.full_window(app, some[kind]) for kind, count in kinds.items())
+    return each * windows / len(holders)
+
+
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
     """Return calls of each app: its running batches, and its queue in batches of the size that it would get now.
 
-    What overlaps on a worker counts as one call.
+    What overlaps on a worker is counted in full windows, which take a slot each: of an app of items, all that is queued
+    and in flight, wherever that is.
 
     :param batch_size: items of a call of an app that states none, while no worker is there to size one for.
     """
     first = next(iter(view.workers.values()), None)  # The one that is connected longest.
+    running = collections.Counter(each.app for each in view.attempts.values() if each.items)  # No steps of sessions.
     calls = {}
     for app in view.apps.values():
+        if app.overlaps:
+            count = app.backlog + running[app.id]
+            calls[app.id] = math.ceil(count / slot_items(view, app, batch_size)) if count else 0
+            continue
         size = app.batch_size or batch_size
         if first is not None and app.backlog:
             size = view.batch_size(app, first) or app.backlog  # 0: it waits to become one batch.
-        calls[app.id] = math.ceil(app.backlog / size)
-    overlapping = set()
-    for attempt in view.attempts.values():
-        if view.apps[attempt.app].overlaps:
-            overlapping.add((attempt.app, attempt.worker))
-        else:
-            calls[attempt.app] += bool(attempt.items)  # The steps of sessions have none.
-    for name, _ in overlapping:
-        calls[name] += 1
+        count = math.ceil(app.backlog / size) + running[app.id]
+        beside = (app.concurrency or 1) if first is None else view.full_window(app, first)
+        calls[app.id] = math.ceil(count / beside)
     return calls
+
+
+AS_FULL = 0.5  # With so much in flight as others of its kind, a worker's speed was measured as theirs was.
+
+
+def paces(workers: Iterable[WorkerView], app: str) -> list[tuple[WorkerView, float]]:
+    """Return the workers on which an app was measured, each with the seconds of an item.
+
+    Where calls overlap, those are left out that never had half as many in flight as others of their GPU model: an
+    item's share of their time says how little they had to do.
+    """
+    known = [(worker, each) for worker in workers if (each := worker.seconds_per_item(app)) is not None]
+    most: dict[str | None, float] = {}
+    for worker, _ in known:
+        most[worker.gpu_model] = max(worker.calls_beside(app) or 1.0, most.get(worker.gpu_model, 1.0))
+    return [pair for pair in known if (pair[0].calls_beside(app) or 1.0) >= AS_FULL * most[pair[0].gpu_model]]
+
+
+def work_at_stake(view: View, worker: WorkerView) -> float:
+    """Return the seconds of a worker's time that are lost if it goes at once: those spent on what it runs.
+
+    Calls that overlap with a context share a slot, so each has had its part of the time since it began.
+    """
+    each = (view.now - attempt.started for attempt in worker.running.values())
+    beside = (max(1, worker.in_flight(view.apps[attempt.app].context)) for attempt in worker.running.values())
+    return sum(seconds / count for seconds, count in zip(each, beside, strict=True))
 
 
 def active(view: View) -> dict[str, list[SessionView]]:

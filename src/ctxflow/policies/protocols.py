@@ -78,7 +78,28 @@ class View(Protocol):
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back.
 
-        Of an app whose calls overlap, those that it would have in flight.
+        Of an app whose calls overlap, those that it would have in flight, its *window*.
+        """
+
+    def full_window(self, app: AppView, worker: WorkerView) -> int:
+        """Calls of the app that one slot of the worker takes at a time, 1 or more, while more is queued than all take.
+
+        Of an app of items, the window that the batching policy gives then (a short queue is shared out: `batch_size`
+        says less); on threads, the context's `concurrency`; 1 where calls do not overlap.
+        """
+
+    def room(self, app: AppView, worker: WorkerView) -> int:
+        """Items of the app that an assignment to the worker could begin, or load the context for, with nothing drained.
+
+        Places left in its window; or a window, or the next batch's items (1 if the batching policy holds them back), if
+        a slot is not in use; else 0.
+        """
+
+    def drains(self, app: AppView, worker: WorkerView) -> bool:
+        """Whether a free worker is drained first if it is assigned the app: no slot is unused, and no place is its own.
+
+        What it has in flight of other contexts then ends, and nothing joins it meanwhile. Asks no policy, so it may be
+        asked of many.
         """
 
     def can_run(self, app: AppView, worker: WorkerView) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ctxflow.policies.helpers import (
     SESSIONS,
+    FreeSlots,
     Peak,
     QueueShares,
     active,
@@ -38,83 +39,95 @@ class ContextAffinity:
 
     A free worker that holds the context of a waiting app takes that app's work. Workers left over are shared
     among the apps with work left, most items per holding worker first; each takes the worker that holds
-    least, so that the fewest contexts are built and unloaded.
+    least, so that the fewest contexts are built and unloaded. Who must be drained for it comes last.
     """
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose by priority, then by affinity."""
-        slots = {name: worker.free_slots for name, worker in view.free.items()}
-        total = sum(slots.values())
+        slots = FreeSlots(view)
         left = {app.id: app.backlog for app in ready}
         chosen: list[Assignment] = []
-        for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
-            if not total:
-                return chosen
-            for name, worker in view.free.items():
-                if left[app.id] <= 0:
-                    break
-                if app.context in worker.contexts and view.can_run(app, worker) and slots[name] > 0:
-                    slots[name] -= 1
-                    total -= 1
-                    chosen.append(Assignment(name, app.id))
-                    left[app.id] -= max(1, view.batch_size(app, worker))
-        parking = [(name, worker) for name, worker in view.free.items() if worker.parked]
-        for app in ready if parking else ():  # To wake a context takes less than to build it elsewhere.
-            for name, worker in parking:
-                if left[app.id] > 0 and app.context in worker.parked and slots[name] > 0 and view.can_run(app, worker):
-                    slots[name] -= 1
-                    total -= 1
-                    chosen.append(Assignment(name, app.id))
-                    left[app.id] -= max(1, view.batch_size(app, worker))
-        if not total:
-            return chosen
-        # Where calls overlap, who has the context has got what its window had room for.
-        waiting = {
-            app.id: app
-            for app in ready
-            if left[app.id] > 0
-            and app.unclaimed > 0
-            and not (app.overlaps and view.holders(app.context) >= len(view.workers))
-        }
-        return chosen + list(self._spread(view, waiting, left, slots)) if waiting else chosen
+        for drained in (False, True):
+            for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
+                if not slots.total:
+                    return chosen
+                holders = (worker for worker in view.free.values() if app.context in worker.contexts)
+                chosen += self._given(app, holders, left, slots, drained)
+            parking = [worker for worker in view.free.values() if worker.parked]
+            for app in ready if parking else ():  # To wake a context takes less than to build it elsewhere.
+                parked = (worker for worker in parking if app.context in worker.parked)
+                chosen += self._given(app, parked, left, slots, drained)
+            if not slots.total:
+                break
+            # Where calls overlap, who has the context has got what its window had room for.
+            waiting = {
+                app.id: app
+                for app in ready
+                if left[app.id] > 0
+                and app.unclaimed > 0
+                and not (app.overlaps and view.holders(app.context) >= len(view.workers))
+            }
+            if waiting:
+                chosen += self._spread(view, waiting, left, slots, drained)
+            if not any(worker.running and slots.left[name] > 0 for name, worker in view.free.items()):
+                break  # There is nobody to drain.
+        return chosen
+
+    def _given(
+        self, app: AppView, workers: Iterable[WorkerView], left: dict[str, int], slots: FreeSlots, drained: bool
+    ) -> Iterator[Assignment]:
+        """Give an app to workers in order, as long as it has work left; to those that it drains, or to the others."""
+        for worker in workers:
+            if left[app.id] <= 0 or not slots.total:
+                break
+            able = slots.left[worker.id] > 0 and slots.view.can_run(app, worker)
+            if able and slots.view.drains(app, worker) == drained:
+                left[app.id] -= slots.take(app, worker)
+                yield Assignment(worker.id, app.id)
 
     def _spread(
-        self, view: View, waiting: dict[str, AppView], left: dict[str, int], slots: dict[str, int]
+        self, view: View, waiting: dict[str, AppView], left: dict[str, int], slots: FreeSlots, drained: bool
     ) -> Iterator[Assignment]:
+        """Give apps to workers that do not hold their contexts, and build them."""
         for app in waiting.values():
             left[app.id] = min(left[app.id], app.unclaimed)
         holders = {app.id: view.holders(app.context) for app in waiting.values()}
-        idle = (worker for name, worker in view.free.items() if slots[name] > 0)
+        idle = (worker for name, worker in view.free.items() if slots.left[name] > 0)
         for worker in sorted(idle, key=lambda worker: len(worker.contexts)):
-            open_to = [a for a in waiting.values() if left[a.id] > 0 and view.can_run(a, worker)]
+            able = [a for a in waiting.values() if left[a.id] > 0 and view.can_run(a, worker)]
+            open_to = [app for app in able if view.drains(app, worker) == drained]
             if not open_to:
                 continue
             app = min(open_to, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
+            left[app.id] -= slots.take(app, worker)
             yield Assignment(worker.id, app.id)
-            left[app.id] -= max(1, view.batch_size(app, worker))
             holders[app.id] += 1
 
 
 class LeastLoaded:
-    """The most urgent work goes to the worker that runs the least, whatever it holds."""
+    """The most urgent work goes to the worker that runs the least, whatever it holds.
+
+    A window counts by the share of it that is taken, and is drained only for what nobody else could take.
+    """
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose the worker with the fewest calls, then the longest free."""
-        slots = {name: worker.free_slots for name, worker in view.free.items()}
+        slots = FreeSlots(view)
         for app in sorted(ready, key=urgency):
-            left = app.backlog
-            while left > 0:
-                able = (w for w in view.free.values() if slots[w.id] > 0 and view.can_run(app, w))
-                worker = min(able, key=lambda w: w.slots - slots[w.id], default=None)
-                if worker is None:
-                    break
-                slots[worker.id] -= 1
-                yield Assignment(worker.id, app.id)
-                left -= max(1, view.batch_size(app, worker))
+            left, able = app.backlog, slots.able(app)
+            while left > 0 and able:
+                worker = min(able, key=lambda w: slots.used[w.id])
+                if view.can_run(app, worker):
+                    left -= slots.take(app, worker)
+                    yield Assignment(worker.id, app.id)
+                able = slots.rest(app, able, worker)
 
 
 class RoundRobin:
-    """Apps in turn, workers in turn: the baseline that knows nothing."""
+    """Apps in turn, workers in turn: the baseline that knows nothing.
+
+    But a window is not drained for an app's turn while its own apps wait, unless no worker has that app's context.
+    """
 
     def __init__(self) -> None:
         self._turn = 0
@@ -122,16 +135,18 @@ class RoundRobin:
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Give each free slot the next app in turn."""
         left = {app.id: app.backlog for app in ready}
-        slots = [(worker, worker.free_slots) for worker in view.free.values()]
-        for worker, free_slots in slots:
+        slots = FreeSlots(view)
+        able = {app.id: {worker.id for worker in slots.able(app)} for app in ready}
+        for worker, free_slots in [(worker, slots.left[worker.id]) for worker in view.free.values()]:
             for _ in range(free_slots):
-                apps = [app for app in ready if left[app.id] > 0 and view.can_run(app, worker)]
+                apps = [a for a in ready if left[a.id] > 0 and worker.id in able[a.id] and view.can_run(a, worker)]
+                apps = [a for a in apps if not (view.drains(a, worker) and view.holders(a.context))] or apps
                 if not apps:
                     break
                 app = apps[self._turn % len(apps)]
                 self._turn += 1
+                left[app.id] -= slots.take(app, worker)
                 yield Assignment(worker.id, app.id)
-                left[app.id] -= max(1, view.batch_size(app, worker))
 
 
 # --- what no choice is made in, and where sessions go
@@ -148,7 +163,8 @@ class Everywhere:
 class LeastLoadedSessions:
     """A session goes to the worker with the fewest sessions that have something to do, and stays there.
 
-    At equal numbers to one that has its context. It moves only where its worker is to go, or may not carry it any more.
+    At equal numbers to one that has its context, then to the one with the fewest slots in use: a step waits for calls
+    in flight there. It moves only where its worker is to go, or may not carry it any more.
     """
 
     def place(self, view: View) -> Mapping[int, str | None]:
@@ -161,7 +177,7 @@ class LeastLoadedSessions:
         for session in waiting:
             able = [worker for name in counts if view.can_carry(session, worker := view.workers[name])]
             if able:
-                best = min(able, key=lambda worker: (counts[worker.id], not _is_built(session, worker)))
+                best = min(able, key=lambda w: (counts[w.id], not _is_built(session, w), w.slots_used))
                 counts[best.id] += 1
                 placed[session.id] = best.id
         return placed

@@ -159,7 +159,16 @@ class WorkerView(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """How many more it could take now."""
+        """How many more assignments it could take now: slots that are not in use, and windows with room."""
+
+    @property
+    def slots_used(self) -> float:
+        """How many of its slots are in use, 0 to `slots`; a window of calls in flight by the share that is taken.
+
+        A call that no other overlaps, and a load, use a slot each; so does a window that is being emptied for other
+        work. Calls that overlap with one context use one slot together, the share of it that they are of the window
+        that the batching policy gives while enough is queued (`View.full_window`).
+        """
 
     @property
     def contexts(self) -> Mapping[str, ContextOnWorkerView]:
@@ -174,7 +183,7 @@ class WorkerView(Protocol):
         """What it runs, by attempt id."""
 
     def in_flight(self, context: str) -> int:
-        """How many calls that overlap it runs with this context: they take one slot together."""
+        """How many calls that overlap, of items or on threads, run there with this context: one slot for all."""
 
     @property
     def machine(self) -> str:
@@ -208,7 +217,10 @@ class WorkerView(Protocol):
         """
 
     def seconds_per_item(self, app: str) -> float | None:
-        """Measured on this worker for this app: where calls overlap, an item's share of its time."""
+        """Measured on this worker for this app: where calls overlap, an item's share of its time.
+
+        Of those, at the fullest its window has been lately: with fewer in flight, a share says more of the queue.
+        """
 
     def calls_beside(self, app: str) -> float | None:
         """How many calls overlapped while `seconds_per_item` was measured, on average: their product is its time."""

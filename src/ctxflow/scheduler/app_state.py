@@ -233,6 +233,7 @@ class App:
     batch_size: int | None = dataclasses.field(init=False)
     # Set when it is put into the tables.
     shown: AppView = dataclasses.field(init=False, repr=False, compare=False)
+    endless: AppView = dataclasses.field(init=False, repr=False, compare=False)  # The same, with a queue without end.
     urgency: tuple[float, float, int] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -109,30 +109,28 @@ def runs_apart(state: RunState, worker: Worker, context: str) -> int:
 
 
 def window_for(state: RunState, worker: Worker, app: App) -> int:
-    """Return how many calls of an app a worker may have in flight."""
-    most = state.contexts[app.context].spec.concurrency
-    if not app.windowed:
-        return most or 1
-    wanted = max(1, state.policies.windows.window(state.view, app.shown, worker.shown))
-    return wanted if most is None else min(wanted, most)
+    """Return how many calls of an app a worker may have in flight, and note how many if more were queued."""
+    view, full = state.view, worker.full.get(app.context)
+    window = view.batch_size(app.shown, worker.shown) if app.windowed else app.concurrency or 1
+    if window != full:
+        worker.full[app.context] = view.full_window(app.shown, worker.shown)
+    return window
 
 
-def widen(state: RunState, app: App, most: int) -> bool:
-    """Ask again how many calls of an app workers may have in flight whose windows are full; whether it is more now.
+def widen(state: RunState, app: App, most: int) -> None:
+    """Ask again how many calls of an app workers may have in flight whose windows are full.
 
     A window that was a share of a short queue would stay so until one of its calls ends, whatever is queued meanwhile.
 
     :param most: workers that are asked.
     """
-    wider = False
     for worker in state.flights.take_full(app.context, most):
         if worker.leaving or app.context in worker.turning or runs_apart(state, worker, app.context):
             continue
         window = window_for(state, worker, app)
         if window > worker.windows[app.context]:
-            worker.windows[app.context], wider = window, True
+            worker.windows[app.context] = window
             state.update_free(worker)
-    return wider
 
 
 def fill(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:

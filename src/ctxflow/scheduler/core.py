@@ -29,7 +29,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Interrupt
 from ctxflow.scheduler.run_state import Limits, Policies, RunState
-from ctxflow.scheduler.view import RunView, ShownApp, ShownWorker, shown_region
+from ctxflow.scheduler.view import EndlessApp, RunView, ShownApp, ShownWorker, shown_region
 from ctxflow.scheduler.worker_state import (
     Worker,
     hide,
@@ -98,9 +98,8 @@ class Scheduler:
         if open_sessions or state.streams.drops:
             steps.serve(state, owner, out)
         if state.ready:
+            dispatch.widen(state, event)
             dispatch.serve(state, out)
-            if state.ready:
-                dispatch.widen(state, event, out)
         elif state.free and state.attempts:
             dispatch.duplicate(state, event, out)
         if type(event) is ev.Tick and state.free:
@@ -171,7 +170,7 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
     if context.level == ev.PERVASIVE:  # Else each call has a context of its own.
         app.windowed = spec.overlaps
         app.overlaps = not spec.sessions and (spec.overlaps or (context.concurrency or 1) > 1)
-    app.shown = ShownApp(app)
+    app.shown, app.endless = ShownApp(app), EndlessApp(app)
     app.urgency = urgency(app.shown)
     state.apps[app.id] = app
     show(state.apps_shown, app.id, app.shown)

@@ -35,25 +35,22 @@ def serve(state: RunState, out: list[Command]) -> None:
             break
 
 
-def widen(state: RunState, event: ev.Event, out: list[Command]) -> None:
-    """Let workers have more in flight where something is left in the queue of an app whose share of it they had.
+def widen(state: RunState, event: ev.Event) -> None:
+    """Let workers have more in flight where something is queued of an app whose share of it they had.
 
     One is asked for each new item, since many that are full would cost each item a look; all are on the next tick. Of
     a queue to which nothing comes the rest is left to whoever is faster: a slow worker would take a share of it.
     """
-    wider = False
     if type(event) is ev.Tick:
-        for app in state.ready.offered(state.now, len(state.free)):
+        for app in state.ready.offered(state.now, len(state.workers)):
             if app.windowed and app.arrived > app.widened:
                 app.widened = app.arrived
-                wider = attempts.widen(state, app, len(state.workers)) or wider
+                attempts.widen(state, app, len(state.workers))
     elif isinstance(event, ev.ItemsSubmitted):
         app = state.apps[event.app]
         for each in (app, *(state.apps[name] for name in app.alternatives)):
             if each.windowed and each.id in state.ready:
-                wider = attempts.widen(state, each, len(event.items)) or wider
-    if wider:
-        serve(state, out)
+                attempts.widen(state, each, len(event.items))
 
 
 def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bool:
@@ -336,7 +333,7 @@ def tier_offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None
 def _drain(state: RunState, tier: TierState, out: list[Command]) -> None:
     """Have workers beyond a tier's new maximum leave when they have done what they run, the idle ones first."""
     there = [w for w in state.workers.values() if w.tier == tier.spec.name and w.acquired and not w.leaving]
-    there.sort(key=lambda worker: (len(worker.running), len(worker.sessions), len(worker.contexts)))
+    there.sort(key=lambda worker: (worker.slots_used, len(worker.sessions), len(worker.contexts)))
     for worker in there[: max(0, len(there) - tier.spec.maximum)]:
         _give_back(state, tier, worker, out)
 
@@ -373,7 +370,7 @@ def _release(state: RunState, tier: TierState, target: int, out: list[Command]) 
     surplus = max(0, len(held) - target)
     able = [w for w in held if w.id in tier.emptying or not (w.loading or _runs_batch(state, w))]
     frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
-    able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], len(w.contexts)))
+    able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], w.slots_used, len(w.contexts)))
     for worker in able[:surplus]:
         _give_back(state, tier, worker, out)
     for worker in able[surplus:]:

@@ -21,6 +21,8 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt, Charge, Charges, Pace, Unit, Worker
 
 REMEMBERED_ITEMS = 100  # Before a batch, that count beside its own in a worker's speed: fewer would follow luck.
+FULL = 0.9  # From this share of it on a window is full.
+AS_FULL = 0.7  # As much in flight as usual: with less than this share of it, an item's share of the time is another.
 SHORTEST = 0.1  # Seconds below which a batch says nothing of a worker's speed.
 CRASHES = ("crash", "lost")  # Kinds of failures that cost a library process, or a worker.
 LONGEST_MESSAGE = 200  # Characters of a failure that are told.
@@ -60,9 +62,14 @@ def _learn_of_window(state: RunState, app: App, worker: Worker, attempt: Attempt
     beside = worker.in_flight.get(attempt.context, 0)
     item_seconds = seconds / (count * (beside + 1))
     if not attempt.apart:  # Its window was another.
-        _learn_pace(worker, app, item_seconds, count, seconds, beside + 1)
-    # While a window is not full, an item's share says more of the queue than of the worker.
-    full = not attempt.apart and beside + 1 >= worker.windows.get(attempt.context, beside + 2)
+        known = worker.paces.get(app.id)
+        usual = min(known.beside, worker.full.get(attempt.context, beside + 1)) if known is not None else 0.0
+        if known is None or beside + 1 >= AS_FULL * usual:
+            _learn_pace(worker, app, item_seconds, count, seconds, beside + 1)
+        else:
+            known.items += count
+    # While a window is not full, or is a share of a short queue, an item's share tells of the queue, not the worker.
+    full = not attempt.apart and beside + 1 >= FULL * worker.full.get(attempt.context, math.inf)
     measured = item_seconds if full and seconds >= SHORTEST else None
     state.policies.health.observe(state.view, Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import operator
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ from ctxflow.scheduler.eligibility import has_work
 from ctxflow.scheduler.events import RegionSpec
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import SessionState, TierState, Worker
+
+ENDLESS = 10**9  # Items that no workers have windows for.
 
 _put = object.__setattr__
 _CouldLoad = Callable[[RunState, Worker, App], bool]
@@ -54,8 +57,9 @@ class _Proxy(ReadOnly):
 
     def __init__(self, row: Any) -> None:
         _put(self, "_row", row)
-        for name in self.__slots__:
-            _put(self, name, getattr(row if hasattr(row, name) else row.spec, name))
+        for name in itertools.chain.from_iterable(vars(kind).get("__slots__", ()) for kind in type(self).__mro__):
+            if name != "_row":
+                _put(self, name, getattr(row if hasattr(row, name) else row.spec, name))
 
 
 class ShownContext(_Proxy):
@@ -115,6 +119,7 @@ class ShownWorker(_Proxy):
     running: Mapping[int, views.AttemptView]
     sessions: Mapping[int, views.SessionView]
     free_slots: int = _live("free_slots")
+    slots_used: float = _live("slots_used")
     noticed: float | None = _live("noticed")
     draining: bool = _live("draining")
 
@@ -189,6 +194,14 @@ class ShownApp(_Proxy):
     call_seconds_error: float = _live("call_cost.error")
     waiting_since: float | None = _live("waiting_since")
     arrived: int = _live("arrived")
+
+
+class EndlessApp(ShownApp):
+    """One app as it would be if its queue had no end."""
+
+    __slots__ = ()
+
+    backlog = unclaimed = ENDLESS
 
 
 class ShownTier(_Proxy):
@@ -287,7 +300,31 @@ class RunView(ReadOnly):
 
     def batch_size(self, app: views.AppView, worker: views.WorkerView) -> int:
         """Return the items that a worker would take at a time: of a batch, or in flight where calls overlap."""
-        return self._window(app, worker) if app.overlaps else self._size(app, worker)
+        if not app.overlaps:
+            return self._size(app, worker)
+        window = self._window(app, worker)
+        return max(1, window if app.concurrency is None else min(window, app.concurrency))
+
+    def full_window(self, app: views.AppView, worker: views.WorkerView) -> int:
+        """Return the calls that a slot takes at a time while enough is queued."""
+        queue = self._state.apps[app.id]
+        if queue.windowed:
+            return self.batch_size(queue.endless, worker)
+        return (app.concurrency or 1) if queue.overlaps else 1
+
+    def room(self, app: views.AppView, worker: views.WorkerView) -> int:
+        """Return the items that an assignment could begin with nothing drained."""
+        if self.drains(app, worker):
+            return 0
+        queue, there = self._state.apps[app.id], self._state.workers[worker.id]
+        size = self.batch_size(app, worker)
+        return max(0, size - there.in_flight.get(app.context, 0)) if queue.windowed else max(1, size)
+
+    def drains(self, app: views.AppView, worker: views.WorkerView) -> bool:
+        """Return whether an assignment would drain a worker first."""
+        queue, there = self._state.apps[app.id], self._state.workers[worker.id]
+        shares = queue.overlaps and app.context in there.in_flight
+        return not (there.has_room(app.context) if shares else there.unused_slots > 0)
 
     def can_run(self, app: views.AppView, worker: views.WorkerView) -> bool:
         """Return whether a free worker could run the app now, or load its context for it."""

@@ -222,6 +222,8 @@ class Worker:
 
     overlapping: int = 0  # The sum of these.
     windows: dict[str, int] = dataclasses.field(default_factory=dict)  # How many of each there may be.
+    # The same if enough were queued, as it was last, of contexts that it holds.
+    full: dict[str, int] = dataclasses.field(default_factory=dict)
     # Contexts of which it gets none of these any more until no call of any of them is left; changed by `RunState.turn`
     # and `update_free` alone, as is the app that it is drained for, "" for none.
     turning: set[str] = dataclasses.field(default_factory=set)
@@ -261,6 +263,15 @@ class Worker:
         return self.unused_slots > 0 if flying is None else flying < self.windows[context]
 
     @property
+    def slots_used(self) -> float:
+        """Return how many slots are in use, of a window that is not emptied the share that is taken."""
+        left = (1 - flying / self.full[context] for context, flying in self.in_flight.items() if self._open(context))
+        return float(self.slots - self.unused_slots - sum(max(0.0, each) for each in left))
+
+    def _open(self, context: str) -> bool:
+        return context in self.full and context not in self.turning
+
+    @property
     def leaving(self) -> bool:
         """Whether it is about to go: it has notice, or is to be given back."""
         return self.noticed is not None or self.draining
@@ -273,6 +284,7 @@ class Worker:
     def take(self, context: str) -> OnWorker | None:
         """Have it hold a context no longer, if it did."""
         hide(self.contexts_shown, context)
+        self.full.pop(context, None)
         return self.contexts.pop(context, None)
 
     def carry(self, session: SessionState) -> None:

@@ -27,30 +27,31 @@ from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.pools import MixedTimes
 from ctxflow.testing.policy_scenes import Scene, Story, drawn, with_machines
+from ctxflow.testing.window_contract import (
+    LONGEST,
+    HealthWindows,
+    PreemptionWindows,
+    RoutingWindows,
+    ScalingWindows,
+    SessionsWindows,
+    WindowRuns,
+    elsewhere,
+)
 
 SEEDS = range(12)
 STEPS = 12  # How often a policy is asked in a scene, a few seconds apart.
-LONGEST = 3000.0  # Seconds on its clock after which a run has failed.
 MOST_IN_FLIGHT = 100_000  # Items on a worker: a window beyond this is none.
 CONTEXTS = ("small", "large")
 
 
-class PolicyContract:
+class PolicyContract(WindowRuns):
     """What holds for the policies of every family (its name, as in a site file); subclass one of the classes below."""
 
     family = ""
 
-    def make(self) -> Any:
-        """Return a new policy: the same each time."""
-        raise NotImplementedError
-
     def ask(self, policy: Any, scene: Scene) -> object:
         """Ask for all that it decides in a scene, check that it is possible, and return it as data."""
         raise NotImplementedError
-
-    def watched(self, policy: Any) -> Any:
-        """Return a policy that decides as this one does, and checks what it decides in a live run."""
-        return policy
 
     def test_it_is_a_policy_of_its_family(self) -> None:
         assert registry.make(self.family, self.make()) is not None
@@ -129,7 +130,7 @@ def _number(value: object, least: float = 0.0, most: float = math.inf) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-class RoutingContract(PolicyContract):
+class RoutingContract(RoutingWindows, PolicyContract):
     """What holds for every routing policy; one with `warm` is asked for that too."""
 
     family = "routing"
@@ -153,6 +154,9 @@ class RoutingContract(PolicyContract):
             assert each.worker in free, f"{each.worker} is not free"
             assert each.app in apps, f"{each.app} has nothing queued"
             assert view.can_run(apps[each.app], view.workers[each.worker]), f"{each.worker} cannot run {each.app}"
+            if view.drains(apps[each.app], view.workers[each.worker]):
+                others = elsewhere(view, apps[each.app], free)
+                assert not others, f"{each.worker} is drained for {each.app}, and {others[0]} has room"
             free[each.worker] -= 1
             left[each.app] -= 1
             assert free[each.worker] >= 0, f"{each.worker} gets more calls than it has slots free"
@@ -311,7 +315,7 @@ class PlacementContract(PolicyContract):
         return plan
 
 
-class PreemptionContract(PolicyContract):
+class PreemptionContract(PreemptionWindows, PolicyContract):
     """What holds for every preemption policy."""
 
     family = "preemption"
@@ -355,7 +359,7 @@ class PreemptionContract(PolicyContract):
             assert self._asked(self.make(), scene) == self._asked(self.make(), scene)
 
 
-class ScalingContract(PolicyContract):
+class ScalingContract(ScalingWindows, PolicyContract):
     """What holds for every scaling policy."""
 
     family = "scaling"
@@ -384,7 +388,7 @@ class ScalingContract(PolicyContract):
             assert max(asked) > 0, "nobody is asked for"
 
 
-class SessionsContract(PolicyContract):
+class SessionsContract(SessionsWindows, PolicyContract):
     """What holds for every session policy."""
 
     family = "sessions"
@@ -412,7 +416,7 @@ class SessionsContract(PolicyContract):
                 assert self.ask(self.make(), scene), "it waits although somebody could carry it"
 
 
-class HealthContract(PolicyContract):
+class HealthContract(HealthWindows, PolicyContract):
     """What holds for every health policy."""
 
     family = "health"

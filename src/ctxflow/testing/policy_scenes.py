@@ -64,7 +64,8 @@ class SceneWorker:
 
     :ivar pace: app -> (seconds of an item, items answered); `loading` and `staging`: context -> seconds.
     :ivar steps: app -> sessions of a step -> seconds.
-    :ivar flying: context -> overlapping calls that run.
+    :ivar flying: context -> overlapping calls that run; `windows`: how many there may be, no more than those if it is
+        not said. They are in `running` too.
     """
 
     id: str
@@ -91,10 +92,21 @@ class SceneWorker:
     staging: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: dict[str, dict[int, float]] = dataclasses.field(default_factory=dict)
     flying: dict[str, int] = dataclasses.field(default_factory=dict)
+    windows: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def unused_slots(self) -> int:
+        """Return how many slots run nothing at all."""
+        return self.slots - (len(self.running) - sum(self.flying.values())) - len(self.flying)
 
     @property
     def free_slots(self) -> int:
-        return self.slots - len(self.running)
+        return self.unused_slots + sum(count < self.windows.get(context, 0) for context, count in self.flying.items())
+
+    @property
+    def slots_used(self) -> float:
+        left = (1 - count / self.windows.get(context, count) for context, count in self.flying.items())
+        return self.slots - self.unused_slots - sum(left)
 
     @property
     def stays(self) -> bool:
@@ -187,7 +199,7 @@ class Scene:
     """A run as a policy sees it.
 
     :ivar needs: context -> the GPUs that a worker must have for it; 0 for one that is not named.
-    :ivar items: of the batches that the run's batching policy makes, at most.
+    :ivar items: of the batches that the run's batching policy makes, at most; `window`: of those in flight on a worker.
     """
 
     now: float = 0.0
@@ -202,7 +214,19 @@ class Scene:
     forecast: dict[str, float] | None = None
     needs: dict[str, int] = dataclasses.field(default_factory=dict)
     items: int = 10
+    window: int = 8
     random: random.Random = dataclasses.field(default_factory=lambda: random.Random(0), compare=False)
+
+    def fly(self, app: str, worker: str, count: int, started: float = 0.0) -> None:
+        """Have a worker run so many items of an app whose calls overlap, in a window of `window`."""
+        here, kind = self.workers[worker], self.apps[app]
+        here.flying[kind.context] = here.flying.get(kind.context, 0) + count
+        here.windows[kind.context] = self.full_window(kind, here)
+        kind.running += count
+        first = max(self.attempts, default=0) + 1
+        for number in range(first, first + count):
+            attempt = SceneAttempt(number, app, worker, range(1000 * number, 1000 * number + 1), started)
+            self.attempts[number] = here.running[number] = attempt
 
     @property
     def free(self) -> Mapping[str, SceneWorker]:
@@ -217,11 +241,30 @@ class Scene:
         return [app for app in self.apps.values() if app.backlog > 0]
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
+        if app.overlaps:
+            return self.full_window(app, worker)
         return min(app.batch_size or self.items, -(-app.backlog // max(1, len(self.workers))))
+
+    def full_window(self, app: AppView, worker: WorkerView) -> int:
+        return min(self.window, app.concurrency or self.window) if app.overlaps else app.concurrency or 1
+
+    def room(self, app: AppView, worker: WorkerView) -> int:
+        if self.drains(app, worker):
+            return 0
+        size = self.batch_size(app, worker)
+        return size - worker.in_flight(app.context) if app.overlaps else max(1, size)
+
+    def drains(self, app: AppView, worker: WorkerView) -> bool:
+        here = self.workers[worker.id]
+        flying, shares = here.flying.get(app.context), app.overlaps or (app.concurrency or 1) > 1
+        if flying is not None and shares:
+            return flying >= here.windows.get(app.context, 0)
+        return here.unused_slots < 1
 
     def can_run(self, app: AppView, worker: WorkerView) -> bool:
         here = self.workers[worker.id]
-        return here.stays and here.free_slots > 0 and here.gpus >= self.needs.get(app.context, 0)
+        able = here.stays and here.free_slots > 0 and here.gpus >= self.needs.get(app.context, 0)
+        return able and not (app.overlaps and app.context in here.flying and self.drains(app, worker))
 
     def able(self, app: AppView, tier: TierView) -> bool:
         return tier.gpus >= self.needs.get(app.context, 0)
@@ -283,6 +326,8 @@ def drawn(
             arrived=backlog + chance.randrange(500),
             chunk_target=chance.choice([None, 0.5]), overlaps=number % 3 == 2,
         )  # fmt: skip
+        if scene.apps[f"app{number}"].overlaps:  # Calls of one item each.
+            scene.apps[f"app{number}"].batch_size = 1
     if scene.contexts and names:
         scene.needs = {context: chance.choice([0, 1, 1, 2]) for context in scene.contexts}
     for number in range(workers if tiers else 0):
@@ -314,11 +359,15 @@ def _add_worker(scene: Scene, chance: random.Random, name: str, measured: float)
                 worker.staging[app.context] = chance.uniform(0, 20)
                 worker.steps[app.id] = {n: 0.1 + 0.1 * n for n in range(1, chance.randrange(2, 6))}
     able = [app for app in scene.apps.values() if app.context in worker.contexts]
+    scene.workers[name] = worker
     if able and chance.random() < 0.4:
-        app, number = chance.choice(able), max(scene.attempts, default=0) + 1
+        app = chance.choice(able)
+        if app.overlaps:
+            scene.fly(app.id, name, chance.randrange(1, scene.window + 1), scene.now - 3.0)
+            return
+        number = max(scene.attempts, default=0) + 1
         attempt = SceneAttempt(number, app.id, name, range(1000 * number, 1000 * number + 5), scene.now - 3.0)
         scene.attempts[number] = worker.running[number] = attempt
-    scene.workers[name] = worker
 
 
 def _add_session(scene: Scene, chance: random.Random, number: int) -> None:
@@ -365,15 +414,25 @@ class Story:
 
     def _end(self, attempt: SceneAttempt) -> None:
         worker = self.scene.workers[attempt.worker]
-        del self.scene.attempts[attempt.id], worker.running[attempt.id]
+        self._gone(attempt, worker)
+        del worker.running[attempt.id]
         done = worker.items_done(attempt.app) + len(attempt.items)
         if self._measured:
             worker.pace[attempt.app] = (worker.seconds_per_item(attempt.app) or self._chance.uniform(0.1, 2), done)
 
+    def _gone(self, attempt: SceneAttempt, worker: SceneWorker) -> None:
+        del self.scene.attempts[attempt.id]
+        app = self.scene.apps[attempt.app]
+        if app.overlaps:
+            app.running -= 1
+            worker.flying[app.context] -= 1
+            if not worker.flying[app.context]:
+                del worker.flying[app.context]
+
     def _lose(self, worker: SceneWorker) -> None:
         del self.scene.workers[worker.id]
-        for number in worker.running:
-            del self.scene.attempts[number]
+        for attempt in worker.running.values():
+            self._gone(attempt, worker)
         for session in worker.sessions.values():
             session.worker, session.state, session.target = None, "waiting", None
 
@@ -403,10 +462,17 @@ def with_machines(scene: Scene, machines: int, gpus: int = 1) -> Scene:
                     run = SceneAttempt(attempt, app.id, worker.id, range(attempt, attempt + 1), scene.now)
                     scene.attempts[attempt] = worker.running[attempt] = run
                 scene.workers[worker.id] = worker
-        nodes = tuple(NumaNode(n, n // 4) for n in range(GPUS_OF_A_MACHINE))
-        cards = tuple(
-            Gpu(n, f"GPU-{name}-{n}", "NVIDIA A10", numa=n, used_by=users.get(n)) for n in range(GPUS_OF_A_MACHINE)
-        )
-        topology = Topology(name, (0, 1), nodes, (), cards)
-        scene.machines[f"default {name}"] = SceneMachine(name, "default", topology)
+        scene.machines[f"default {name}"] = SceneMachine(name, "default", topology(name, users))
     return scene
+
+
+def topology(name: str, users: Mapping[int, str]) -> Topology:
+    """Return that of a machine of 8 GPUs, each in a NUMA node of its own, four of which are a socket.
+
+    :param users: GPU -> who uses it.
+    """
+    nodes = tuple(NumaNode(n, n // 4) for n in range(GPUS_OF_A_MACHINE))
+    cards = tuple(
+        Gpu(n, f"GPU-{name}-{n}", "NVIDIA A10", numa=n, used_by=users.get(n)) for n in range(GPUS_OF_A_MACHINE)
+    )
+    return Topology(name, (0, 1), nodes, (), cards)

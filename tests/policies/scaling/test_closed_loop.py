@@ -16,6 +16,7 @@ from ctxflow.simulator.scenario import Scenario
 from ctxflow.simulator.studies import build, run
 from ctxflow.simulator.workload_file import WorkloadFile
 from ctxflow.sites import Site
+from ctxflow.testing.policy_scenes import Scene, SceneApp, SceneTier, SceneWorker
 
 BOOT = 30.0
 
@@ -32,15 +33,10 @@ class Run:
     boot_seconds: float | None = BOOT
 
     def view(self):
-        tier = types.SimpleNamespace(
-            name="a", minimum=0, maximum=self.maximum, price=None, boot_seconds=self.boot_seconds
-        )
-        worker = types.SimpleNamespace(tier="a", acquired=True, draining=False, noticed=None, pin=None)
-        app = types.SimpleNamespace(id="x", backlog=self.backlog, arrived=self.arrived, batch_size=1)
-        return types.SimpleNamespace(
-            now=self.now, tiers={"a": tier}, apps={"x": app}, attempts={}, sessions={},
-            workers=dict.fromkeys(range(self.there), worker),
-            batch_size=lambda app, worker: 1, permits=lambda app, tier: True,
+        return Scene(
+            now=self.now, tiers={"a": SceneTier("a", maximum=self.maximum, boot_seconds=self.boot_seconds)},
+            apps={"x": SceneApp("x", "model", self.backlog, arrived=self.arrived, batch_size=1)},
+            workers={f"w{n}": SceneWorker(f"w{n}", "a") for n in range(self.there)},
         )  # fmt: skip
 
     def step(self, policy, seconds=0.0, submitted=0, answered=0):

@@ -124,7 +124,7 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
     """
     found, reasons = [], []
     for each in wanted:
-        best = min(seconds for candidate in each.candidates for seconds in candidate.seconds.values())
+        best = min(candidate.delay(tier) for candidate in each.candidates for tier in candidate.seconds)
         if each.max_delay is None or best <= each.max_delay:
             found.append(each)
             continue

@@ -15,7 +15,7 @@ import numpy as np
 
 from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
 from ctxflow.policies.agh.staffing import ContextOption, Offer, Wanted
-from ctxflow.policies.helpers import SESSIONS, active, forget
+from ctxflow.policies.helpers import SESSIONS, active, forget, paces
 from ctxflow.policies.protocols import Plan, View
 from ctxflow.policies.views import AppView, TierView
 
@@ -37,6 +37,7 @@ class Demand:
         self._clear = clear
         self._period = period
         self._seconds: dict[tuple[str, str], float] = {}
+        self._beside: dict[tuple[str, str], float] = {}  # Items that share a worker's time, where they do.
         self._loads: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self._known: dict[str, int] = {}  # Items submitted at the last call of `wanted`, by app.
@@ -60,15 +61,18 @@ class Demand:
     def measured(self, view: View) -> frozenset[str]:
         """Update the measurements; return the contexts of which a speed is known."""
         self._seconds = {key: seconds for key, seconds in self._seconds.items() if key[0] in view.apps}
+        self._beside = {key: beside for key, beside in self._beside.items() if key[0] in view.apps}
         for app in view.apps.values():
-            shown: dict[str, list[tuple[float, int]]] = {}
-            for worker in view.workers.values():
-                seconds, items = worker.seconds_per_item(app.id), worker.items_done(app.id)
-                if seconds is not None and items:
-                    shown.setdefault(worker.tier, []).append((seconds, items))
+            shown: dict[str, list[tuple[float, float, int]]] = {}
+            for worker, seconds in paces(view.workers.values(), app.id):
+                beside = worker.calls_beside(app.id) or 1.0
+                shown.setdefault(worker.tier, []).append((seconds, seconds * beside, worker.items_done(app.id)))
             for tier, each in shown.items():
-                total = sum(items for _, items in each)
-                self._seconds[app.id, tier] = sum(seconds * items for seconds, items in each) / total
+                total = sum(items for _, _, items in each)
+                seconds = sum(seconds * items for seconds, _, items in each)
+                if total:
+                    self._seconds[app.id, tier] = seconds / total
+                    self._beside[app.id, tier] = sum(d * items for _, d, items in each) / seconds if seconds else 1.0
             for tier, most in _capacities(view, app).items():
                 self._seconds[app.id, tier] = 1 / most
         for context in {app.context for app in view.apps.values()}:
@@ -111,7 +115,9 @@ class Demand:
     def _candidate(self, view: View, app: AppView, pace: dict[str, float], untried: float | None) -> ContextOption:
         tiers = [tier.name for tier in view.tiers.values() if view.able(app, tier)]
         seconds = {tier: self._item(view, app, tier, pace, untried) for tier in tiers}
-        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
+        known = {tier: beside for (name, tier), beside in self._beside.items() if name == app.id}
+        beside = {tier: known.get(tier, _average(known.values())) for tier in tiers} if known else {}
+        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error, beside)
 
     def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
         """Return the items an hour: what is queued until it is due (new items later), and what keeps coming."""

@@ -34,12 +34,20 @@ Mixes = Mapping[str, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class ContextOption:
-    """A context that may answer an app's items, the seconds of one by tier (one at least), and its error."""
+    """A context that may answer an app's items, the seconds of one by tier (one at least), and its error.
+
+    :ivar seconds: of a worker's time. :ivar beside: how many items share that, by tier; one where none is named.
+    """
 
     context: str
     seconds: dict[str, float]
     load_seconds: float
     error: float = 0.0
+    beside: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def delay(self, tier: str) -> float:
+        """Return the seconds until a worker of a tier has answered an item."""
+        return self.seconds[tier] * self.beside.get(tier, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +124,8 @@ def workers_needed(
 class ContextWork:
     """What a context has to do: items in an hour, and the worker's seconds that they take, by tier.
 
-    :ivar urgent: the items in an hour of apps with a limit on the delay; `urgent_work` likewise.
+    :ivar urgent: the items in an hour of apps with a limit on the delay; `urgent_work`: the seconds until all of them
+        are answered, one after the other.
     """
 
     context: str
@@ -186,7 +195,7 @@ class StaffingProblem:
                 if each.max_delay is not None:
                     task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
                     task.urgent += rate
-                    task.urgent_work.update(work)
+                    task.urgent_work.update({tier: rate * option.delay(tier) for tier in option.seconds})
         if not any(offer.workers for offer in offers):
             raise ValueError("there is no worker to be had on any tier")
         return cls(list(tasks.values()), offers)

@@ -24,6 +24,7 @@ from ctxflow.policies.flextopo.candidates import (
 from ctxflow.policies.flextopo.cluster import Affinity, Hardware, Instance, Level, Node, Preemptor
 from ctxflow.policies.flextopo.covering import best_candidate
 from ctxflow.policies.flextopo.later import LaterPreemptors
+from ctxflow.policies.helpers import work_at_stake
 from ctxflow.policies.protocols import PlaceRequest, Room, View
 from ctxflow.policies.views import MachineView, WorkerView
 from ctxflow.topology import Topology, device_id, from_graph
@@ -268,9 +269,9 @@ def _places(topology: Topology, names: Iterable[str]) -> set[int]:
 def _instance(view: View, worker: WorkerView, gpus: set[int], floor: int) -> Instance:
     ours = worker.acquired or worker.pin is not None  # One that was started by hand is not ours to give back.
     leaving = worker.draining or worker.noticed is not None
-    return Instance(
-        worker.id, _priority(view, worker, floor), tuple(sorted(gpus)), (), worker.joined, ours and not leaving
-    )
+    # Of equal ones those give way that lose the least work: a worker is there for long, what it runs began lately.
+    began = view.now - work_at_stake(view, worker)
+    return Instance(worker.id, _priority(view, worker, floor), tuple(sorted(gpus)), (), began, ours and not leaving)
 
 
 def _priority(view: View, worker: WorkerView, floor: int) -> int:

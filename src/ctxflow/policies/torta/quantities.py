@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.helpers import forget, serving
+from ctxflow.policies.helpers import forget, paces, serving
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import WorkerView
 
@@ -249,9 +249,8 @@ def _paces(workers: Sequence[WorkerView], apps: Iterable[str]) -> tuple[dict[str
     shares: dict[str | None, list[float]] = defaultdict(list)
     for app in apps:
         by_model: dict[str | None, list[float]] = defaultdict(list)
-        for worker in workers:
-            seconds = worker.seconds_per_item(app)
-            if seconds is not None and seconds > 0:
+        for worker, seconds in paces(workers, app):
+            if seconds > 0:
                 by_model[worker.gpu_model].append(seconds)
         if not by_model:
             continue

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.helpers import forget
+from ctxflow.policies.helpers import forget, with_room
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.macro import Allocate, Macro, form
 from ctxflow.policies.torta.micro import NOWHERE, Weights, fit, improve, match
@@ -114,16 +114,22 @@ class Torta:
         wishes.sort(key=lambda pair: pair[0])
         ordered = [wish for _, wish in wishes[:MOST_CALLS]]
         pairs = given_out(ordered, view.now, self._outlook, self._recent, self._search)
-        return [self._gave(view, worker, wish.app) for wish, worker in pairs]
+        once = set()  # A window is filled at once, and a context loaded once, whatever slots are free beside.
+        chosen = []
+        for wish, worker in pairs:
+            if wish.app.overlaps or wish.app.context not in worker.contexts:
+                if (worker.id, wish.app.context) in once:
+                    continue
+                once.add((worker.id, wish.app.context))
+            chosen.append(self._gave(view, worker, wish.app))
+        return chosen
 
     def _wishes(self, view: View, app: AppView) -> Iterator[tuple[Key, Wish]]:
         """Yield an app's calls for the free workers, each with the workers that may take it."""
         able = (worker for worker in view.free_holders(app.context) if view.can_run(app, worker))
-        holders = list(itertools.islice(able, MOST_CALLS))
-        urgent, left = self._urgent(view, app), app.backlog
-        some = holders[0] if holders else next(iter(view.free.values()))
-        calls = min(MOST_CALLS, -(-left // max(1, view.batch_size(app, some))))
-        held = min(calls, sum(worker.free_slots for worker in holders))
+        holders = with_room(view, app, itertools.islice(able, MOST_CALLS))
+        urgent = self._urgent(view, app)
+        calls, held = _calls(view, app, holders)
         for number in range(held):
             if where := self._in_region(view, app, holders):
                 yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where)
@@ -132,7 +138,7 @@ class Torta:
         if calls <= held or not (first or any(count >= 1 for count in worth.values())):
             return
         able = (w for w in view.free.values() if first or worth.get(w.region, math.inf) >= 1)
-        cold = [w for w in able if app.context not in w.contexts and view.can_run(app, w)]
+        cold = with_room(view, app, (w for w in able if app.context not in w.contexts))
         for number in range(min(calls - held, sum(worker.free_slots for worker in cold))):
             paying = [w for w in cold if number < worth.get(w.region, math.inf) or (first and not number)]
             if not (where := self._in_region(view, app, paying)):
@@ -191,6 +197,18 @@ class Torta:
         self._served[app.id] = view.now
         self._recent.setdefault(worker.id, {})[app.context] = view.now
         return Assignment(worker.id, app.id)
+
+
+def _calls(view: View, app: AppView, holders: Sequence[WorkerView]) -> tuple[int, int]:
+    """Return the calls that an app's queue makes, and how many of them free workers with its context take now."""
+    some = holders[0] if holders else next(iter(view.free.values()))
+    size, left = max(1, view.batch_size(app, some)), app.backlog
+    if app.overlaps and holders:  # A call of a holder is what its window has room for.
+        places = sum(view.room(app, worker) for worker in holders) or size * len(holders)
+        held = min(MOST_CALLS, -(-left * len(holders) // places), len(holders))
+        return min(MOST_CALLS, held + max(0, -(-(left - places) // size))), held
+    calls = min(MOST_CALLS, -(-left // size))
+    return calls, min(calls, sum(worker.free_slots for worker in holders))
 
 
 def warmings(
@@ -313,7 +331,7 @@ def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping
         held, had = worker.contexts.get(context), recent.get(worker.id, {}).get(context, -math.inf)
         had = had if held is None else max(had, held.last_used)
         locality = weights.same_model * math.exp(-weights.forgetting * max(0.0, now - had))
-        free = math.exp(-(worker.slots - worker.free_slots) / worker.slots)
+        free = math.exp(-worker.slots_used / worker.slots)
         hardware = weights.hardware * outlook.speed(worker.gpu_model)
         return hardware + weights.load * free + weights.locality * locality - CROWDED * len(worker.contexts)
 
@@ -331,8 +349,9 @@ def _tasks(wishes: Sequence[Wish], contexts: Mapping[str, int]) -> Tasks:
 def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
     nothing, slots = np.zeros(len(workers)), np.array([worker.slots for worker in workers], dtype=np.float64)
     speeds = np.array([outlook.speed(worker.gpu_model) for worker in workers], dtype=np.float64)
+    used = np.array([worker.slots_used for worker in workers], dtype=np.float64)
     free = np.array([worker.free_slots for worker in workers], dtype=np.int64)
-    return Servers(speeds, nothing, slots, slots - free, nothing, free, np.ones((len(workers), 1), dtype=bool))
+    return Servers(speeds, nothing, slots, used, nothing, free, np.ones((len(workers), 1), dtype=bool))
 
 
 def _recent(

@@ -13,7 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.helpers import SESSIONS, active, divided, outstanding, serving, sessions_of_worker, tiers_for
+from ctxflow.policies.helpers import (
+    SESSIONS,
+    active,
+    divided,
+    outstanding,
+    serving,
+    sessions_of_worker,
+    slot_items,
+    tiers_for,
+)
 from ctxflow.policies.protocols import View
 from ctxflow.policies.torta.macro import by_transport, region_costs
 from ctxflow.policies.torta.quantities import Bools, Floats, Ints, Outlook, amounts
@@ -172,7 +181,8 @@ class Activation:
             group = tiers_for(view, app)
             expected = float(amounts(forecast.get(app.id, 0.0))) * self._slot_seconds
             work = works.setdefault(group, _Work())
-            work.add(app, running[app.id], expected, calls[app.id], self._outlook)
+            items = slot_items(view, app, self._batch_size) if app.overlaps else 1.0
+            work.add(app, running[app.id], expected, calls[app.id], expected / items, self._outlook)
             if app.id in sessions:
                 work.carriers += len(sessions[app.id]) / sessions_of_worker(view, app, SESSIONS)
         wanted: dict[frozenset[str], float] = {}
@@ -207,7 +217,8 @@ class Activation:
         if work.tasks * share > 0:
             number = int(target([work.queued * share], [work.expected * share], [capacity], [most], self._safety)[0])
             number += for_buffer(int(work.waiting * share), max(1, int(self._buffer * share)), capacity)
-            number = min(number, math.ceil(work.calls * share))
+            # As long as no speed is known, what is expected comes in full windows.
+            number = min(number, math.ceil((work.calls + (work.expected if capacity else work.new_calls)) * share))
         number = min(most, number + math.ceil(work.carriers * share))
         staying = serving(view.workers.values(), tiers)
         return max(number, len(staying) - self._rested(view, staying, number))
@@ -217,7 +228,7 @@ class Activation:
         if len(workers) <= wanted:
             return 0
         warm_up = np.array([self._warm_up(view, worker) for worker in workers])
-        busy = np.array([1 - worker.free_slots / worker.slots for worker in workers])
+        busy = np.array([worker.slots_used / worker.slots for worker in workers])
         idle = np.array([_idle_seconds(view, worker) for worker in workers])
         suit = np.ones(len(workers))
         return len(switches(wanted, suit > 0, warm_up, suit, busy, idle, patience=self._patience).deactivate)
@@ -233,7 +244,8 @@ class Activation:
 class _Work:
     """What some tiers may do: items queued (waiting or running), waiting and expected in a slot, and their seconds.
 
-    :ivar calls: that the items make; more workers than calls would be idle.
+    :ivar calls: that items make that are queued; more workers than calls would be idle. :ivar new_calls: that those
+        make that are expected, of apps with items in flight in full windows.
     :ivar carriers: workers for the active sessions.
     """
 
@@ -242,18 +254,20 @@ class _Work:
     expected: float = 0.0
     seconds: float = 0.0
     calls: float = 0.0
+    new_calls: float = 0.0
     carriers: float = 0.0
     known: bool = True
 
-    def add(self, app: AppView, running: int, expected: float, calls: int, outlook: Outlook) -> None:
-        """Add the work of an app."""
+    def add(self, app: AppView, running: int, expected: float, calls: int, new: float, outlook: Outlook) -> None:
+        """Add the work of an app, that makes so many calls, and new ones."""
         tasks = app.backlog + running + expected
         if tasks <= 0:
             return
         self.queued += app.backlog + running
         self.waiting += app.backlog
         self.expected += expected
-        self.calls += calls + expected
+        self.calls += calls
+        self.new_calls += new
         seconds = outlook.item_seconds(app.id)
         self.known = self.known and seconds is not None
         self.seconds += tasks * (seconds or 0.0)

@@ -21,6 +21,7 @@ from ctxflow.policies.helpers import (
     outstanding,
     serving,
     sessions_of_worker,
+    slot_items,
     tiers_for,
 )
 from ctxflow.policies.protocols import View
@@ -96,7 +97,7 @@ class ClosedLoop:
             found = work.setdefault(group, _Work())
             found.most += calls
             found.queue += calls / self._calls_per_worker
-            found.came += self._came(view.apps[app]) / self._calls_per_worker
+            found.came += self._came(view, view.apps[app]) / self._calls_per_worker
             found.idle += waiting.get(app, 0)
             if app in sessions:
                 self._add_sessions(found, view, view.apps[app], sessions[app])
@@ -105,11 +106,11 @@ class ClosedLoop:
         self._loops = {group: self._loops.get(group) or _Loop(self.levels) for group in work}
         return divided(view, {group: self._workers(view, group, found) for group, found in work.items()})
 
-    def _came(self, app: AppView) -> float:
-        """Return the calls that came since the last look, in batches of full size."""
+    def _came(self, view: View, app: AppView) -> float:
+        """Return the calls that came since the last look, in batches of full size, or in windows."""
         new = max(0, app.arrived - self._arrived.get(app.id, 0))  # One that was forgotten counts anew.
         self._arrived[app.id] = app.arrived
-        return new / (app.batch_size or self._batch_size)
+        return new / slot_items(view, app, self._batch_size) if new else 0.0
 
     def _add_sessions(self, work: _Work, view: View, app: AppView, sessions: Sequence[SessionView]) -> None:
         share = 1 / sessions_of_worker(view, app, self._sessions_per_worker)

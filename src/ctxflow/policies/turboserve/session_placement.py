@@ -69,6 +69,7 @@ class TurboServe:
     def _assigned(self, view: View, app: str, sessions: list[SessionView]) -> dict[int, str | None]:
         """Place sessions, where K is known first on workers that have the context ready, then on any."""
         able = [worker for name in loads(view) if view.can_carry(sessions[0], worker := view.workers[name])]
+        able.sort(key=lambda worker: worker.slots_used)  # Of equal ones: a step waits for calls in flight.
         ready = [worker for worker in able if _is_ready(worker, sessions[0].context)]
         placed: dict[int, str | None] = {}
         for workers in (ready if _capacity(view, app, ready) is not None else [], able):
