@@ -32,6 +32,7 @@ from ctxflow.policies.turboserve.autoscaling import (
     settled,
     volatility,
 )
+from ctxflow.policies.turboserve.fleet_size import consolidate
 from ctxflow.policies.turboserve.rebalancing import (
     Curve,
     Gpu,
@@ -40,7 +41,6 @@ from ctxflow.policies.turboserve.rebalancing import (
     MoveCosts,
     PowerCurve,
     Session,
-    consolidate,
     load_aware,
     memory_aware,
     rebalance,

@@ -1,6 +1,8 @@
 """TurboServe's placement and autoscaling as functions on plain data, beside the exhaustive optimum and the theorems."""
 
+import itertools
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -24,17 +26,17 @@ from ctxflow.policies.turboserve.autoscaling import (
     settled,
     target_gpus,
 )
+from ctxflow.policies.turboserve.fleet_size import consolidate, spread
 from ctxflow.policies.turboserve.rebalancing import (
     MigrationCost,
     Move,
     MoveCosts,
     PowerCurve,
     assign,
-    consolidate,
+    limit_of,
     most_sessions,
     rebalance,
     rebalance_groups,
-    spread,
 )
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned, unplaced
 
@@ -113,6 +115,61 @@ def test_migration_cost_bounds_what_is_lost(numbers, weight, seconds):
     found = after(before, rebalance(before, LINEAR, costs))
     best = math.ceil(sum(numbers) / len(numbers))
     assert longest(found, LINEAR) <= best + weight * max(seconds) + 1e-9
+
+
+def fewest_moves(before, curve, longest_chunk, capacity=None, speeds=None, fixed=()):
+    """The fewest moves to any placement whose longest chunk is no longer, by trying all placements."""
+    home = {session: gpu for gpu, there in before.items() for session in there}
+    free = [session for session in home if session not in fixed]
+    best = math.inf
+    for places in itertools.product(before, repeat=len(free)):
+        moves = sum(home[session] != place for session, place in zip(free, places, strict=True))
+        found = Counter(dict.fromkeys(before, 0))
+        found.update([*places, *(home[session] for session in fixed)])
+        fits = all(n <= max(limit_of(capacity, gpu), len(before[gpu])) for gpu, n in found.items())
+        if moves < best and fits:
+            longest_now = max(curve(n) / (speeds or {}).get(gpu, 1.0) for gpu, n in found.items())
+            best = moves if longest_now <= longest_chunk else best
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    counts.filter(lambda each: sum(each) <= 6),
+    steps,
+    st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.0]), min_size=4, max_size=4),
+    st.one_of(st.none(), st.lists(st.integers(1, 6), min_size=4, max_size=4)),
+    st.sets(st.integers(0, 5), max_size=3),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_rebalancing_takes_the_fewest_moves_that_reach_its_longest_chunk(
+    numbers, rises, speeds, limits, fixed, weight
+):
+    before, curve, speed = residents(numbers), curve_of(rises), dict(enumerate(speeds))
+    capacity = limits and dict(enumerate(limits))
+    everybody = [session for there in before.values() for session in there]
+    stay = [session for n, session in enumerate(everybody) if n in fixed]
+    costs = MoveCosts({session: n / 10 for n, session in enumerate(everybody)}, weight)
+    moves = rebalance(before, curve, costs, capacity, speeds=speed, fixed=stay)
+    found = after(before, moves)
+    assert not {move.session for move in moves} & set(stay)
+    assert all(len(there) <= max(limit_of(capacity, gpu), numbers[gpu]) for gpu, there in found.items())
+    assert longest(found, curve, speed) <= longest(before, curve, speed)
+    assert len(moves) == fewest_moves(before, curve, longest(found, curve, speed), capacity, speed, stay)
+
+
+def test_nobody_moves_by_way_of_a_third_gpu_or_where_the_longest_chunk_stays():
+    # The fast GPU takes three at last: each was moved to the middle one, and another from there.
+    before, speed = {"slow": ["a", "b", "c", "d", "e"], "middle": [], "fast": []}, {"middle": 2.0, "fast": 6.0}
+    moves = rebalance(before, LINEAR, speeds=speed)
+    assert len(moves) == len({move.session for move in moves}) == 5 - len(after(before, moves)["slow"])
+    # Three GPUs have the longest chunk, and one of them could be relieved.
+    assert rebalance(residents([2, 2, 2, 0]), LINEAR) == []
+
+
+def test_a_gpu_that_has_room_for_few_keeps_nobody_from_the_others():
+    found = assign([1, 2, 3, 4], {"new": [], "known": []}, LINEAR, {"new": 1, "known": 8})
+    assert sorted(Counter(found.placed.values()).values()) == [1, 3] and not found.waiting
 
 
 def test_the_printed_rule_stalls_where_two_share_the_longest_chunk():
