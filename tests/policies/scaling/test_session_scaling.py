@@ -338,6 +338,25 @@ def test_profiling_takes_the_cheapest_that_is_valid():
         cheapest([], lambda each: Replayed(1, 1), 1.0)
 
 
+replays = st.builds(Replayed, st.floats(1, 9), st.sampled_from([0.5, 1.0, 2.0, 2.4]), st.floats(0, 9))
+
+
+@given(st.lists(replays, min_size=1, max_size=6), st.sampled_from([0.1, 0.7, 3.0]))
+def test_the_cheapest_that_keeps_the_target_is_chosen_or_the_one_that_exceeds_it_least(found, target):
+    candidates = [Parameters(0.1 * (n + 1)) for n in range(len(found))]
+    rows = dict(zip(candidates, found, strict=True))
+    chosen, replayed, valid = cheapest(candidates, rows.__getitem__, target)
+    assert replayed == rows[chosen] and valid == (min(each.worst for each in found) <= target)
+    if valid:
+        assert replayed.worst <= target
+        assert replayed.cost == min(each.cost for each in found if each.worst <= target)
+    else:
+        mildest = [each for each in found if each.worst == replayed.worst]
+        assert replayed.worst == min(each.worst for each in found)
+        assert replayed.over == min(each.over for each in mildest)
+        assert replayed.cost == min(each.cost for each in mildest if each.over == replayed.over)
+
+
 def test_the_oracle_knows_the_windows():
     bursts = [1.0, 3.0, 1.5]
     candidates = [Parameters(rho) for rho in (0.25, 0.5, 0.8)]

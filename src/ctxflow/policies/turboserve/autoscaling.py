@@ -270,15 +270,19 @@ Segment = TypeVar("Segment")
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What the GPUs cost, in any unit, and the longest chunk in seconds."""
+    """What the GPUs cost, in any unit, the longest chunk in seconds, and by how much chunks took longer than the target.
+
+    :ivar over: seconds beyond the target, summed over items, or weighted with the time for which sessions had them.
+    """
 
     cost: float
     worst: float
+    over: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Profiled:
-    """A row of Table 6; not `valid` if no candidate keeps the target, and it has the one with the shortest chunk."""
+    """A row of Table 6; not `valid` if no candidate keeps the target, and it has the one that exceeds it least."""
 
     volatility: float
     parameters: Parameters
@@ -289,11 +293,17 @@ class Profiled:
 def cheapest(
     candidates: Sequence[Parameters], replay: Callable[[Parameters], Replayed], target: float
 ) -> tuple[Parameters, Replayed, bool]:
-    """Return the cheapest candidate whose longest chunk keeps the target, or else the one with the shortest.
+    """Return the cheapest candidate whose longest chunk keeps the target, or else the one that exceeds it least.
+
+    That has the shortest longest chunk; of several with the same, as where all begin on too few GPUs, the least `over`,
+    and only then the lowest cost.
 
     :raises ValueError: without candidates.
 
     >>> rows = {0.5: Replayed(9.0, 0.4), 0.8: Replayed(5.0, 0.7)}
+    >>> cheapest([Parameters(0.5), Parameters(0.8)], lambda each: rows[each.utilization], 0.6)[0].utilization
+    0.5
+    >>> rows = {0.5: Replayed(9.0, 2.4, over=80.0), 0.8: Replayed(5.0, 2.4, over=300.0)}
     >>> cheapest([Parameters(0.5), Parameters(0.8)], lambda each: rows[each.utilization], 0.6)[0].utilization
     0.5
     """
@@ -303,7 +313,7 @@ def cheapest(
     valid = [row for row in found if row[1].worst <= target]
     if valid:
         return (*min(valid, key=lambda row: row[1].cost), True)
-    return (*min(found, key=lambda row: (row[1].worst, row[1].cost)), False)
+    return (*min(found, key=lambda row: (row[1].worst, row[1].over, row[1].cost)), False)
 
 
 def profile(
