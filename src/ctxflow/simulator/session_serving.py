@@ -46,6 +46,7 @@ from ctxflow.policies.turboserve.rebalancing import (
     rebalance,
     round_robin,
 )
+from ctxflow.policies.turboserve.rises import RESERVE
 
 Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)
@@ -121,6 +122,7 @@ class Strategy:
     :ivar anticipates: whether what comes within a boot is anticipated; False for the paper's loop.
     :ivar spare: standard deviations to have room for before a GPU is given back; None for the paper's hysteresis.
     :ivar period: seconds between rebalancings; None for one after every event.
+    :ivar reserve: for how many boots rises that came faster than a boot are remembered (`Rises`); 0 for none.
     """
 
     placing: Placing = "load-aware"
@@ -131,6 +133,7 @@ class Strategy:
     anticipates: bool = True
     spare: float | None = SPARE
     period: float | None = None
+    reserve: float = RESERVE
 
 
 @dataclasses.dataclass
@@ -187,7 +190,7 @@ class _Run:
         self.target = target
         self.costs = MoveCosts({n: cluster.migration.seconds(size) for n, size in enumerate(trace.state_bytes)}, MU)
         self.activated, self.recent = 0, deque([0] * EPOCHS, EPOCHS)
-        self.turnover = Turnover(0.0)
+        self.turnover = Turnover(0.0, strategy.reserve)
         self.seen: set[int] = set()
         self.ends: list[float] = []  # Of those seen, ascending.
         self.epoch_end = EPOCH

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.turboserve.autoscaling import (
+    BY_CHANCE,
+    DEVIATIONS,
     PAPER,
+    STEEP,
     WINDOW,
     Anticipated,
     Levels,
@@ -278,7 +281,7 @@ def test_what_is_expected_is_covered_and_not_given_back_without_room_for_some_mo
     st.floats(0, 120),
 )
 def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahead):
-    turnover, now, found = Turnover(0.0), 0.0, []
+    turnover, now, found = Turnover(0.0, reserve=0.0), 0.0, []
     for wait, came, went in changes:
         now += wait
         turnover.add(now, came, went)
@@ -286,7 +289,13 @@ def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahea
         recent = [each for each in found if each[0] > now - WINDOW]
         share = ahead / max(ahead, min(WINDOW, now)) if ahead else 0.0
         expected = anticipated(sessions, sum(c for _, c, _ in recent), sum(w for _, _, w in recent), share)
-        assert turnover.anticipated(now, sessions, ahead) == expected and expected.sessions >= sessions
+        new = [each for each in found if each[0] > now - STEEP * ahead]
+        came, went = sum(c for _, c, _ in new), sum(w for _, _, w in new)
+        steep = 0.0
+        if now >= STEEP * ahead:
+            steep = max(0.0, came - went - BY_CHANCE * math.sqrt(came + went)) / STEEP
+        least = max(expected.sessions, sessions + steep + DEVIATIONS * expected.deviation)
+        assert turnover.anticipated(now, sessions, ahead).sessions == pytest.approx(least if ahead else sessions)
     assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead, idle=9) == Anticipated(sessions)
 
 
