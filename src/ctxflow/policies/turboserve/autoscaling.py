@@ -308,7 +308,7 @@ Segment = TypeVar("Segment")
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What the GPUs cost, in any unit, the longest chunk in seconds, and by how much chunks took longer than the target.
+    """What the GPUs cost, in any unit, the longest chunk in seconds, and by how much chunks exceeded the target.
 
     :ivar over: seconds beyond the target, summed over items, or weighted with the time for which sessions had them.
     """

@@ -250,9 +250,12 @@ def rebalance_groups(
 
 
 def balanced_groups(
-    residents: Residents, group_size: int = GROUP_SIZE, one_group: int = ONE_GROUP
+    residents: Residents,
+    group_size: int = GROUP_SIZE,
+    one_group: int = ONE_GROUP,
+    load: Callable[[Collection[Session]], float] = len,
 ) -> list[dict[Gpu, Collection[Session]]]:
-    """Divide a fleet into sub-groups of about as many sessions each, one where it has no more than `one_group` GPUs.
+    """Divide a fleet into sub-groups of about the same load each, one where it has no more than `one_group` GPUs.
 
     >>> balanced_groups({"x": "ab", "y": "c", "z": "", "w": ""}, group_size=2, one_group=3)
     [{'x': 'ab', 'w': ''}, {'y': 'c', 'z': ''}]
@@ -260,7 +263,7 @@ def balanced_groups(
     if len(residents) <= one_group:
         return [dict(residents)]
     parts: list[dict[Gpu, Collection[Session]]] = [{} for _ in range(math.ceil(len(residents) / group_size))]
-    for number, gpu in enumerate(sorted(residents, key=lambda gpu: -len(residents[gpu]))):
+    for number, gpu in enumerate(sorted(residents, key=lambda gpu: -load(residents[gpu]))):
         turn, place = divmod(number, len(parts))
         parts[-1 - place if turn % 2 else place][gpu] = residents[gpu]
     return parts

@@ -1,4 +1,4 @@
-"""Room for rises that come faster than a GPU boots: nobody can request for them in time, so what is known is the past."""
+"""Room for rises that come faster than a GPU boots: nobody can request GPUs for them in time, but they may recur."""
 
 from __future__ import annotations
 
