@@ -228,7 +228,7 @@ def test_sessions_that_have_nothing_to_do_want_nobody():
 
 
 def crowd(run, policy, size=32):
-    """Sessions that come at once, stay for two minutes, and are gone for seven; return what is held before and after."""
+    """Sessions that come at once, stay for two minutes, and are gone for seven; what is held before and after."""
     before = run.there
     run.active += size
     for _ in range(120):
