@@ -31,6 +31,8 @@ _STEP = 0.25
 _GAIN, _MORE, _HALVED = 0.05, 0.03, 300.0
 """How much shorter the longest chunk must get for moves that rest on estimates; how much more after each time that they
 were made, so that nobody moves for ever in search of what estimates promise; and seconds in which that is halved."""
+_PROMISED = 0.9
+"""The share of the chunk target that a worker which made no step yet is filled to."""
 _GROUP = 64
 """Workers that are balanced as one where sessions weigh unlike."""
 
@@ -90,9 +92,7 @@ class TurboServe:
         for workers in (ready if known.capacity is not None else [], able):
             left = [session.id for session in sessions if session.id not in placed]
             if workers and left:
-                residents = _residents(view, app, workers)
-                for number, worker_id in placed.items():
-                    residents[worker_id].append(number)
+                residents = _residents(view, app, workers, {**dict.fromkeys(left), **placed})
                 found = assign_by_weight(left, residents, known.curve, known.capacity, known.speeds, known.weights)
                 placed.update({int(str(session)): str(worker) for session, worker in found.placed.items()})
         return placed
@@ -108,10 +108,7 @@ class TurboServe:
             for name in loads(view)
             if (worker := view.workers[name]).sessions or any(view.can_carry(s, worker) for s in movable.values())
         ]
-        residents = _residents(view, app, workers)
-        for session, worker_id in placed.items():
-            if worker_id in residents and view.sessions[session].app == app:
-                residents[worker_id].append(session)
+        residents = _residents(view, app, workers, placed)
         seconds: dict[Session, float] = {
             each: self._cost.seconds(session.state_bytes or 0) for each, session in movable.items()
         }
@@ -149,12 +146,14 @@ def _is_ready(worker: WorkerView, context: str) -> bool:
     return held is not None and held.state == "ready"
 
 
-def _residents(view: View, app: str, workers: list[WorkerView]) -> dict[Gpu, list[Session]]:
-    """Return the active sessions of an app, by the worker that carries them or is about to."""
+def _residents(
+    view: View, app: str, workers: Sequence[WorkerView], placed: Mapping[int, str | None]
+) -> dict[Gpu, list[Session]]:
+    """Return the active sessions of an app, by the worker that carries them or is about to; `placed` are there now."""
     residents: dict[Gpu, list[Session]] = {worker.id: [] for worker in workers}
     for session in view.sessions.values():
-        place = session.target or session.worker
-        if session.app == app and place in residents and not session.idle:
+        place = placed.get(session.id, session.target or session.worker)
+        if session.app == app and place in residents and not (session.idle and session.id not in placed):
             residents[place].append(session.id)
     return residents
 
@@ -234,7 +233,7 @@ def _capacity(
     for worker in workers:
         found[worker.id] = view.capacity(app, worker)
         if curve is not None and not worker.step_seconds(app.id):
-            target = app.chunk_target / max(app.step_pace(worker.gpu_model), 1e-9)
+            target = _PROMISED * app.chunk_target / max(app.step_pace(worker.gpu_model), 1e-9)
             found[worker.id] = max(found[worker.id], most_sessions(curve, target))
     return found
 
