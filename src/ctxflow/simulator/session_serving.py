@@ -328,7 +328,8 @@ class _Run:
         expected = ahead.sessions
         if spare is not None:
             room = spare * ahead.deviation
-            return decide_ahead(expected, held, cluster.capacity, parameters.utilization, most, least, room)
+            capacity = cluster.capacity
+            return decide_ahead(expected, held, capacity, parameters.utilization, most, least, room, ahead.reserved)
         rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), cluster.capacity)
         rho *= expected / sessions if sessions else 1.0
         return decide(rho, expected, held, cluster.capacity, parameters, most, least)

@@ -170,7 +170,8 @@ class _Loop:
             self._each = work.streams / len(work.sessions)
         if work.sessions or reserved:
             load, spare = work.queue + self._each * ahead.sessions, SPARE * self._each * ahead.deviation
-            wish = decide_ahead(load, self._held, 1, parameters.utilization, most, least=0, spare=spare)
+            room = work.queue + self._each * ahead.reserved
+            wish = decide_ahead(load, self._held, 1, parameters.utilization, most, 0, spare, room)
         else:
             load = work.queue
             carried = load / there if there else math.inf if load else 0.0
