@@ -23,7 +23,7 @@ from ctxflow.policies.turboserve.rebalancing import (
     assign,
     rebalance,
 )
-from ctxflow.policies.turboserve.weighed_fleet import ALIKE, TRIFLE, Fleet, LoadCurve, Weights
+from ctxflow.policies.turboserve.weighed_fleet import ALIKE, TRIFLE, Fleet, LoadCurve, SessionWeights
 
 EXACT = 12  # Sessions up to which all placements are searched,
 NEAR = 0.01  # With more than these, what is closer than this to a bound is good enough.
@@ -36,7 +36,7 @@ def assign_by_weight(
     curve: LoadCurve,
     capacity: Capacity = None,
     speeds: Mapping[Gpu, float] | None = None,
-    weights: Weights = ALIKE,
+    weights: SessionWeights = ALIKE,
 ) -> SessionAssignment:
     """Give sessions GPUs so that the longest chunk of all is short; those on GPUs already stay.
 
@@ -47,7 +47,7 @@ def assign_by_weight(
     :param sessions: in the order in which they find room.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> weights = Weights({"a": 1.0, "b": 1.0, "c": 2.0})
+    >>> weights = SessionWeights({"a": 1.0, "b": 1.0, "c": 2.0})
     >>> assign_by_weight("abc", {0: [], 1: []}, PowerCurve(0, 1), weights=weights).placed
     {'a': 1, 'b': 1, 'c': 0}
     """
@@ -82,7 +82,7 @@ def rebalance_by_weight(
     capacity: Capacity = None,
     speeds: Mapping[Gpu, float] | None = None,
     fixed: Collection[Session] = frozenset(),
-    weights: Weights = ALIKE,
+    weights: SessionWeights = ALIKE,
 ) -> list[Move]:
     """Return moves that make the longest chunk shorter, one for each session that moves, and few.
 
@@ -93,7 +93,7 @@ def rebalance_by_weight(
     division of what two or three GPUs have shortens, as far as was looked.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> weights = Weights({"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0})
+    >>> weights = SessionWeights({"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0})
     >>> rebalance_by_weight({0: "ab", 1: "cd"}, PowerCurve(0, 1), weights=weights)
     [Move(session='b', source=0, target=1)]
     """
@@ -124,12 +124,12 @@ def rebalance_by_weight(
 
 
 def longest_chunk(
-    residents: Residents, curve: LoadCurve, speeds: Mapping[Gpu, float] | None = None, weights: Weights = ALIKE
+    residents: Residents, curve: LoadCurve, speeds: Mapping[Gpu, float] | None = None, weights: SessionWeights = ALIKE
 ) -> float:
     """Return the longest chunk of all.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> longest_chunk({0: "ab", 1: "c"}, PowerCurve(0, 1), weights=Weights({"c": 3.0}))
+    >>> longest_chunk({0: "ab", 1: "c"}, PowerCurve(0, 1), weights=SessionWeights({"c": 3.0}))
     3.0
     """
     return Fleet(residents, curve, None, speeds or {}, weights).longest()

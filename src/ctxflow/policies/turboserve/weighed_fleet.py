@@ -24,7 +24,7 @@ TRIFLE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class SessionWeights:
     """What tells sessions from each other.
 
     :ivar load: how much a session weighs on the curve; 1 for those not named.
@@ -49,7 +49,7 @@ class Weights:
     def common(self, sessions: Collection[Session]) -> float | None:
         """Return the load that all these have, None where it differs, or where memory or a target may bind.
 
-        >>> Weights().common("ab"), Weights({"a": 2.0, "b": 2.0}).common("ab"), Weights({"a": 2.0}).common("ab")
+        >>> SessionWeights().common("ab"), SessionWeights({"a": 2.0, "b": 2.0}).common("ab"), SessionWeights({"a": 2.0}).common("ab")
         (1.0, 2.0, None)
         """
         loads = {self.load.get(session, 1.0) for session in sessions}
@@ -58,7 +58,7 @@ class Weights:
         return None if len(loads) > 1 or binds or self.longest < math.inf else next(iter(loads), 1.0)
 
 
-ALIKE = Weights()
+ALIKE = SessionWeights()
 
 
 class Fleet:
@@ -70,7 +70,7 @@ class Fleet:
         curve: LoadCurve,
         capacity: Capacity,
         speeds: Mapping[Gpu, float],
-        weights: Weights,
+        weights: SessionWeights,
     ) -> None:
         self.place: dict[Session, Gpu] = {}
         self.target, self.enough = weights.longest, 0.0  # Seconds that chunks may take, and that need not be shortened.
