@@ -41,8 +41,8 @@ def assign_by_weight(
     """Give sessions GPUs so that the longest chunk of all is short; those on GPUs already stay.
 
     Guarantees: a GPU that is given a session has the memory for it, no more than K sessions, and chunks no longer than
-    `weights.longest`; one that waits finds no GPU beside those that came before it. With few sessions the longest chunk
-    is the shortest that there is for those that are placed.
+    `weights.longest`, unless it is alone there; one that waits finds no GPU beside those that came before it. With few
+    sessions the longest chunk is the shortest that there is for those that are placed.
 
     :param sessions: in the order in which they find room.
 
@@ -216,7 +216,7 @@ class _Search:
         for at, gpu in enumerate(self._gpus):
             if self._count[at] < self._allowed[at][0] and (not size or self._bytes[at] + size <= self._allowed[at][1]):
                 seconds = self._fleet.seconds(gpu, self._load[at] + load, 1)
-                if seconds <= self._bound and seconds <= self._fleet.target:
+                if seconds <= self._bound and self._fleet.within(seconds, self._count[at]):
                     found.append((seconds, at))
         found.sort()
         return found
