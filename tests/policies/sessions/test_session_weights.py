@@ -107,15 +107,10 @@ def test_placing_by_weight_is_the_exhaustive_optimum_of_who_finds_room(fleet, da
         longest(each, curve, speeds, weights) for each in placements(list(found.placed), made, capacity, weights)
     )
     assert longest(made, curve, speeds, weights) <= best + TRIFLE
-    if found.waiting:  # The first of them finds no GPU beside those that came before it.
-        first = found.waiting[0]
-        size = weights.state_bytes.get(first, 0)
-        tight = [
-            gpu
-            for gpu, there in made.items()
-            if len(there) < capacity and memory(there, weights) + size <= weights.room.get(gpu, math.inf)
-        ]
-        assert not tight or new.index(first) < len(new) - 1
+    for waits in found.waiting:
+        size = weights.state_bytes.get(waits, 0)
+        rooms = {gpu: weights.room.get(gpu, math.inf) - memory(there, weights) for gpu, there in made.items()}
+        assert all(len(made[gpu]) == capacity or (size and size > room) for gpu, room in rooms.items())
 
 
 @settings(max_examples=100, deadline=None)

@@ -57,14 +57,23 @@ def assign_by_weight(
         return assign(new, residents, _counted(curve, each), capacity, speeds)
     fleet = Fleet(residents, curve, capacity, speeds or {}, weights)
     waiting = [session for session in new if not fleet.put_best(session)]
-    placed = [session for session in new if session in fleet.place]
+    while True:
+        placed = [session for session in new if session in fleet.place]
+        _arrange(fleet, placed, weights)
+        left = [session for session in waiting if not fleet.put_best(session)]  # There may be room elsewhere by now.
+        if len(left) == len(waiting):
+            return SessionAssignment(fleet.places(placed), tuple(waiting))
+        waiting = left
+
+
+def _arrange(fleet: Fleet, placed: Sequence[Session], weights: SessionWeights) -> None:
+    """Find for some sessions the places where the longest chunk is short, from where they are or the heaviest first."""
     greedy = fleet.places(placed)
     for session in placed:
         fleet.take(session)
     heaviest_first = sorted(placed, key=lambda session: weights.load.get(session, 1.0), reverse=True)
     if all(fleet.put_best(session) for session in heaviest_first):
-        better = fleet.longest()
-        packed = fleet.places(placed)
+        better, packed = fleet.longest(), fleet.places(placed)
         fleet.restore(greedy)
         if better < fleet.longest():
             fleet.restore(packed)
@@ -72,7 +81,6 @@ def assign_by_weight(
         fleet.restore(greedy)
     fleet.descend(placed, FREE)
     _deepen(fleet, placed)
-    return SessionAssignment(fleet.places(placed), tuple(waiting))
 
 
 def rebalance_by_weight(
