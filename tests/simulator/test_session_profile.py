@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxflow.simulator.scaling_profile import cut, profiled_sessions, read_sessions
+from ctxflow.simulator.scaling_profile import cut, fitted, profiled_sessions, read_sessions
 
 
 def log(happenings, steps=((1, 0.1), (2, 0.2), (4, 0.4)), maximum=8, boot=None):
@@ -38,6 +38,11 @@ def test_a_log_that_ends_within_a_line_counts_to_there_and_other_nonsense_is_tol
         read_sessions(['{"run":{}}\n', "nonsense\n"])
 
 
+def test_the_line_through_what_was_measured_rises():
+    assert fitted({2: 0.2}).each > 0
+    assert fitted({1: 0.3, 8: 0.2}).each > 0  # Noise: chunks do not get shorter with more sessions.
+
+
 def test_a_window_begins_with_those_who_are_there():
     run = read_sessions(log([(1.0, 5, "opened"), (2.0, 6, "opened"), (5.0, 5, "closed"), (12.0, 6, "closed")]))
     trace = cut(run, 4.0, 10.0)
@@ -53,6 +58,19 @@ def test_the_cheapest_share_that_keeps_the_target_is_taken():
     assert [row.volatility for row in rows] == sorted(row.volatility for row in rows)
     assert rows[0].parameters.utilization == 1.0 and rows[0].valid
     assert rows[-1].parameters.utilization < 1.0 and rows[-1].valid
+
+
+def test_where_no_share_keeps_the_target_the_one_that_exceeds_it_least_is_taken():
+    # All 24 begin on one worker whatever the share, for a boot time; how long they stay crowded depends on it.
+    crowd = [(100.0 + n / 100, n, "opened") for n in range(24)] + [(400.0 + n, n, "closed") for n in range(24)]
+    run = read_sessions(log(crowd))
+    shares = (0.25, 0.5, 1.0)
+    (row,) = profiled_sessions(run, 0.5, 620.0, shares, 0.05, 30.0)
+    alone = [profiled_sessions(run, 0.5, 620.0, (share,), 0.05, 30.0)[0] for share in shares]
+    assert not any(each.valid for each in (row, *alone))
+    assert len({each.replayed.worst for each in alone}) == 1
+    assert row.replayed.over == min(each.replayed.over for each in alone) < alone[-1].replayed.over
+    assert row.parameters.utilization < 1.0
 
 
 def test_what_cannot_be_profiled_is_told():

@@ -32,6 +32,7 @@ from ctxflow.policies.turboserve.autoscaling import (
     settled,
     volatility,
 )
+from ctxflow.policies.turboserve.fleet_size import consolidate
 from ctxflow.policies.turboserve.rebalancing import (
     Curve,
     Gpu,
@@ -40,12 +41,12 @@ from ctxflow.policies.turboserve.rebalancing import (
     MoveCosts,
     PowerCurve,
     Session,
-    consolidate,
     load_aware,
     memory_aware,
     rebalance,
     round_robin,
 )
+from ctxflow.policies.turboserve.rises import RESERVE
 
 Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)
@@ -121,6 +122,7 @@ class Strategy:
     :ivar anticipates: whether what comes within a boot is anticipated; False for the paper's loop.
     :ivar spare: standard deviations to have room for before a GPU is given back; None for the paper's hysteresis.
     :ivar period: seconds between rebalancings; None for one after every event.
+    :ivar reserve: for how many boots rises that came faster than a boot are remembered (`Rises`); 0 for none.
     """
 
     placing: Placing = "load-aware"
@@ -131,6 +133,7 @@ class Strategy:
     anticipates: bool = True
     spare: float | None = SPARE
     period: float | None = None
+    reserve: float = RESERVE
 
 
 @dataclasses.dataclass
@@ -138,6 +141,7 @@ class Served:
     """The outcome of serving a trace.
 
     :ivar worst: the longest chunk in s. :ivar mean: of all sessions over all time in s.
+    :ivar over: seconds of chunks beyond the target, times the seconds for which sessions had them.
     :ivar together: the most sessions that were on one GPU.
     :ivar by_stretch: worst and GPU-seconds of each stretch. :ivar history: (time, GPUs held) at each change.
     :ivar volatilities: at each epoch.
@@ -147,6 +151,7 @@ class Served:
     gpu_seconds: float = 0.0
     worst: float = 0.0
     mean: float = 0.0
+    over: float = 0.0
     together: int = 0
     migrations: int = 0
     by_stretch: list[list[float]] = dataclasses.field(default_factory=list)
@@ -154,15 +159,23 @@ class Served:
     volatilities: list[float] = dataclasses.field(default_factory=list)
 
 
-def serve(trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None = None) -> Served:
-    """Serve a trace; `initial`: GPUs that are ready at the start, by default half of the most or the strategy's."""
-    return _Run(trace, cluster, strategy, initial).served()
+def serve(
+    trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None = None, target: float = math.inf
+) -> Served:
+    """Serve a trace.
+
+    :param initial: GPUs that are ready at the start, by default half of the most or the strategy's.
+    :param target: seconds of a chunk beyond which `Served.over` counts.
+    """
+    return _Run(trace, cluster, strategy, initial, target).served()
 
 
 class _Run:
     """The state of one run: GPUs are numbered in the order in which they were requested."""
 
-    def __init__(self, trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None) -> None:
+    def __init__(
+        self, trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None, target: float
+    ) -> None:
         self.trace, self.cluster, self.strategy = trace, cluster, strategy
         self.start = strategy.gpus or initial or max(cluster.least, cluster.most // 2)
         self.there: dict[Gpu, dict[Session, None]] = {gpu: {} for gpu in range(self.start)}
@@ -174,9 +187,10 @@ class _Run:
         self.next, self.turn = self.start, 0
         self.now, self.since_out, self.rebalanced = 0.0, -math.inf, 0.0
         self.latency = [cluster.curve(n) for n in range(len(trace.state_bytes) + 2)]
+        self.target = target
         self.costs = MoveCosts({n: cluster.migration.seconds(size) for n, size in enumerate(trace.state_bytes)}, MU)
         self.activated, self.recent = 0, deque([0] * EPOCHS, EPOCHS)
-        self.turnover = Turnover(0.0)
+        self.turnover = Turnover(0.0, strategy.reserve)
         self.seen: set[int] = set()
         self.ends: list[float] = []  # Of those seen, ascending.
         self.epoch_end = EPOCH
@@ -227,6 +241,9 @@ class _Run:
         self._worst(self.latency[top], spent)
         self.weighted += seconds * sum(n * self.latency[n] for n in self.counts.values())
         self.busy += seconds * len(self.place)
+        if self.latency[top] > self.target:
+            excess = sum(n * max(0.0, self.latency[n] - self.target) for n in self.counts.values())
+            self.out.over += seconds * excess
         self.now = time
 
     def _worst(self, latency: float, spent: float = 0.0) -> None:
@@ -311,7 +328,8 @@ class _Run:
         expected = ahead.sessions
         if spare is not None:
             room = spare * ahead.deviation
-            return decide_ahead(expected, held, cluster.capacity, parameters.utilization, most, least, room)
+            capacity = cluster.capacity
+            return decide_ahead(expected, held, capacity, parameters.utilization, most, least, room, ahead.reserved)
         rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), cluster.capacity)
         rho *= expected / sessions if sessions else 1.0
         return decide(rho, expected, held, cluster.capacity, parameters, most, least)

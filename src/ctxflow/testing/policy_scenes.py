@@ -49,6 +49,7 @@ class SceneSession:
     by_user: bool = False
     chunks: int = 0
     chunk_seconds: float | None = None
+    own_seconds: float | None = None
     state_bytes: int | None = None
     opened: float = 0.0
     last_chunk_at: float | None = None
@@ -157,6 +158,11 @@ class SceneApp:
     overlaps: bool = False
     running: int = 0
     concurrency: int | None = None
+    shared_seconds: float | None = None
+    paces: dict[str | None, float] = dataclasses.field(default_factory=dict)
+
+    def step_pace(self, gpu_model: str | None) -> float:
+        return self.paces.get(gpu_model, 1.0)
 
     @property
     def unclaimed(self) -> int:
@@ -200,6 +206,7 @@ class Scene:
 
     :ivar needs: context -> the GPUs that a worker must have for it; 0 for one that is not named.
     :ivar items: of the batches that the run's batching policy makes, at most; `window`: of those in flight on a worker.
+    :ivar state_rooms: worker -> bytes for states of sessions; nobody knows those of others.
     """
 
     now: float = 0.0
@@ -215,6 +222,7 @@ class Scene:
     needs: dict[str, int] = dataclasses.field(default_factory=dict)
     items: int = 10
     window: int = 8
+    state_rooms: dict[str, int] = dataclasses.field(default_factory=dict)
     random: random.Random = dataclasses.field(default_factory=lambda: random.Random(0), compare=False)
 
     def fly(self, app: str, worker: str, count: int, started: float = 0.0) -> None:
@@ -284,6 +292,9 @@ class Scene:
         able = here.stays and here.gpus >= self.needs.get(session.context, 0)
         return able and (here.host, here.devices) not in session.failed_on
 
+    def state_room(self, app: AppView, worker: WorkerView) -> int | None:
+        return self.state_rooms.get(worker.id)
+
     def capacity(self, app: AppView, worker: WorkerView) -> int:
         met = [n for n, each in worker.step_seconds(app.id).items() if each <= (app.chunk_target or each)]
         return max(met, default=1)
@@ -330,6 +341,8 @@ def drawn(
             scene.apps[f"app{number}"].batch_size = 1
     if scene.contexts and names:
         scene.needs = {context: chance.choice([0, 1, 1, 2]) for context in scene.contexts}
+    for app in list(scene.apps.values())[::2]:
+        app.shared_seconds = 0.05
     for number in range(workers if tiers else 0):
         _add_worker(scene, chance, f"w{number}", measured)
     if scene.workers and scene.apps:
@@ -379,6 +392,8 @@ def _add_session(scene: Scene, chance: random.Random, number: int) -> None:
         session.worker, session.state = worker.id, "placed"
         session.chunks, session.state_bytes = chance.randrange(9), chance.choice([None, 10**6])
         worker.sessions[number] = session
+        if session.chunks and number % 4:  # The others are as if their steps had told nothing yet.
+            session.own_seconds = 0.02 * (1 + number % 5)
     elif chance.random() < 0.2:
         session.state, session.by_user, session.idle = "suspended", True, True
     scene.sessions[number] = session

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import types
 
 import pytest
@@ -138,7 +139,7 @@ def test_it_goes_by_its_name():
 @pytest.mark.parametrize(
     "options",
     [{"calls_per_worker": 0}, {"boot_seconds": -1}, {"batch_size": 0}, {"levels": []}, {"levels": [[1.0], [0.5]]},
-     {"levels": [[2.0, 0.8], [1.0, 0.7], [0.5]]}, {"levels": [[0.0]]}, {"tolerance": -1}],
+     {"levels": [[2.0, 0.8], [1.0, 0.7], [0.5]]}, {"levels": [[0.0]]}, {"tolerance": -1}, {"reserve": -1}],
 )  # fmt: skip
 def test_nonsense_is_refused(options):
     with pytest.raises(ValueError, match=r"give|levels"):
@@ -155,6 +156,7 @@ class Streams(Run):
     active: int = 0
     idle: int = 0
     measured: bool = True
+    room: int | None = None
 
     def view(self):
         view = super().view()
@@ -162,9 +164,15 @@ class Streams(Run):
         for worker in view.workers.values():
             worker.step_seconds = lambda app: {1: 0.1} if self.measured else {}
         view.capacity = lambda app, worker: 4
+        view.state_room = lambda app, worker: self.room
         view.sessions = {
             n: types.SimpleNamespace(
-                id=n, app="x", idle=n >= self.active, by_user=False, worker=names[n % len(names)] if names else None
+                id=n,
+                app="x",
+                idle=n >= self.active,
+                by_user=False,
+                worker=names[n % len(names)] if names else None,
+                state_bytes=10,
             )
             for n in range(self.active + self.idle)
         }
@@ -175,6 +183,13 @@ def test_sessions_are_shared_out_by_what_a_worker_was_measured_to_serve():
     run, policy = Streams(active=32), steady(0.8, sessions_per_worker=16)
     assert run.step(policy) == 3
     assert run.step(policy, 1) == 10
+
+
+def test_sessions_are_shared_out_by_the_memory_for_their_states():
+    for room, wanted in ((None, 10), (1000, 10), (25, 20), (5, 32)):
+        run, policy = Streams(active=32, maximum=64, room=room), steady(0.8)
+        run.step(policy)
+        assert run.step(policy, 1) == min(32, wanted), room
 
 
 @pytest.mark.parametrize("burst", [16, 24, 48, 64])
@@ -220,3 +235,41 @@ def test_sessions_that_have_nothing_to_do_want_nobody():
     for session in view.sessions.values():
         session.idle = True
     assert policy.target(view)["a"] == 0
+
+
+def crowd(run, policy, size=32):
+    """Sessions that come at once, stay for two minutes, and are gone for seven; what is held before and after."""
+    before = run.there
+    run.active += size
+    for _ in range(120):
+        run.step(policy, 1)
+    run.active -= size
+    for _ in range(420):
+        run.step(policy, 1)
+    return before, run.there
+
+
+@pytest.mark.parametrize("base", [0, 8])
+def test_there_is_room_for_a_crowd_that_came_twice_and_for_none_that_came_once(base):
+    run, policy = Streams(active=base, maximum=64), steady(0.8)
+    for _ in range(300):
+        run.step(policy, 1)
+    alone = run.there
+    assert alone == math.ceil(base / 4 / 0.8)
+    _, once = crowd(run, policy)
+    assert once <= alone + 1
+    _, twice = crowd(run, policy)
+    assert twice >= (base + 32) / 4, "at full use"
+    for _ in range(2400):
+        run.step(policy, 1)
+    assert run.there <= alone + 1, "they are long ago"
+
+
+def test_no_room_is_kept_where_none_is_wanted():
+    run, policy = Streams(active=8, maximum=64), steady(0.8, reserve=0)
+    for _ in range(300):
+        run.step(policy, 1)
+    alone = run.there
+    for _ in range(3):
+        _, after = crowd(run, policy)
+        assert after <= alone + 1
