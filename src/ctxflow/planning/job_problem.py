@@ -344,7 +344,8 @@ def problem_of(
 
     storage = 1.0 + len(offers) * len(queries) * sum(model.weights_gb for model in models)  # Enough for every place.
     return Problem(
-        name=name, source=source, horizon_hours=hours, budget_dollars=NO_LIMIT * (most + 1.0) if budget is None else budget,
+        name=name, source=source, horizon_hours=hours,
+        budget_dollars=NO_LIMIT * (most + 1.0) if budget is None else budget,
         storage_gb=storage, query_types=tuple(queries), models=tuple(models), tiers=tuple(tiers),
         compute_seconds_per_token=table("delay"), communication_seconds_per_token=nothing,
         error=nothing if errors is None else tuple(tuple((each,) * len(offers) for each in row) for row in errors),

@@ -24,12 +24,16 @@ def worse(problem, factor):
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 300), margin=st.sampled_from([0.05, 0.25]), method=st.sampled_from(["gh", "agh", "improved"]))
+@given(
+    seed=st.integers(0, 300), margin=st.sampled_from([0.05, 0.25]), method=st.sampled_from(["gh", "agh", "improved"])
+)
 def test_limits_are_kept_where_delays_and_errors_are_off_by_the_margin(seed, margin, method):
     problem = draw(seed, (4, 3, 4))
     found = solve(problem, method, margins=[margin] * 4)
     kept = {kind.name for kind, each in zip(problem.query_types, found.margins, strict=True) if each}
-    broken = {each.where for each in check(worse(problem, 1 + margin), found.allocation) if each.constraint in ("5i", "5j")}
+    broken = {
+        each.where for each in check(worse(problem, 1 + margin), found.allocation) if each.constraint in ("5i", "5j")
+    }
     assert not broken & kept
     assert not found.violations
 

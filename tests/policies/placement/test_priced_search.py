@@ -13,13 +13,13 @@ from ctxflow.policies.agh.heuristics import prohibitive
 from ctxflow.policies.agh.option_sets import OptionSets
 from ctxflow.policies.agh.priced_search import PricedSearch, neighbourhood
 from ctxflow.policies.agh.problem import Arrays
-from ctxflow.policies.agh.set_program import Options, cuts
+from ctxflow.policies.agh.set_program import OptionTable, cuts
 from ctxflow_papers.gh_agh.instances import BOUND_BY, draw, tightened
 
 
 def sets_of(limit, seed, shape=(3, 2, 3)):
     arrays = Arrays.of(tightened(draw(seed, shape), limit, seed))
-    return OptionSets(Options(arrays, prohibitive(arrays)))
+    return OptionSets(OptionTable(arrays, prohibitive(arrays)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -56,7 +56,7 @@ def test_bounds_of_added_options_are_those_of_the_sets(limit, seed):
 @given(limit=st.sampled_from(BOUND_BY), seed=st.integers(0, 200))
 def test_what_the_search_finds_keeps_every_constraint_and_costs_what_it_says(limit, seed):
     arrays = Arrays.of(tightened(draw(seed, (4, 3, 4)), limit, seed))
-    sets = OptionSets(Options(arrays, prohibitive(arrays)))
+    sets = OptionSets(OptionTable(arrays, prohibitive(arrays)))
     found = PricedSearch(sets, 100_000).search([])
     allocation = sets.draft(found, Choices(arrays, Mechanisms())).allocation()
     assert check(arrays.problem, allocation) == []

@@ -15,7 +15,7 @@ from ctxflow.policies.agh.option_sets import OptionSets
 from ctxflow.policies.agh.placement_program import PlacementProgram, build, read, written
 from ctxflow.policies.agh.priced_search import PricedSearch, neighbourhood
 from ctxflow.policies.agh.problem import Arrays, Bools, Problem
-from ctxflow.policies.agh.set_program import Options
+from ctxflow.policies.agh.set_program import OptionTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ def improved(arrays: Arrays, seed: int = 0) -> Allocation:
 
 def _near(arrays: Arrays, draft: Draft) -> Bools:
     """Return (J, K, C) the configurations around a draft, or around a better one that a longer search finds."""
-    sets = OptionSets(Options(arrays, prohibitive(arrays)))
+    sets = OptionSets(OptionTable(arrays, prohibitive(arrays)))
     chosen = nearest(draft, sets.options.options, sets.options.span)
     found = PricedSearch(sets, WORK).search(chosen) or PricedSearch(sets, WORK).search([])
     return neighbourhood(sets, () if found is None else found.chosen, AROUND)

@@ -19,7 +19,7 @@ from ctxflow.policies.agh.local_search import Exchange
 from ctxflow.policies.agh.option_sets import OptionSets
 from ctxflow.policies.agh.priced_search import PricedSearch
 from ctxflow.policies.agh.problem import Bools, Constants, Floats
-from ctxflow.policies.agh.set_program import Options
+from ctxflow.policies.agh.set_program import OptionTable
 
 COVERAGE_BUDGET = 0.8  # beta: the share of the budget up to which Phase 1 deploys.
 
@@ -191,7 +191,7 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
     if exchange is not None and not exchange.refused and (start_of_two := exchange.pair_start()) is not None:
         best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
     if exchange is not None and exchange.refused:
-        sets = OptionSets(Options(arrays, prohibitive(arrays)))
+        sets = OptionSets(OptionTable(arrays, prohibitive(arrays)))
         for chosen in ([], nearest(best, sets.options.options, sets.options.span)):
             found = PricedSearch(sets, sets.work + priced_work(arrays)).search(chosen)
             if found is not None and np.isfinite(found.total):

@@ -49,7 +49,7 @@ class Effort:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Solved:
     """What the solver found.
 
     :ivar values: (N,) its best answer, None if it has none. :ivar cost: of that answer.
@@ -75,7 +75,7 @@ class Solver:
         self._highs.setOptionValue("threads", 1)
         self._highs.setOptionValue("presolve", "choose" if presolve else "off")
 
-    def solve(self, program: Program, effort: Effort | None = None, start: Floats | None = None) -> Outcome:
+    def solve(self, program: Program, effort: Effort | None = None, start: Floats | None = None) -> Solved:
         """Return the cheapest answer, or the best found with this effort.
 
         :param start: (N,) an answer to start from; one that is none does no harm.
@@ -103,13 +103,13 @@ class Solver:
         highs.run()
         return self._outcome(program, whole)
 
-    def _outcome(self, program: Program, whole: bool) -> Outcome:
+    def _outcome(self, program: Program, whole: bool) -> Solved:
         highs, status, info = self._highs, self._highs.getModelStatus(), self._highs.getInfo()
         solution = highs.getSolution()
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         closed = status == highspy.HighsModelStatus.kOptimal
         cost = info.objective_function_value if found else UNLIMITED
-        return Outcome(
+        return Solved(
             values=np.array(solution.col_value) if found else None,
             cost=cost,
             duals=np.array(solution.row_dual) if solution.dual_valid else np.zeros(len(program.limit)),

@@ -15,7 +15,7 @@ import numpy as np
 from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, filled
 from ctxflow.policies.agh.linear_programs import Effort, Solver
 from ctxflow.policies.agh.problem import MOST, Floats, Ints
-from ctxflow.policies.agh.set_program import Options, Prices, SetProgram
+from ctxflow.policies.agh.set_program import OptionTable, Prices, SetProgram
 
 FILLED = 200  # Options, the most promising, whose bound is exact.
 _LEAST = 1e-12
@@ -54,7 +54,7 @@ class OptionSets:
     :ivar work: entries of all programs solved, and of tables: a measure of the time, half a million a second.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: OptionTable) -> None:
         self.options = options
         self.judged: dict[Chosen, Judged | None] = {}
         self.work = 0
@@ -189,7 +189,7 @@ def priced(made: SetProgram, prices: Prices) -> tuple[float, Floats]:
     return constant, _filled_worth(options, worth, opening, gpu)
 
 
-def _filled_worth(options: Options, worth: Floats, opening: Floats, gpu: Floats) -> Floats:
+def _filled_worth(options: OptionTable, worth: Floats, opening: Floats, gpu: Floats) -> Floats:
     """Return (O,) what an option is worth at most, filled with shares as far as its throughput allows, its GPUs paid.
 
     As the value of a filling is concave in the GPUs, the best number is where the next is not worth its price.

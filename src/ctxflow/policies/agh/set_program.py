@@ -21,7 +21,7 @@ _LEAST = 1e-12
 _TINY = 1e-6
 
 
-class Options:
+class OptionTable:
     """The options of a problem with their constants, of I query types and O options.
 
     Delays, errors, work and KV caches are shares of their limits, of a query type served whole by one option; work and
@@ -174,7 +174,7 @@ class SetProgram:
     :ivar x, z, more: (I, n), (I, n) and (n,) the columns of the variables.
     """
 
-    def __init__(self, options: Options, chosen: Sequence[int]) -> None:
+    def __init__(self, options: OptionTable, chosen: Sequence[int]) -> None:
         types, count = len(options.arrays.rates), len(chosen)
         self.options, self.chosen = options, list(chosen)
         self.x: Ints = np.arange(types * count).reshape(types, count)
