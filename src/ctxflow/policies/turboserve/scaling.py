@@ -55,6 +55,7 @@ class ClosedLoop:
     :param boot_seconds: what a worker takes from its request to joining, for tiers of which the site does not
         say it.
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
+    :param anticipates: whether sessions are; without it they are scaled as calls are, by the paper's loop.
     :raises ValueError: for a number that makes no sense.
 
     >>> ClosedLoop(levels=[[1.0, 0.8], [0.5]]).levels.at(2.0).utilization
@@ -69,6 +70,7 @@ class ClosedLoop:
         tolerance: float = 0.1,
         boot_seconds: float = 30.0,
         batch_size: int = 100,
+        anticipates: bool = True,
     ) -> None:
         if not (math.isfinite(calls_per_worker) and calls_per_worker > 0):
             raise ValueError("calls_per_worker is how many calls load a worker fully: give more than 0")
@@ -83,6 +85,7 @@ class ClosedLoop:
         self._sessions_per_worker = sessions_per_worker
         self._boot_seconds = boot_seconds
         self._batch_size = batch_size
+        self.anticipates = anticipates
         self._loops: dict[frozenset[str], _Loop] = {}
         self._arrived: dict[str, int] = {}
         self._active: set[int] = set()
@@ -102,7 +105,7 @@ class ClosedLoop:
                 self._add_sessions(found, view, view.apps[app], sessions[app])
         forget(self._arrived, view.apps)
         self._active = {session.id for each in sessions.values() for session in each}
-        self._loops = {group: self._loops.get(group) or _Loop(self.levels) for group in work}
+        self._loops = {group: self._loops.get(group) or _Loop(self) for group in work}
         return divided(view, {group: self._workers(view, group, found) for group, found in work.items()})
 
     def _came(self, app: AppView) -> float:
@@ -144,8 +147,8 @@ class _Work:
 class _Loop:
     """The controller of the work that the same tiers can run."""
 
-    def __init__(self, levels: Levels) -> None:
-        self._levels = levels
+    def __init__(self, policy: ClosedLoop) -> None:
+        self._policy = policy
         self._held = 0
         self._epochs = Epochs()
         self._peak = Peak()
@@ -155,14 +158,14 @@ class _Loop:
     def workers(self, now: float, work: _Work, there: int, boot_seconds: float) -> int:
         """Return the workers to hold; `there` carry the work now."""
         self._epochs.add(now, work.came)
-        parameters = self._levels.at(self._epochs.volatility)
+        parameters = self._policy.levels.at(self._epochs.volatility)
         ahead = self._ahead(now, work, boot_seconds)
-        if work.sessions:
+        if work.sessions and self._policy.anticipates:
             each = work.streams / len(work.sessions)
             load, spare = work.queue + each * ahead.sessions, SPARE * each * ahead.deviation
             wish = decide_ahead(load, self._held, 1, parameters.utilization, work.most, least=0, spare=spare)
         else:
-            load = work.queue
+            load = work.queue + work.streams
             carried = load / there if there else math.inf if load else 0.0
             wish = min(work.most, decide(carried, load, self._held, 1, parameters, work.most, least=0))
         self._held = int(self._peak.over(wish, now, boot_seconds))
