@@ -37,8 +37,11 @@ def test_the_line_it_prints_is_one_for_a_site_file(files):
 def test_a_target_out_of_reach_is_told(files):
     done = command(*files, "--target", "1", "--shares", "0.5,0.8")
     assert done.exit_code == 1
-    assert "no share meets the target in" in " ".join(done.stdout.split())
+    told = "In 2 of 2 windows no share keeps the target, and the share that exceeds it least was taken: give the site more"
+    assert told in " ".join(done.stdout.split())
     assert "(too long)" in done.stdout
+    data = json.loads(command(*files, "--target", "1", "--shares", "0.5,0.8", "--json").stdout)
+    assert all(row["seconds_over"] > 0 for row in data["windows"])
 
 
 @pytest.mark.parametrize("shares", ["", "a", "0.5,,", "0,1"])
@@ -49,7 +52,7 @@ def test_shares_have_to_be_numbers(files, shares):
 
 
 def test_help_teaches():
-    assert "It prints the line for the site" in command("--help").stdout
+    assert "It prints the line for the site file" in command("--help").stdout
 
 
 def test_a_run_of_sessions_is_profiled_by_its_chunks(tmp_path):

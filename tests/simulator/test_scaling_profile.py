@@ -48,5 +48,8 @@ def test_the_cheapest_share_that_keeps_the_target_is_taken():
     assert told == [0.25, 0.5, 0.75, 1.0]
     impossible = profiled(windows, 1.0, (0.25, 1.0))
     assert not any(row.valid for row in impossible)
+    for window, row in zip(sorted(windows, key=lambda each: each.volatility), impossible, strict=True):
+        each = [replayed(window.scenario, Parameters(share), target=1.0) for share in (0.25, 1.0)]
+        assert (row.replayed.worst, row.replayed.over) == min((one.worst, one.over) for one in each)
     with pytest.raises(ValueError, match="nothing to profile"):
         profiled([], 1.0)

@@ -55,6 +55,19 @@ def test_the_cheapest_share_that_keeps_the_target_is_taken():
     assert rows[-1].parameters.utilization < 1.0 and rows[-1].valid
 
 
+def test_where_no_share_keeps_the_target_the_one_that_exceeds_it_least_is_taken():
+    # All 24 begin on one worker whatever the share, for a boot time; how long they stay crowded depends on it.
+    crowd = [(100.0 + n / 100, n, "opened") for n in range(24)] + [(400.0 + n, n, "closed") for n in range(24)]
+    run = read_sessions(log(crowd))
+    shares = (0.25, 0.5, 1.0)
+    (row,) = profiled_sessions(run, 0.5, 620.0, shares, 0.05, 30.0)
+    alone = [profiled_sessions(run, 0.5, 620.0, (share,), 0.05, 30.0)[0] for share in shares]
+    assert not any(each.valid for each in (row, *alone))
+    assert len({each.replayed.worst for each in alone}) == 1
+    assert row.replayed.over == min(each.replayed.over for each in alone) < alone[-1].replayed.over
+    assert row.parameters.utilization < 1.0
+
+
 def test_what_cannot_be_profiled_is_told():
     with pytest.raises(ValueError, match="no session of the run made a chunk"):
         profiled_sessions(read_sessions(log([(1.0, 5, "opened")], steps=())), 1.0, 60.0, (0.5,), 0.1, 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,8 +48,9 @@ def profile_scaling(
     they can carry, and the share falls as arrivals become more volatile. This
     cuts a workload (or a recorded run) into windows, simulates each with every
     share, and keeps the cheapest with which no item takes longer than the
-    target; in a run of sessions, no chunk. It prints the line for the site
-    file.
+    target; in a run of sessions, no chunk. Where no share keeps the target,
+    it takes the one that exceeds it least, says so, and its exit status is 1.
+    It prints the line for the site file.
 
     \b
     ctxflow profile-scaling site.toml workload.toml --target 120
@@ -101,6 +103,7 @@ def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
         {
             "volatility": row.volatility, "share": row.parameters.utilization, "worker_hours": row.replayed.cost,
             "longest_seconds": row.replayed.worst, "target_kept": row.valid,
+            "seconds_over": row.replayed.over if math.isfinite(row.replayed.over) else None,  # Not all came.
         }
         for row in rows
     ]  # fmt: skip
@@ -135,7 +138,7 @@ def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None
     console.print(table)
     if missed := sum(not row.valid for row in rows):
         print(
-            f"no share meets the target in {missed} of {counted(len(rows), 'window')}: give the site more workers, or "
-            "--target more seconds. They have the share with the shortest wait.\n"
+            f"In {missed} of {counted(len(rows), 'window')} no share keeps the target, and the share that exceeds it "
+            "least was taken: give the site more workers, or --target more seconds.\n"
         )
     print(f"For the site file:\n\n{line}")

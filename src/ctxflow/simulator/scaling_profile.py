@@ -77,6 +77,8 @@ def profiled(
 ) -> list[Profiled]:
     """Find for each window the share with which it costs least while no item waits longer than the target.
 
+    Where no share keeps the target, the window has the one that exceeds it least, and is not `valid`.
+
     :param target: the longest that an item may take from its submission to its answer, in seconds.
     :param tell: told now and then which share of all is done.
     :raises ValueError: without windows.
@@ -86,7 +88,7 @@ def profiled(
     steps = _steps(tell, len(windows) * len(shares))
 
     def replay(window: Window, parameters: Parameters) -> Replayed:
-        found = replayed(window.scenario, parameters, seed)
+        found = replayed(window.scenario, parameters, seed, target)
         next(steps)
         return found
 
@@ -102,20 +104,25 @@ def _steps(tell: Callable[[float], None], number: int) -> Iterator[None]:
         yield
 
 
-def replayed(scenario: Scenario, parameters: Parameters, seed: int = 0) -> Replayed:
-    """Simulate a scenario with one level for all volatilities: its worker-hours, and its longest wait."""
+def replayed(scenario: Scenario, parameters: Parameters, seed: int = 0, target: float = math.inf) -> Replayed:
+    """Simulate a scenario with one level for all volatilities: its worker-hours, and its longest wait.
+
+    `over` is by how many seconds items waited longer than the target, all together; it is infinite where not all came.
+    """
     options = {**closed_loop_of(scenario), "levels": [[parameters.utilization]], "tolerance": parameters.tolerance}
     site = scenario.site.model_copy(update={"scaling": options})
-    waits = _Waits()
+    waits = _Waits(target)
     result = run(build(dataclasses.replace(scenario, site=site), seed, waits.listen), _PATIENCE)
-    return Replayed(result.workers * result.seconds / 3600, waits.longest if result.finished else _PATIENCE)
+    cost = result.workers * result.seconds / 3600
+    return Replayed(cost, waits.longest, waits.over) if result.finished else Replayed(cost, _PATIENCE, math.inf)
 
 
 class _Waits:
-    """A listener that measures how long items take from their submission to their result."""
+    """A listener that measures how long items take from their submission to their result, and beyond a target."""
 
-    def __init__(self) -> None:
-        self.longest = 0.0
+    def __init__(self, target: float) -> None:
+        self.longest = self.over = 0.0
+        self._target = target
         self._firsts: list[int] = []
         self._times: list[float] = []
 
@@ -127,7 +134,9 @@ class _Waits:
             if isinstance(command, cmd.Deliver):
                 for item in command.items:
                     submitted = self._times[bisect.bisect_right(self._firsts, item) - 1]
-                    self.longest = max(self.longest, event.time - submitted)
+                    wait = event.time - submitted
+                    self.longest = max(self.longest, wait)
+                    self.over += max(0.0, wait - self._target)
 
 
 def _volatility(arrivals: Iterable[tuple[float, float]]) -> float:
@@ -254,6 +263,8 @@ def profiled_sessions(
 ) -> list[Profiled]:
     """Find for each window the share with which it costs least while no chunk takes longer than the target.
 
+    Where no share keeps the target, the window has the one that exceeds it least, and is not `valid`.
+
     :param target: the longest that a chunk may take, in seconds.
     :param boot_seconds: what a worker takes to join, where the site did not say it.
     :param tell: told now and then which share of all is done.
@@ -279,8 +290,8 @@ def profiled_sessions(
     def replay(trace: SessionTrace, parameters: Parameters) -> Replayed:
         there = sum(1 for time, _, on in trace.events if on and time == 0.0)
         initial = max(1, min(cluster.most, math.ceil(there / (capacity * parameters.utilization))))
-        served = serve(trace, cluster, cluster.closed_loop(constant(parameters)), initial=initial)
+        served = serve(trace, cluster, cluster.closed_loop(constant(parameters)), initial=initial, target=target)
         next(steps)
-        return Replayed(served.gpu_seconds / 3600, served.worst)
+        return Replayed(served.gpu_seconds / 3600, served.worst, served.over)
 
     return profile(segments, [Parameters(share, tolerance) for share in shares], replay, target)

@@ -124,6 +124,7 @@ class Served:
 
     :ivar gpu_seconds: billed: of each GPU, from when it was requested until it was given back.
     :ivar worst: the longest chunk, with the migration before it. :ivar mean: of all chunks.
+    :ivar over: seconds of chunks beyond the target, times the seconds for which sessions had them.
     :ivar longest_wait: the longest that a user waited for a chunk, from its prompt or the chunk before.
     :ivar together: the most sessions that a step served.
     :ivar history: (time, GPUs held, those that boot too) at each change.
@@ -134,6 +135,7 @@ class Served:
     gpu_seconds: float = 0.0
     worst: float = 0.0
     mean: float = 0.0
+    over: float = 0.0
     longest_wait: float = 0.0
     together: int = 0
     chunks: int = 0
@@ -150,6 +152,7 @@ def serve(
     sessions: Any = "turboserve",
     initial: int | None = None,
     stretch: float = math.inf,
+    target: float = math.inf,
 ) -> Served:
     """Serve a trace.
 
@@ -157,8 +160,9 @@ def serve(
     :param sessions: likewise the policy that places sessions.
     :param initial: GPUs that are ready at the start, by default half of the most, or `workers` of a fixed number.
     :param stretch: seconds of a stretch (`Served.by_stretch`).
+    :param target: seconds of a chunk beyond which `Served.over` counts; nobody decides by it.
     """
-    return _Run(trace, cluster, scaling, sessions, initial).served(stretch)
+    return _Run(trace, cluster, scaling, sessions, initial, target).served(stretch)
 
 
 class _Times:
@@ -186,9 +190,11 @@ class _Times:
 class _Run:
     """A scheduler, an engine, and what users do; all that is measured is read off their events and commands."""
 
-    def __init__(self, trace: SessionTrace, cluster: Cluster, scaling: Any, sessions: Any, initial: int | None) -> None:
+    def __init__(
+        self, trace: SessionTrace, cluster: Cluster, scaling: Any, sessions: Any, initial: int | None, target: float
+    ) -> None:
         fixed = scaling.get("workers") if isinstance(scaling, Mapping) else None
-        self.trace, self.cluster = trace, cluster
+        self.trace, self.cluster, self.target = trace, cluster, target
         self.most = max(cluster.most, fixed or 0)
         self.start = initial or fixed or max(cluster.least, cluster.most // 2)
         self.times = _Times(cluster)
@@ -300,6 +306,7 @@ class _Run:
             self.out.chunks += made
             self.out.together = max(self.out.together, made)
             self.chunk_seconds += made * event.seconds
+            self.out.over += made * event.seconds * max(0.0, event.seconds - self.target)
             self.steps.append((event.time, seconds))
 
     def _measure(self, stretch: float) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import types
 
 import pytest
@@ -142,7 +143,7 @@ def test_it_goes_by_its_name():
 @pytest.mark.parametrize(
     "options",
     [{"calls_per_worker": 0}, {"boot_seconds": -1}, {"batch_size": 0}, {"levels": []}, {"levels": [[1.0], [0.5]]},
-     {"levels": [[2.0, 0.8], [1.0, 0.7], [0.5]]}, {"levels": [[0.0]]}, {"tolerance": -1}],
+     {"levels": [[2.0, 0.8], [1.0, 0.7], [0.5]]}, {"levels": [[0.0]]}, {"tolerance": -1}, {"reserve": -1}],
 )  # fmt: skip
 def test_nonsense_is_refused(options):
     with pytest.raises(ValueError, match=r"give|levels"):
@@ -224,3 +225,41 @@ def test_sessions_that_have_nothing_to_do_want_nobody():
     for session in view.sessions.values():
         session.idle = True
     assert policy.target(view)["a"] == 0
+
+
+def crowd(run, policy, size=32):
+    """Sessions that come at once, stay for two minutes, and are gone for seven; return what is held before and after."""
+    before = run.there
+    run.active += size
+    for _ in range(120):
+        run.step(policy, 1)
+    run.active -= size
+    for _ in range(420):
+        run.step(policy, 1)
+    return before, run.there
+
+
+@pytest.mark.parametrize("base", [0, 8])
+def test_there_is_room_for_a_crowd_that_came_twice_and_for_none_that_came_once(base):
+    run, policy = Streams(active=base, maximum=64), steady(0.8)
+    for _ in range(300):
+        run.step(policy, 1)
+    alone = run.there
+    assert alone == math.ceil(base / 4 / 0.8)
+    _, once = crowd(run, policy)
+    assert once <= alone + 1
+    _, twice = crowd(run, policy)
+    assert twice >= (base + 32) / 4 / 0.8
+    for _ in range(2400):
+        run.step(policy, 1)
+    assert run.there <= alone + 1, "they are long ago"
+
+
+def test_no_room_is_kept_where_none_is_wanted():
+    run, policy = Streams(active=8, maximum=64), steady(0.8, reserve=0)
+    for _ in range(300):
+        run.step(policy, 1)
+    alone = run.there
+    for _ in range(3):
+        _, after = crowd(run, policy)
+        assert after <= alone + 1

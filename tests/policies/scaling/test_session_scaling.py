@@ -1,13 +1,18 @@
 """TurboServe's placement and autoscaling as functions on plain data, beside the exhaustive optimum and the theorems."""
 
+import itertools
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.turboserve.autoscaling import (
+    BY_CHANCE,
+    DEVIATIONS,
     PAPER,
+    STEEP,
     WINDOW,
     Anticipated,
     Levels,
@@ -24,17 +29,17 @@ from ctxflow.policies.turboserve.autoscaling import (
     settled,
     target_gpus,
 )
+from ctxflow.policies.turboserve.fleet_size import consolidate, spread
 from ctxflow.policies.turboserve.rebalancing import (
     MigrationCost,
     Move,
     MoveCosts,
     PowerCurve,
     assign,
-    consolidate,
+    limit_of,
     most_sessions,
     rebalance,
     rebalance_groups,
-    spread,
 )
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned
 
@@ -113,6 +118,61 @@ def test_migration_cost_bounds_what_is_lost(numbers, weight, seconds):
     found = after(before, rebalance(before, LINEAR, costs))
     best = math.ceil(sum(numbers) / len(numbers))
     assert longest(found, LINEAR) <= best + weight * max(seconds) + 1e-9
+
+
+def fewest_moves(before, curve, longest_chunk, capacity=None, speeds=None, fixed=()):
+    """The fewest moves to any placement whose longest chunk is no longer, by trying all placements."""
+    home = {session: gpu for gpu, there in before.items() for session in there}
+    free = [session for session in home if session not in fixed]
+    best = math.inf
+    for places in itertools.product(before, repeat=len(free)):
+        moves = sum(home[session] != place for session, place in zip(free, places, strict=True))
+        found = Counter(dict.fromkeys(before, 0))
+        found.update([*places, *(home[session] for session in fixed)])
+        fits = all(n <= max(limit_of(capacity, gpu), len(before[gpu])) for gpu, n in found.items())
+        if moves < best and fits:
+            longest_now = max(curve(n) / (speeds or {}).get(gpu, 1.0) for gpu, n in found.items())
+            best = moves if longest_now <= longest_chunk else best
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    counts.filter(lambda each: sum(each) <= 6),
+    steps,
+    st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.0]), min_size=4, max_size=4),
+    st.one_of(st.none(), st.lists(st.integers(1, 6), min_size=4, max_size=4)),
+    st.sets(st.integers(0, 5), max_size=3),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_rebalancing_takes_the_fewest_moves_that_reach_its_longest_chunk(
+    numbers, rises, speeds, limits, fixed, weight
+):
+    before, curve, speed = residents(numbers), curve_of(rises), dict(enumerate(speeds))
+    capacity = limits and dict(enumerate(limits))
+    everybody = [session for there in before.values() for session in there]
+    stay = [session for n, session in enumerate(everybody) if n in fixed]
+    costs = MoveCosts({session: n / 10 for n, session in enumerate(everybody)}, weight)
+    moves = rebalance(before, curve, costs, capacity, speeds=speed, fixed=stay)
+    found = after(before, moves)
+    assert not {move.session for move in moves} & set(stay)
+    assert all(len(there) <= max(limit_of(capacity, gpu), numbers[gpu]) for gpu, there in found.items())
+    assert longest(found, curve, speed) <= longest(before, curve, speed)
+    assert len(moves) == fewest_moves(before, curve, longest(found, curve, speed), capacity, speed, stay)
+
+
+def test_nobody_moves_by_way_of_a_third_gpu_or_where_the_longest_chunk_stays():
+    # The fast GPU takes three at last: each was moved to the middle one, and another from there.
+    before, speed = {"slow": ["a", "b", "c", "d", "e"], "middle": [], "fast": []}, {"middle": 2.0, "fast": 6.0}
+    moves = rebalance(before, LINEAR, speeds=speed)
+    assert len(moves) == len({move.session for move in moves}) == 5 - len(after(before, moves)["slow"])
+    # Three GPUs have the longest chunk, and one of them could be relieved.
+    assert rebalance(residents([2, 2, 2, 0]), LINEAR) == []
+
+
+def test_a_gpu_that_has_room_for_few_keeps_nobody_from_the_others():
+    found = assign([1, 2, 3, 4], {"new": [], "known": []}, LINEAR, {"new": 1, "known": 8})
+    assert sorted(Counter(found.placed.values()).values()) == [1, 3] and not found.waiting
 
 
 def test_the_printed_rule_stalls_where_two_share_the_longest_chunk():
@@ -220,7 +280,7 @@ def test_what_is_expected_is_covered_and_not_given_back_without_room_for_some_mo
     st.floats(0, 120),
 )
 def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahead):
-    turnover, now, found = Turnover(0.0), 0.0, []
+    turnover, now, found = Turnover(0.0, reserve=0.0), 0.0, []
     for wait, came, went in changes:
         now += wait
         turnover.add(now, came, went)
@@ -228,7 +288,13 @@ def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahea
         recent = [each for each in found if each[0] > now - WINDOW]
         share = ahead / max(ahead, min(WINDOW, now)) if ahead else 0.0
         expected = anticipated(sessions, sum(c for _, c, _ in recent), sum(w for _, _, w in recent), share)
-        assert turnover.anticipated(now, sessions, ahead) == expected and expected.sessions >= sessions
+        new = [each for each in found if each[0] > now - STEEP * ahead]
+        came, went = sum(c for _, c, _ in new), sum(w for _, _, w in new)
+        steep = 0.0
+        if now >= STEEP * ahead:
+            steep = max(0.0, came - went - BY_CHANCE * math.sqrt(came + went)) / STEEP
+        least = max(expected.sessions, sessions + steep + DEVIATIONS * expected.deviation)
+        assert turnover.anticipated(now, sessions, ahead).sessions == pytest.approx(least if ahead else sessions)
     assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead, idle=9) == Anticipated(sessions)
 
 
@@ -278,6 +344,25 @@ def test_profiling_takes_the_cheapest_that_is_valid():
     assert table.bounds == (2.5,) and table.at(2.4).utilization == 0.8 and table.at(2.6).utilization == 0.25
     with pytest.raises(ValueError, match="one candidate or more"):
         cheapest([], lambda each: Replayed(1, 1), 1.0)
+
+
+replays = st.builds(Replayed, st.floats(1, 9), st.sampled_from([0.5, 1.0, 2.0, 2.4]), st.floats(0, 9))
+
+
+@given(st.lists(replays, min_size=1, max_size=6), st.sampled_from([0.1, 0.7, 3.0]))
+def test_the_cheapest_that_keeps_the_target_is_chosen_or_the_one_that_exceeds_it_least(found, target):
+    candidates = [Parameters(0.1 * (n + 1)) for n in range(len(found))]
+    rows = dict(zip(candidates, found, strict=True))
+    chosen, replayed, valid = cheapest(candidates, rows.__getitem__, target)
+    assert replayed == rows[chosen] and valid == (min(each.worst for each in found) <= target)
+    if valid:
+        assert replayed.worst <= target
+        assert replayed.cost == min(each.cost for each in found if each.worst <= target)
+    else:
+        mildest = [each for each in found if each.worst == replayed.worst]
+        assert replayed.worst == min(each.worst for each in found)
+        assert replayed.over == min(each.over for each in mildest)
+        assert replayed.cost == min(each.cost for each in mildest if each.over == replayed.over)
 
 
 def test_the_oracle_knows_the_windows():

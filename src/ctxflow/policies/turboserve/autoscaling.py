@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from ctxflow.policies.turboserve.rises import RESERVE, Rises
+
 _TRIFLE = 1e-9
 
 
@@ -198,14 +200,20 @@ def constant(parameters: Parameters) -> Levels:
 WINDOW = EPOCH * EPOCHS  # Seconds looked back at.
 DEVIATIONS = 1.25  # Standard deviations added to what is expected.
 SPARE = 0.8  # How many more of them there must be room for before a GPU is released.
+STEEP = 0.5  # Boots looked back at for a rise that is too new to show in the window.
+BY_CHANCE = 2.0  # Standard deviations of what came and went in that time that are not taken for a rise.
 
 
 @dataclasses.dataclass(frozen=True)
 class Anticipated:
-    """The sessions to be ready for a boot from now, and one standard deviation of what comes and goes by chance."""
+    """The sessions to be ready for a boot from now, and one standard deviation of what comes and goes by chance.
+
+    :ivar reserved: how many of them there is room for since rises came before that were faster than a boot (`Rises`).
+    """
 
     sessions: float
     deviation: float = 0.0
+    reserved: float = 0.0
 
 
 def anticipated(
@@ -222,10 +230,10 @@ def anticipated(
     :param deviations: how many standard deviations to add.
     :param idle: sessions without work now.
 
-    >>> anticipated(40, 10, 6, deviations=1.0), anticipated(40, 50, 50, 0.25, 2.0)
-    (Anticipated(sessions=48.0, deviation=4.0), Anticipated(sessions=50.0, deviation=5.0))
-    >>> anticipated(8, 400, 400, 1.0, 1.0), anticipated(20, 2, 2, 1.0, 1.0, idle=40)
-    (Anticipated(sessions=12.0, deviation=4.0), Anticipated(sessions=24.0, deviation=2.0))
+    >>> anticipated(40, 10, 6, deviations=1.0).sessions, anticipated(40, 50, 50, 0.25, 2.0).sessions
+    (48.0, 50.0)
+    >>> anticipated(8, 400, 400, 1.0, 1.0).sessions, anticipated(20, 2, 2, 1.0, 1.0, idle=40).sessions
+    (12.0, 24.0)
     """
     part = min(1.0, went * share / max(1.0, sessions))  # Of the active, that cease to be.
     expected = sessions + max(0.0, (came - went) * share, part * (idle - sessions))
@@ -236,14 +244,23 @@ def anticipated(
 class Turnover:
     """The sessions that came and went in the last window, or since `start` while that is less.
 
+    A rise that is too new to show in the window is seen in the last half of a boot, if it is more than chance, and
+    expected to go on; what comes faster than that is reserved for once it came twice (`Rises`).
+
+    :param reserve: for how many boots such rises are remembered; 0 to keep no room for them.
+
     >>> turnover = Turnover(0.0)
-    >>> turnover.add(40.0, 8, 0)
-    >>> turnover.anticipated(40.0, sessions=20, ahead=5.0), turnover.anticipated(400.0, sessions=20, ahead=5.0)
-    (Anticipated(sessions=22.25, deviation=1.0), Anticipated(sessions=20.0, deviation=0.0))
+    >>> turnover.add(35.0, 8, 0)
+    >>> [turnover.anticipated(now, sessions=20, ahead=5.0).sessions for now in (40.0, 400.0)]
+    [22.25, 20.0]
+    >>> turnover.add(400.0, 9, 0)
+    >>> turnover.anticipated(401.0, sessions=29, ahead=5.0).sessions > 29 + 2 * (9 - 2 * 9**0.5)
+    True
     """
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float, reserve: float = RESERVE) -> None:
         self._start = start
+        self._rises = Rises(reserve)
         self._changes: deque[tuple[float, int, int]] = deque()
         self._came = self._went = 0
 
@@ -255,14 +272,35 @@ class Turnover:
             self._went += went
 
     def anticipated(self, now: float, sessions: int, ahead: float, idle: int = 0) -> Anticipated:
-        """Return what to be ready for so many seconds from now, projected no further than it was seen."""
+        """Return what to be ready for so many seconds from now, the seconds of a boot.
+
+        The window is projected no further than it was seen.
+        """
         while self._changes and self._changes[0][0] <= now - WINDOW:
             _, came, went = self._changes.popleft()
             self._came -= came
             self._went -= went
         seen = min(WINDOW, now - self._start)
         share = ahead / max(ahead, seen) if ahead else 0.0
-        return anticipated(sessions, self._came, self._went, share, idle=idle)
+        found = anticipated(sessions, self._came, self._went, share, idle=idle)
+        if not ahead:
+            return found
+        chance = DEVIATIONS * found.deviation
+        expected = max(found.sessions - chance, sessions + self._rising(now, ahead))
+        reserved = self._rises.room(now, sessions, expected, found.deviation, ahead)
+        return Anticipated(max(expected + chance, reserved), found.deviation, reserved)
+
+    def _rising(self, now: float, ahead: float) -> float:
+        """Return the sessions that come until then if a rise that is new goes on, 0 without one."""
+        begin = now - STEEP * ahead
+        if begin < self._start:
+            return 0.0
+        came = went = 0
+        for time, more, less in reversed(self._changes):
+            if time <= begin:
+                break
+            came, went = came + more, went + less
+        return max(0.0, came - went - BY_CHANCE * math.sqrt(came + went)) / STEEP
 
 
 Segment = TypeVar("Segment")
@@ -270,15 +308,19 @@ Segment = TypeVar("Segment")
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What the GPUs cost, in any unit, and the longest chunk in seconds."""
+    """What the GPUs cost, in any unit, the longest chunk in seconds, and by how much chunks exceeded the target.
+
+    :ivar over: seconds beyond the target, summed over items, or weighted with the time for which sessions had them.
+    """
 
     cost: float
     worst: float
+    over: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Profiled:
-    """A row of Table 6; not `valid` if no candidate keeps the target, and it has the one with the shortest chunk."""
+    """A row of Table 6; not `valid` if no candidate keeps the target, and it has the one that exceeds it least."""
 
     volatility: float
     parameters: Parameters
@@ -289,11 +331,17 @@ class Profiled:
 def cheapest(
     candidates: Sequence[Parameters], replay: Callable[[Parameters], Replayed], target: float
 ) -> tuple[Parameters, Replayed, bool]:
-    """Return the cheapest candidate whose longest chunk keeps the target, or else the one with the shortest.
+    """Return the cheapest candidate whose longest chunk keeps the target, or else the one that exceeds it least.
+
+    That has the shortest longest chunk; of several with the same, as where all begin on too few GPUs, the least `over`,
+    and only then the lowest cost.
 
     :raises ValueError: without candidates.
 
     >>> rows = {0.5: Replayed(9.0, 0.4), 0.8: Replayed(5.0, 0.7)}
+    >>> cheapest([Parameters(0.5), Parameters(0.8)], lambda each: rows[each.utilization], 0.6)[0].utilization
+    0.5
+    >>> rows = {0.5: Replayed(9.0, 2.4, over=80.0), 0.8: Replayed(5.0, 2.4, over=300.0)}
     >>> cheapest([Parameters(0.5), Parameters(0.8)], lambda each: rows[each.utilization], 0.6)[0].utilization
     0.5
     """
@@ -303,7 +351,7 @@ def cheapest(
     valid = [row for row in found if row[1].worst <= target]
     if valid:
         return (*min(valid, key=lambda row: row[1].cost), True)
-    return (*min(found, key=lambda row: (row[1].worst, row[1].cost)), False)
+    return (*min(found, key=lambda row: (row[1].worst, row[1].over, row[1].cost)), False)
 
 
 def profile(

@@ -1,7 +1,8 @@
 """Which GPU a session goes to: the length of chunks on a shared GPU, initial placement, and rebalancing (4).
 
 Residents are plain data: GPU -> the sessions on it. Where GPUs are equally good, the first of the mapping is taken.
-At the end is what moves when the number of GPUs changes.
+Sessions weigh alike here; `session_weights` is for those that do not. `fleet_size` says what moves when the number of
+GPUs changes.
 """
 
 from __future__ import annotations
@@ -71,6 +72,20 @@ Residents: TypeAlias = Mapping[Gpu, Collection[Session]]
 """GPU -> the sessions on it; a draining GPU is not in it."""
 
 
+Capacity: TypeAlias = int | Mapping[Gpu, int] | None
+"""K, the most sessions on a GPU: of all, or by GPU, without a limit on those not named; None for no limit."""
+
+
+def limit_of(capacity: Capacity, gpu: Gpu) -> float:
+    """Return the most sessions on a GPU.
+
+    >>> limit_of({"x": 3}, "x"), limit_of({"x": 3}, "y"), limit_of(2, "y")
+    (3, inf, 2)
+    """
+    limit = capacity.get(gpu) if isinstance(capacity, Mapping) else capacity
+    return math.inf if limit is None else limit
+
+
 @dataclasses.dataclass(frozen=True)
 class SessionAssignment:
     """:ivar placed: session -> its GPU. :ivar waiting: those for which no GPU has room."""
@@ -83,13 +98,13 @@ def assign(
     sessions: Iterable[Session],
     residents: Residents,
     curve: Curve,
-    capacity: int | None = None,
+    capacity: Capacity = None,
     speeds: Mapping[Gpu, float] | None = None,
 ) -> SessionAssignment:
     """Give each session the GPU on which its chunks are shortest, which raises the longest chunk of all the least.
 
     :param sessions: in the order in which they are placed.
-    :param capacity: K, the most sessions on a GPU; None for no limit.
+    :param capacity: K, the most sessions on a GPU, of all or by GPU; None for no limit.
     :param speeds: how many times the curve's speed a GPU has; 1 for those not named.
 
     >>> assign(["c", "d", "e"], {0: ["a", "b"], 1: []}, PowerCurve(0, 1), capacity=2)
@@ -102,7 +117,7 @@ def assign(
     placed: dict[Session, Gpu] = {}
     waiting = []
     for session in sessions:
-        while heap and capacity is not None and heap[0][1] >= capacity:
+        while heap and heap[0][1] >= limit_of(capacity, heap[0][3]):
             heapq.heappop(heap)
         if not heap:
             waiting.append(session)
@@ -150,11 +165,12 @@ def rebalance(
     residents: Residents,
     curve: Curve,
     costs: MoveCosts = FREE,
-    capacity: int | None = None,
+    capacity: Capacity = None,
     rule: Rule = "plateau-aware",
     speeds: Mapping[Gpu, float] | None = None,
+    fixed: Collection[Session] = frozenset(),
 ) -> list[Move]:
-    """Return the moves that make the longest chunk shorter, one for each session that moves.
+    """Return the moves that make the longest chunk shorter, one for each session that moves, and as few as do.
 
     The printed rule takes the best move off one GPU with the longest chunk, while that shortens the longest chunk of
     all; it stalls where two GPUs share the longest. The plateau-aware rule moves a session from a GPU with the longest
@@ -162,13 +178,15 @@ def rebalance(
 
     Guarantees of the plateau-aware rule, where no GPU is over the capacity to begin with: the longest chunk is at most
     weight * (the dearest session's seconds) longer than under the best placement there is, so without a weight it is
-    the best; no GPU gets a longer chunk than the longest was; O((GPUs + moves) log GPUs), whatever the sessions.
+    the best; no placement that takes fewer moves has as short a longest chunk; no GPU gets a longer chunk than the
+    longest was; O((GPUs + moves) log GPUs), whatever the sessions.
 
     :param residents: sessions by GPU; GPUs without any have to be named.
     :param curve: seconds of a chunk by the sessions on a GPU.
-    :param capacity: K; None for no limit.
+    :param capacity: K, of all or by GPU; None for no limit.
     :param rule: "plateau-aware", or "printed" for (4) as it stands.
     :param speeds: how many times the curve's speed a GPU has; 1 for those not named.
+    :param fixed: sessions that stay where they are; the best placement is then the best without moving them.
     :raises ValueError: for an unknown rule.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
@@ -179,17 +197,17 @@ def rebalance(
     """
     if rule not in ("plateau-aware", "printed"):
         raise ValueError(f"there is no rule {rule!r}: choose plateau-aware or printed")
-    board = _Board(residents, curve, costs, capacity, speeds or {})
+    board = _Board(residents, curve, costs, capacity, speeds or {}, fixed)
     for session, source, target in board.plateau_aware() if rule == "plateau-aware" else board.printed():
         board.move(session, source, target)
-    return board.moves()
+    return board.fewest_moves() if rule == "plateau-aware" else board.moves()
 
 
 def rebalance_groups(
     residents: Residents,
     curve: Curve,
     costs: MoveCosts = FREE,
-    capacity: int | None = None,
+    capacity: Capacity = None,
     group_size: int = GROUP_SIZE,
     one_group: int = ONE_GROUP,
 ) -> list[Move]:
@@ -200,27 +218,47 @@ def rebalance_groups(
     >>> len(rebalance_groups(many, PowerCurve(0, 1))) == len(rebalance(many, PowerCurve(0, 1)))
     True
     """
-    if len(residents) <= one_group:
-        return rebalance(residents, curve, costs, capacity)
-    parts: list[dict[Gpu, object]] = [{} for _ in range(math.ceil(len(residents) / group_size))]
-    for number, gpu in enumerate(sorted(residents, key=lambda gpu: -len(residents[gpu]))):
-        turn, place = divmod(number, len(parts))
-        parts[-1 - place if turn % 2 else place][gpu] = None
-    groups = [{gpu: residents[gpu] for gpu in part} for part in parts]
+    groups = balanced_groups(residents, group_size, one_group)
     return [move for group in groups for move in rebalance(group, curve, costs, capacity)]
+
+
+def balanced_groups(
+    residents: Residents,
+    group_size: int = GROUP_SIZE,
+    one_group: int = ONE_GROUP,
+    load: Callable[[Collection[Session]], float] = len,
+) -> list[dict[Gpu, Collection[Session]]]:
+    """Divide a fleet into sub-groups of about the same load each, one where it has no more than `one_group` GPUs.
+
+    >>> balanced_groups({"x": "ab", "y": "c", "z": "", "w": ""}, group_size=2, one_group=3)
+    [{'x': 'ab', 'w': ''}, {'y': 'c', 'z': ''}]
+    """
+    if len(residents) <= one_group:
+        return [dict(residents)]
+    parts: list[dict[Gpu, Collection[Session]]] = [{} for _ in range(math.ceil(len(residents) / group_size))]
+    for number, gpu in enumerate(sorted(residents, key=lambda gpu: -load(residents[gpu]))):
+        turn, place = divmod(number, len(parts))
+        parts[-1 - place if turn % 2 else place][gpu] = residents[gpu]
+    return parts
 
 
 class _Board:
     """Sessions on GPUs while moves are tried; copies a GPU's sessions only when it is touched."""
 
     def __init__(
-        self, residents: Residents, curve: Curve, costs: MoveCosts, capacity: int | None, speeds: Mapping[Gpu, float]
+        self,
+        residents: Residents,
+        curve: Curve,
+        costs: MoveCosts,
+        capacity: Capacity,
+        speeds: Mapping[Gpu, float],
+        fixed: Collection[Session],
     ) -> None:
         self._residents, self._curve, self._costs, self._speeds = residents, curve, costs, speeds
         self._touched: dict[Gpu, dict[Session, None]] = {}
         self._by_cost: dict[Gpu, list[Session]] = {}
         self._counts = {gpu: len(sessions) for gpu, sessions in residents.items()}
-        self._capacity = math.inf if capacity is None else capacity
+        self._capacity, self._fixed = capacity, fixed
         self._seconds = [curve(count) for count in range(max(self._counts.values(), default=0) + 2)]
         self._origin: dict[Session, Gpu] = {}
         self._place: dict[Session, Gpu] = {}
@@ -246,6 +284,37 @@ class _Board:
         pairs = ((session, self._origin[session], target) for session, target in self._place.items())
         return [Move(session, source, target) for session, source, target in pairs if source != target]
 
+    def fewest_moves(self) -> list[Move]:
+        """Return as few moves as make the longest chunk what it is now.
+
+        What was carried out may take more: a session that goes on from a GPU where another had come to, and moves off
+        one of several GPUs with the longest chunk when not all of them could be relieved.
+        """
+        latency = self.latency
+        longest = max((latency(gpu, n) for gpu, n in self._counts.items()), default=0.0)
+        leaving: list[tuple[Session, Gpu]] = []
+        light: list[tuple[float, int, int, Gpu]] = []
+        for order, (gpu, sessions) in enumerate(self._residents.items()):
+            stay = len(sessions)
+            while latency(gpu, stay) > longest:
+                stay -= 1
+            if stay < len(sessions):
+                movable = [session for session in sessions if session not in self._fixed]
+                cheapest = sorted(movable, key=self._costs.of) if self._costs.weight else movable
+                leaving += [(session, gpu) for session in cheapest[: len(sessions) - stay]]
+            elif stay < self._limit(gpu):
+                light.append((latency(gpu, stay + 1), stay, order, gpu))
+        heapq.heapify(light)
+        found = []
+        for session, source in leaving:
+            _, there, order, target = light[0]
+            found.append(Move(session, source, target))
+            if there + 1 < self._limit(target):
+                heapq.heapreplace(light, (latency(target, there + 2), there + 1, order, target))
+            else:
+                heapq.heappop(light)
+        return found
+
     def plateau_aware(self) -> Iterator[tuple[Session, Gpu, Gpu]]:
         """Yield moves from a GPU with the longest chunk to where chunks are shortest with one session more."""
         counts, latency = self._counts, self.latency
@@ -259,13 +328,13 @@ class _Board:
                 heapq.heappop(heavy)
                 continue
             then, there, order_there, target = light[0]
-            if counts[target] != there or there >= self._capacity:
+            if counts[target] != there or there >= self._limit(target):
                 heapq.heappop(light)
                 continue
             if not sessions or -longest - then <= 0:
                 return
             session = self._cheapest(source)
-            if -longest - then - self._costs.of(session) <= 0:
+            if session is None or -longest - then - self._costs.of(session) <= 0:
                 return
             yield session, source, target
             # Each is replaced at the top of one heap, and found out of date later in the other.
@@ -284,9 +353,11 @@ class _Board:
                 return
             best: tuple[float, Gpu] | None = None
             session = self._cheapest(source)
+            if session is None:
+                return
             least = self.latency(source, self._counts[source] - 1)
             for target, n in self._counts.items():
-                if target != source and n < self._capacity:
+                if target != source and n < self._limit(target):
                     rest = max((each for gpu, each in now.items() if gpu not in (source, target)), default=0.0)
                     worst = max(rest, least, self.latency(target, n + 1))
                     gain = now[source] - worst - self._costs.of(session)
@@ -301,70 +372,18 @@ class _Board:
             self._touched[gpu] = dict.fromkeys(self._residents[gpu])
         return self._touched[gpu]
 
-    def _cheapest(self, gpu: Gpu) -> Session:
+    def _limit(self, gpu: Gpu) -> float:
+        return limit_of(self._capacity, gpu)
+
+    def _cheapest(self, gpu: Gpu) -> Session | None:
+        """Return the session whose move costs least of those that may leave the GPU."""
         sessions = self._sessions(gpu)
         if not self._costs.weight:
-            return next(iter(sessions))
+            return next((each for each in sessions if each not in self._fixed), None)
         order = self._by_cost.get(gpu)
         if order is None:
-            seconds = self._costs.seconds
-            order = self._by_cost[gpu] = sorted(sessions, key=lambda session: -seconds.get(session, 0.0))
-        while order[-1] not in sessions:
+            movable = (session for session in sessions if session not in self._fixed)
+            order = self._by_cost[gpu] = sorted(movable, key=self._costs.of, reverse=True)
+        while order and order[-1] not in sessions:
             order.pop()
-        return order[-1]
-
-
-@dataclasses.dataclass(frozen=True)
-class Consolidation:
-    """The GPUs that are empty after the moves, and the moves off them."""
-
-    released: Sequence[Gpu]
-    moves: Sequence[Move]
-
-
-def consolidate(residents: Residents, keep: int, curve: Curve, capacity: int | None = None) -> Consolidation:
-    """Empty the GPUs with the fewest sessions, so that they can be released at once.
-
-    Guarantees: at least `keep` GPUs stay (1 or more, else ValueError), and more where their capacity is needed; none
-    that stays is over capacity unless it was before.
-
-    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> consolidate({"x": "ab", "y": "c", "z": ""}, 1, PowerCurve(0, 1), capacity=3)
-    Consolidation(released=('z', 'y'), moves=(Move(session='c', source='y', target='x'),))
-    """
-    if keep < 1:
-        raise ValueError("sessions have to stay somewhere: keep 1 GPU or more")
-    number = {gpu: n for n, gpu in enumerate(residents)}
-    order = sorted(residents, key=lambda gpu: (len(residents[gpu]), -number[gpu]))
-    released = order[: max(0, len(order) - keep)]
-    if capacity is not None:
-        released = released[: _fitting(residents, released, capacity)]
-    gone = set(released)
-    home = {session: gpu for gpu in released for session in residents[gpu]}
-    staying = {gpu: sessions for gpu, sessions in residents.items() if gpu not in gone}
-    placed = assign(home, staying, curve, capacity).placed
-    return Consolidation(tuple(released), tuple(Move(each, home[each], gpu) for each, gpu in placed.items()))
-
-
-def spread(
-    residents: Residents, added: Iterable[Gpu], curve: Curve, costs: MoveCosts = FREE, capacity: int | None = None
-) -> list[Move]:
-    """Rebalance onto GPUs that have just been added, so that they are used at once.
-
-    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> spread({"x": "abc"}, ["y"], PowerCurve(0, 1))
-    [Move(session='a', source='x', target='y')]
-    """
-    return rebalance_groups({**residents, **dict.fromkeys(added, ())}, curve, costs, capacity)
-
-
-def _fitting(residents: Residents, released: Sequence[Gpu], capacity: int) -> int:
-    """Return how many of the GPUs can be emptied, the first ones first, without putting another over its capacity."""
-    room = sum(max(0, capacity - len(sessions)) for sessions in residents.values())
-    for number, gpu in enumerate(released):
-        there = len(residents[gpu])
-        # Its own room goes with it, and its sessions take as much of the others'.
-        room -= max(0, capacity - there) + there
-        if room < 0:
-            return number
-    return len(released)
+        return order[-1] if order else None

@@ -35,6 +35,7 @@ from ctxflow.policies.turboserve.autoscaling import (
     decide,
     decide_ahead,
 )
+from ctxflow.policies.turboserve.rises import RESERVE
 from ctxflow.policies.views import AppView, SessionView
 
 
@@ -55,6 +56,8 @@ class ClosedLoop:
     :param boot_seconds: what a worker takes from its request to joining, for tiers of which the site does not
         say it.
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
+    :param reserve: for how many boot times rises of sessions that came faster than a boot are remembered: there is room
+        for the second largest of them, also while nobody is active. 0 for none.
     :param anticipates: whether sessions are; without it they are scaled as calls are, by the paper's loop.
     :raises ValueError: for a number that makes no sense.
 
@@ -70,6 +73,7 @@ class ClosedLoop:
         tolerance: float = 0.1,
         boot_seconds: float = 30.0,
         batch_size: int = 100,
+        reserve: float = RESERVE,
         anticipates: bool = True,
     ) -> None:
         if not (math.isfinite(calls_per_worker) and calls_per_worker > 0):
@@ -80,7 +84,10 @@ class ClosedLoop:
             raise ValueError("boot_seconds is a number of seconds: give 0 or more")
         if batch_size < 1:
             raise ValueError("batch_size is the number of items in a call: give 1 or more")
+        if not (math.isfinite(reserve) and reserve >= 0):
+            raise ValueError("reserve is for how many boot times rises are remembered: give 0 or more")
         self.levels = _levels(levels, tolerance)
+        self.reserve = reserve
         self._calls_per_worker = calls_per_worker
         self._sessions_per_worker = sessions_per_worker
         self._boot_seconds = boot_seconds
@@ -125,8 +132,7 @@ class ClosedLoop:
         tiers = [view.tiers[name] for name in group]
         there = len(serving(view.workers.values(), group))
         boot = max((self._boot_seconds if t.boot_seconds is None else t.boot_seconds for t in tiers), default=0.0)
-        work.most = min(work.most, sum(tier.maximum for tier in tiers))
-        return self._loops[group].workers(view.now, work, there, boot)
+        return self._loops[group].workers(view.now, work, there, boot, sum(tier.maximum for tier in tiers))
 
 
 @dataclasses.dataclass
@@ -154,20 +160,25 @@ class _Loop:
         self._peak = Peak()
         self._turnover: Turnover | None = None
         self._sessions: set[int] = set()  # At the last look.
+        self._each = 0.0  # Of a worker, that a session loads; when there was one last.
 
-    def workers(self, now: float, work: _Work, there: int, boot_seconds: float) -> int:
-        """Return the workers to hold; `there` carry the work now."""
+    def workers(self, now: float, work: _Work, there: int, boot_seconds: float, maximum: int) -> int:
+        """Return the workers to hold, at most so many; `there` carry the work now."""
         self._epochs.add(now, work.came)
         parameters = self._policy.levels.at(self._epochs.volatility)
         ahead = self._ahead(now, work, boot_seconds)
-        if work.sessions and self._policy.anticipates:
-            each = work.streams / len(work.sessions)
-            load, spare = work.queue + each * ahead.sessions, SPARE * each * ahead.deviation
-            wish = decide_ahead(load, self._held, 1, parameters.utilization, work.most, least=0, spare=spare)
+        anticipates = self._policy.anticipates
+        reserved = max(0, math.ceil(ahead.reserved) - len(work.sessions)) if anticipates else 0
+        most = min(maximum, work.most + reserved)
+        if work.sessions:
+            self._each = work.streams / len(work.sessions)
+        if anticipates and (work.sessions or reserved):
+            load, spare = work.queue + self._each * ahead.sessions, SPARE * self._each * ahead.deviation
+            wish = decide_ahead(load, self._held, 1, parameters.utilization, most, least=0, spare=spare)
         else:
             load = work.queue + work.streams
             carried = load / there if there else math.inf if load else 0.0
-            wish = min(work.most, decide(carried, load, self._held, 1, parameters, work.most, least=0))
+            wish = min(most, decide(carried, load, self._held, 1, parameters, most, least=0))
         self._held = int(self._peak.over(wish, now, boot_seconds))
         return self._held
 
@@ -175,7 +186,7 @@ class _Loop:
         """Return the sessions to be ready for so many seconds from now."""
         sessions = work.sessions
         if self._turnover is None:  # Those that are there at the first look did not come just now.
-            self._turnover, self._sessions = Turnover(now), sessions
+            self._turnover, self._sessions = Turnover(now, self._policy.reserve), sessions
         self._turnover.add(now, len(sessions - self._sessions), len(self._sessions - sessions))
         self._sessions = sessions
         return self._turnover.anticipated(now, len(sessions), seconds, work.idle)
