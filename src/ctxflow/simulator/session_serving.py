@@ -227,9 +227,8 @@ class _Run:
     def served(self, stretch: float) -> Served:
         """Play what users do, ticks and the engine's events in the order of time."""
         engine, scheduler, trace = self.engine, self.scheduler, self.trace
-        self._declare()
         users, next_tick = self._users(), TICK_SECONDS
-        position = 0
+        position = self._begin(users)
         while engine.now < trace.seconds:
             wake = scheduler.next_wake
             due = min(next_tick, trace.seconds, math.inf if wake is None else wake)
@@ -248,7 +247,8 @@ class _Run:
         self._measure(stretch)
         return self.out
 
-    def _declare(self) -> None:
+    def _begin(self, users: Sequence[tuple[float, int, str]]) -> int:
+        """Have those who are there at the start be served on the GPUs of the start; return how many that is."""
         cluster = self.cluster
         tier = ev.TierSpec(_TIER, self.start, self.most, price=1.0, boot_seconds=cluster.boot_seconds)
         self._feed(ev.TierOffered(0.0, tier))
@@ -256,7 +256,12 @@ class _Run:
         self._feed(ev.AppDeclared(0.0, ev.AppSpec(_APP, _APP, _CONTEXT, sessions=True, keep_every=1)))
         for event in self.engine.poll(0.0):  # Those that are there at the start.
             self._feed(event)
+        there = 0
+        while there < len(users) and users[there][0] <= 0.0:
+            self._user(*users[there])
+            there += 1
         self._feed(ev.TierOffered(0.0, dataclasses.replace(tier, minimum=min(cluster.least, self.start))))
+        return there
 
     def _users(self) -> list[tuple[float, int, str]]:
         """Return what users do, in the order of time: one that is idle when it departs is gone with that."""
