@@ -90,8 +90,8 @@ def test_what_runs_is_what_a_site_file_loads(monkeypatch):
 def test_shares_and_bounds_of_levels_are_in_sessions():
     rows = Levels((1.6, 3.2), (Parameters(0.8), Parameters(0.65), Parameters(0.5)))
     policy = ClosedLoop(**{name: each for name, each in CLUSTER.closed_loop(rows).items() if name != "policy"})
-    workers = [policy.levels.at(volatility / 64).utilization * 64 for volatility in (1.0, 2.0, 4.0)]
-    assert workers == pytest.approx([4.0, 3.25, 2.5])  # Sessions on a GPU: shares of K, which is 5.
+    shares = [policy.levels.at(volatility / CLUSTER.capacity).utilization for volatility in (1.0, 2.0, 4.0)]
+    assert shares == [0.8, 0.65, 0.5]
 
 
 @pytest.mark.parametrize("placing", [RoundRobin, LoadAware, MemoryAware])

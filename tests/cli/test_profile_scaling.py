@@ -37,7 +37,9 @@ def test_the_line_it_prints_is_one_for_a_site_file(files):
 def test_a_target_out_of_reach_is_told(files):
     done = command(*files, "--target", "1", "--shares", "0.5,0.8")
     assert done.exit_code == 1
-    told = "In 2 of 2 windows no share keeps the target, and the share that exceeds it least was taken: give the site more"
+    told = (
+        "In 2 of 2 windows no share keeps the target, and the share that exceeds it least was taken: give the site more"
+    )
     assert told in " ".join(done.stdout.split())
     assert "(too long)" in done.stdout
     data = json.loads(command(*files, "--target", "1", "--shares", "0.5,0.8", "--json").stdout)

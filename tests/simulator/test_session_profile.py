@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxflow.simulator.scaling_profile import cut, profiled_sessions, read_sessions
+from ctxflow.simulator.scaling_profile import cut, fitted, profiled_sessions, read_sessions
 
 
 def log(happenings, steps=((1, 0.1), (2, 0.2), (4, 0.4)), maximum=8, boot=None):
@@ -36,6 +36,11 @@ def test_a_log_that_ends_within_a_line_counts_to_there_and_other_nonsense_is_tol
     assert read_sessions([*log([(1.0, 5, "opened")]), '{"event": {"is"']).events == [(1.0, 5, True)]
     with pytest.raises(ValueError, match="line 2 is no line of an event log"):
         read_sessions(['{"run":{}}\n', "nonsense\n"])
+
+
+def test_the_line_through_what_was_measured_rises():
+    assert fitted({2: 0.2}).each > 0
+    assert fitted({1: 0.3, 8: 0.2}).each > 0  # Noise: chunks do not get shorter with more sessions.
 
 
 def test_a_window_begins_with_those_who_are_there():

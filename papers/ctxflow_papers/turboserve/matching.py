@@ -102,12 +102,12 @@ class Runs:
         return min(valid, key=lambda each: each.gpu_seconds) if valid else None
 
     def fewest(self, strategy: Strategy, worst: float) -> Served | None:
-        """The fixed strategy with the fewest GPUs whose chunks take no longer than this; None if four times the
-        cluster's do not suffice."""
+        """The fixed strategy with the fewest GPUs whose chunks take no longer than this, None if twice the cluster's do
+        not suffice."""
         limit = worst * (1 + MATCH)
         keeps = functools.partial(self._keeps, strategy, limit)
         # With fewer, even the best placement has too many sessions on a GPU.
-        low, most = self._least(limit) - 1, 4 * self.cluster.most
+        low, most = self._least(limit) - 1, 2 * self.cluster.most
         high = low + 1
         while high < most and not keeps(high):
             low, high = high, min(most, math.ceil(1.3 * high))

@@ -34,7 +34,7 @@ class Scale:
     """
 
     traces: tuple[Statistics, ...] = printed.TRACES[:4]
-    whole: tuple[Statistics, ...] = (printed.TRACES[0], printed.TRACES[2])
+    whole: tuple[Statistics, ...] = printed.TRACES[:1]
     curves: tuple[Statistics, ...] = printed.TRACES[:1]
     boots: tuple[float, ...] = (0.0, 10.0, 30.0, 60.0, 120.0)
     levels: int = 10

@@ -68,10 +68,17 @@ def idle(view: View) -> dict[str, int]:
 def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:
     """Return K as it was measured: the most sessions of an app that any worker serves within the app's chunk target.
 
+    It is no more than those whose states a worker has memory for, as far as both are known.
+
     :param unmeasured: what it is as long as nothing was measured.
     """
     known = [view.capacity(app, worker) for worker in view.workers.values() if worker.step_seconds(app.id)]
-    return max(known, default=unmeasured)
+    rooms = [room for worker in view.workers.values() if (room := view.state_room(app, worker)) is not None]
+    found = max(known, default=unmeasured)
+    if rooms:
+        sizes = [s.state_bytes for s in view.sessions.values() if s.app == app.id and s.state_bytes]
+        found = min(found, max(1, int(max(rooms) * len(sizes) / sum(sizes)))) if sizes else found
+    return found
 
 
 def seekers(view: View) -> list[SessionView]:

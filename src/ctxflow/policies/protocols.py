@@ -110,6 +110,13 @@ class View(Protocol):
         Also if it carries it now: not where the plan wants the context on fewer workers, or on other tiers.
         """
 
+    def state_room(self, app: AppView, worker: WorkerView) -> int | None:
+        """Bytes that the states of the app's sessions may take on a worker, None if nobody knows.
+
+        What is left of its GPUs' memory beside what the context was measured to take when it was built; for a context
+        without GPUs, what is left of the host's memory that it declares, and must not exceed.
+        """
+
     def capacity(self, app: AppView, worker: WorkerView) -> int:
         """K: the most sessions whose chunks a step of the worker makes while it meets the app's chunk target."""
 

@@ -110,6 +110,14 @@ class SessionView(Protocol):
         """What its last chunk took."""
 
     @property
+    def own_seconds(self) -> float | None:
+        """Seconds that it adds to a step on the GPU model of the app's first step, estimated; None before a step.
+
+        The estimate rests on steps that it was in, and on others that it was not in: what a step took beyond what was
+        expected is put down most to those sessions of it that least is known about.
+        """
+
+    @property
     def state_bytes(self) -> int | None:
         """The size of its state when that was last kept, frozen or carried."""
 
@@ -312,6 +320,13 @@ class AppView(Protocol):
     @property
     def chunk_target(self) -> float | None:
         """Seconds that a chunk of its sessions may take."""
+
+    @property
+    def shared_seconds(self) -> float | None:
+        """Seconds of a step that do not depend on its sessions, as `SessionView.own_seconds` are estimated."""
+
+    def step_pace(self, gpu_model: str | None) -> float:
+        """How many times as long its steps take on a GPU model as on that of its first step; 1 if nobody knows."""
 
 
 class TierView(Protocol):

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from ctxflow.policies.views import AppView
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure
+from ctxflow.scheduler.step_shares import StepShares
 
 MANY = 64  # Apps with work that a routing policy is shown, whatever their contexts.
 SPARE = 2  # Apps that it is shown beside one for each free worker, of each context, where there are more.
@@ -212,6 +213,7 @@ class App:
     held_until: float | None = None
     alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
+    step_shares: StepShares = dataclasses.field(default_factory=StepShares)  # Of its sessions.
 
     backlog: int = 0  # Items queued; kept by `items.settle`.
     # Whether its calls overlap on a worker, and whether they are of one item each, as many as the policy's window.
@@ -262,6 +264,8 @@ class ContextState:
     apps: dict[str, None] = dataclasses.field(default_factory=dict)
     memory: int | None = None
     gpu_memory: int | None = None
+    built_memory: int | None = None  # Of these, when it had just been built: without the states of sessions.
+    built_gpu_memory: int | None = None
     # Whether it may be parked; None once that has failed. Then, as measured last: what it holds on the host while it
     # is parked, and what it takes to park and to wake it. Kept by parking.py.
     parks: bool | None = False

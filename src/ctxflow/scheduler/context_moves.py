@@ -144,6 +144,9 @@ def _measured(
     out: list[Command],
 ) -> None:
     """Learn the memory of a context; parked ones give way where it is more than was thought."""
+    if isinstance(event, ev.ContextReady):  # One that is woken has the states of sessions, too.
+        context.built_memory = residency.larger(context.built_memory, event.memory)
+        context.built_gpu_memory = residency.larger(context.built_gpu_memory, event.gpu_memory)
     known = context.memory, context.gpu_memory
     # The most: a page counts for less where other workers share it, and for all again when those are gone.
     context.memory = residency.larger(context.memory, event.memory)

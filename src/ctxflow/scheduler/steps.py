@@ -203,6 +203,7 @@ def finished(
 ) -> None:
     """Deliver a step's chunks, and have its sessions go on."""
     _pass(state, attempt, worker, orders, event)
+    _learn(state, worker, attempt, orders, event)
     made = 0
     for position, (order, outcome) in enumerate(zip(orders, event.outcomes, strict=True)):
         session = state.streams.open.get(order.session)
@@ -214,6 +215,19 @@ def finished(
     if made:
         worker.learn_step(attempt.app, made, event.seconds, state.now)
         state.apps[attempt.app].measured_on.add(worker.id)
+
+
+def _learn(state: RunState, worker: Worker, attempt: Attempt, orders: Sequence[Order], event: StepFinished) -> None:
+    """Learn what each session adds to a step, from one all of whose chunks are those of sessions that are there."""
+    numbers = [order.session for order, outcome in zip(orders, event.outcomes, strict=True) if "made" in outcome]
+    makers = [session for number in numbers if (session := state.streams.open.get(number)) is not None]
+    if not makers or len(makers) < len(numbers):
+        return
+    shares = state.apps[attempt.app].step_shares
+    for session in makers:
+        if session.own is None:
+            session.own = shares.newcomer(event.seconds, len(makers))
+    shares.learn([each.own for each in makers if each.own is not None], event.seconds, worker.spec.gpu_model or "")
 
 
 def _pass(state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Order], event: StepFinished) -> None:

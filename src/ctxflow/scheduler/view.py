@@ -90,6 +90,12 @@ class ShownSession(_Proxy):
     state_bytes: int | None = _live("state_bytes")
     last_chunk_at: float | None = _live("last_chunk_at")
 
+    @property
+    def own_seconds(self) -> float | None:
+        """Seconds that it adds to a step, estimated."""
+        own = self._row.own
+        return own.mean if own is not None else None
+
 
 class ShownWorker(_Proxy):
     """One worker (`WorkerView`)."""
@@ -189,6 +195,17 @@ class ShownApp(_Proxy):
     call_seconds_error: float = _live("call_cost.error")
     waiting_since: float | None = _live("waiting_since")
     arrived: int = _live("arrived")
+
+    @property
+    def shared_seconds(self) -> float | None:
+        """Seconds of a step that do not depend on its sessions, estimated."""
+        shared = self._row.step_shares.shared
+        return shared.mean if shared is not None else None
+
+    def step_pace(self, gpu_model: str | None) -> float:
+        """Return how many times as long steps take on a GPU model as on that of the first step."""
+        pace: float = self._row.step_shares.pace(gpu_model or "")
+        return pace
 
 
 class ShownTier(_Proxy):
@@ -325,6 +342,15 @@ class RunView(ReadOnly):
     def free_holders(self, context: str) -> Iterable[views.WorkerView]:
         """Return the free workers that hold the context ready, longest known as such first."""
         return [worker.shown for worker in self._state.free_holders(context)]
+
+    def state_room(self, app: views.AppView, worker: views.WorkerView) -> int | None:
+        """Return the bytes that states of the app's sessions may take on a worker, None if nobody knows."""
+        context, there = self._state.contexts[app.context], self._state.workers[worker.id].spec
+        gpus = context.spec.gpus
+        limit, taken = context.spec.memory, context.built_memory
+        if gpus:
+            limit, taken = there.gpu_memory, context.built_gpu_memory
+        return None if limit is None or taken is None else max(0, limit - taken) * max(1, gpus)
 
     def can_carry(self, session: views.SessionView, worker: views.WorkerView) -> bool:
         """Return whether a worker may carry a session."""

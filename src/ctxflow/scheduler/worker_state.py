@@ -14,6 +14,7 @@ from ctxflow.policies.views import ContextOnWorkerView, SessionView, TierView, W
 from ctxflow.scheduler.app_state import App, Group, Place
 from ctxflow.scheduler.commands import Order
 from ctxflow.scheduler.events import TierSpec, WorkerSpec
+from ctxflow.scheduler.step_shares import Estimate
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")
@@ -163,6 +164,7 @@ class SessionState:
     losses: int = 0
     failed_on: frozenset[Place] = frozenset()
     failed_at: float = 0.0
+    own: Estimate | None = None  # Seconds that it adds to a step; kept by steps.py.
     chunk_seconds: float | None = None
     state_bytes: int | None = None
     last_chunk_at: float | None = None

@@ -10,13 +10,12 @@ import bisect
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.policies.registry import described
 from ctxflow.policies.turboserve.autoscaling import Epochs, Parameters, Profiled, Replayed, constant, profile
 from ctxflow.policies.turboserve.rebalancing import PowerCurve, most_sessions
-from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.recorded_log import read_events
@@ -186,6 +185,24 @@ class RecordedSessions:
     def curve(self) -> PowerCurve:
         """The measured seconds of a chunk by the number of a worker's sessions."""
         return fitted(self.steps)
+
+
+def fitted(points: Mapping[int, float]) -> PowerCurve:
+    """Return the line through (sessions, seconds) by least squares that rises, and starts at 0 seconds or later.
+
+    >>> fitted({1: 0.3, 2: 0.4, 4: 0.6})
+    PowerCurve(fixed=0.2, each=0.1, exponent=1.0)
+    >>> fitted({})
+    PowerCurve(fixed=0.0, each=1.0, exponent=1.0)
+    """
+    if not points:
+        return PowerCurve(0.0, 1.0)
+    mean_count = sum(points) / len(points)
+    mean = sum(points.values()) / len(points)
+    spread = sum((count - mean_count) ** 2 for count in points)
+    slope = sum((count - mean_count) * (each - mean) for count, each in points.items()) / spread if spread else 0.0
+    slope = min(max(slope, 1e-3 * mean), mean / mean_count)
+    return PowerCurve(round(max(0.0, mean - slope * mean_count), 9), round(slope, 9))
 
 
 def read_sessions(lines: Iterable[str]) -> RecordedSessions:

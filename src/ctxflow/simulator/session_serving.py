@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.policies.registry import make
-from ctxflow.policies.simple import MOST_SESSIONS
 from ctxflow.policies.turboserve.autoscaling import Epochs, Levels
 from ctxflow.policies.turboserve.rebalancing import Curve, MigrationCost, PowerCurve
 from ctxflow.scheduler import Policies, Scheduler
@@ -106,14 +105,15 @@ class Cluster:
 
         :param levels: by volatility in sessions. :param options: of the policy, which may take others than the levels'.
         """
-        each = self.capacity / MOST_SESSIONS  # Without a chunk target a step serves so many: this is the policy's K.
-        shares = [parameters.utilization * each for parameters in levels.parameters]
-        rows = [[bound / MOST_SESSIONS, share] for bound, share in zip(levels.bounds, shares, strict=False)]
+        rows = [
+            [bound / self.capacity, parameters.utilization]
+            for bound, parameters in zip(levels.bounds, levels.parameters, strict=False)
+        ]
         return {
             "policy": "closed-loop",
-            "levels": [*rows, [shares[-1]]],
-            "tolerance": levels.parameters[0].tolerance * each,
-            "sessions_per_worker": MOST_SESSIONS,
+            "levels": [*rows, [levels.parameters[-1].utilization]],
+            "tolerance": levels.parameters[0].tolerance,
+            "sessions_per_worker": self.capacity,
             **options,
         }
 

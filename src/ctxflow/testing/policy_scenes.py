@@ -49,6 +49,7 @@ class SceneSession:
     by_user: bool = False
     chunks: int = 0
     chunk_seconds: float | None = None
+    own_seconds: float | None = None
     state_bytes: int | None = None
     opened: float = 0.0
     last_chunk_at: float | None = None
@@ -145,6 +146,11 @@ class SceneApp:
     overlaps: bool = False
     running: int = 0
     concurrency: int | None = None
+    shared_seconds: float | None = None
+    paces: dict[str | None, float] = dataclasses.field(default_factory=dict)
+
+    def step_pace(self, gpu_model: str | None) -> float:
+        return self.paces.get(gpu_model, 1.0)
 
     @property
     def unclaimed(self) -> int:
@@ -188,6 +194,7 @@ class Scene:
 
     :ivar needs: context -> the GPUs that a worker must have for it; 0 for one that is not named.
     :ivar items: of the batches that the run's batching policy makes, at most.
+    :ivar state_rooms: worker -> bytes for states of sessions; nobody knows those of others.
     """
 
     now: float = 0.0
@@ -202,6 +209,7 @@ class Scene:
     forecast: dict[str, float] | None = None
     needs: dict[str, int] = dataclasses.field(default_factory=dict)
     items: int = 10
+    state_rooms: dict[str, int] = dataclasses.field(default_factory=dict)
     random: random.Random = dataclasses.field(default_factory=lambda: random.Random(0), compare=False)
 
     @property
@@ -240,6 +248,9 @@ class Scene:
         here = self.workers[worker.id]
         able = here.stays and here.gpus >= self.needs.get(session.context, 0)
         return able and (here.host, here.devices) not in session.failed_on
+
+    def state_room(self, app: AppView, worker: WorkerView) -> int | None:
+        return self.state_rooms.get(worker.id)
 
     def capacity(self, app: AppView, worker: WorkerView) -> int:
         met = [n for n, each in worker.step_seconds(app.id).items() if each <= (app.chunk_target or each)]

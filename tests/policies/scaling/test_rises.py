@@ -1,4 +1,4 @@
-"""Rises of sessions that come faster than a worker boots: seen coming where they last, reserved for where they recur."""
+"""Rises of sessions that come faster than a worker boots: seen coming if they last, reserved for if they recur."""
 
 import numpy as np
 import pytest

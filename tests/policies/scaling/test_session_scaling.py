@@ -145,9 +145,7 @@ def fewest_moves(before, curve, longest_chunk, capacity=None, speeds=None, fixed
     st.sets(st.integers(0, 5), max_size=3),
     st.sampled_from([0.0, 0.3]),
 )
-def test_rebalancing_takes_the_fewest_moves_that_reach_its_longest_chunk(
-    numbers, rises, speeds, limits, fixed, weight
-):
+def test_rebalancing_takes_the_fewest_moves_that_reach_its_longest_chunk(numbers, rises, speeds, limits, fixed, weight):
     before, curve, speed = residents(numbers), curve_of(rises), dict(enumerate(speeds))
     capacity = limits and dict(enumerate(limits))
     everybody = [session for there in before.values() for session in there]
@@ -289,10 +287,10 @@ def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahea
         share = ahead / max(ahead, min(WINDOW, now)) if ahead else 0.0
         expected = anticipated(sessions, sum(c for _, c, _ in recent), sum(w for _, _, w in recent), share)
         new = [each for each in found if each[0] > now - STEEP * ahead]
-        came, went = sum(c for _, c, _ in new), sum(w for _, _, w in new)
+        lately, gone = sum(c for _, c, _ in new), sum(w for _, _, w in new)
         steep = 0.0
         if now >= STEEP * ahead:
-            steep = max(0.0, came - went - BY_CHANCE * math.sqrt(came + went)) / STEEP
+            steep = max(0.0, lately - gone - BY_CHANCE * math.sqrt(lately + gone)) / STEEP
         least = max(expected.sessions, sessions + steep + DEVIATIONS * expected.deviation)
         assert turnover.anticipated(now, sessions, ahead).sessions == pytest.approx(least if ahead else sessions)
     assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead, idle=9) == Anticipated(sessions)

@@ -165,7 +165,9 @@ def draw_fleet(chance, gpus, sessions):
     before = {gpu: [] for gpu in range(gpus)}
     for n in range(sessions):
         before[chance.randrange(gpus)].append(n)
-    return before, Weights({n: chance.choice([0.5, 1.0, 2.0, 4.0]) * chance.uniform(0.8, 1.25) for n in range(sessions)})
+    return before, Weights(
+        {n: chance.choice([0.5, 1.0, 2.0, 4.0]) * chance.uniform(0.8, 1.25) for n in range(sessions)}
+    )
 
 
 def test_many_sessions_are_within_a_few_per_cent_of_what_nobody_can_beat():

@@ -89,7 +89,14 @@ def decide(
 
 
 def decide_ahead(
-    expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = 0.0
+    expected: float,
+    gpus: int,
+    capacity: int,
+    utilization: float,
+    most: int,
+    least: int = 1,
+    spare: float = 0.0,
+    reserved: float = 0.0,
 ) -> int:
     """Return the GPUs to hold from now on, given the sessions expected when they are ready (not the paper's).
 
@@ -99,10 +106,12 @@ def decide_ahead(
     :param expected: sessions a boot from now (`anticipated`).
     :param gpus: held now, those that boot included.
     :param spare: sessions that there must be room for beyond those before a GPU is released.
+    :param reserved: sessions that there must be room for at full use.
 
     >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=2.0)
     ([5, 5, 5], 6)
     """
+    least = target_gpus(reserved, capacity, max(1.0, utilization), most, least)
     out = target_gpus(expected, capacity, utilization, most, least)
     back = target_gpus(expected + spare, capacity, utilization, most, least)
     return max(out, min(gpus, back))
@@ -208,7 +217,8 @@ BY_CHANCE = 2.0  # Standard deviations of what came and went in that time that a
 class Anticipated:
     """The sessions to be ready for a boot from now, and one standard deviation of what comes and goes by chance.
 
-    :ivar reserved: how many of them there is room for since rises came before that were faster than a boot (`Rises`).
+    :ivar reserved: how many there has to be room for, at most K on a GPU, since rises came that were faster than a boot
+        (`Rises`). What is left free for chance may be full then, so that this is not on top of it.
     """
 
     sessions: float
@@ -288,7 +298,7 @@ class Turnover:
         chance = DEVIATIONS * found.deviation
         expected = max(found.sessions - chance, sessions + self._rising(now, ahead))
         reserved = self._rises.room(now, sessions, expected, found.deviation, ahead)
-        return Anticipated(max(expected + chance, reserved), found.deviation, reserved)
+        return Anticipated(expected + chance, found.deviation, reserved)
 
     def _rising(self, now: float, ahead: float) -> float:
         """Return the sessions that come until then if a rise that is new goes on, 0 without one."""

@@ -33,8 +33,8 @@ class PowerCurve:
         if self.fixed < 0 or self.each < 0 or self.exponent < 0:
             raise ValueError("a chunk takes no less for more sessions: give numbers of 0 or more")
 
-    def __call__(self, sessions: int) -> float:
-        """Return seconds of a chunk with so many sessions."""
+    def __call__(self, sessions: float) -> float:
+        """Return seconds of a chunk with so many sessions, or as many average ones as weigh as much."""
         return round(self.fixed + self.each * sessions**self.exponent, 12) if sessions else 0.0
 
 

@@ -49,7 +49,8 @@ class ClosedLoop:
     divides them.
 
     :param calls_per_worker: calls, queued or running, that load a worker fully.
-    :param sessions_per_worker: sessions that load a worker fully, until that is measured.
+    :param sessions_per_worker: sessions that load a worker fully: of an app with a chunk target until that is measured,
+        of others always. By default 4, and with others as many as a step serves.
     :param levels: [volatility up to which it holds, share] pairs, ascending, and [share] for all above;
         `ctxflow profile-scaling` finds them. [[0.8]] unless given.
     :param tolerance: how far the load of calls may be from the share before anything is done.
@@ -68,7 +69,7 @@ class ClosedLoop:
     def __init__(
         self,
         calls_per_worker: float = 4,
-        sessions_per_worker: int = SESSIONS,
+        sessions_per_worker: int | None = None,
         levels: Sequence[Sequence[float]] | None = None,
         tolerance: float = 0.1,
         boot_seconds: float = 30.0,
@@ -78,7 +79,7 @@ class ClosedLoop:
     ) -> None:
         if not (math.isfinite(calls_per_worker) and calls_per_worker > 0):
             raise ValueError("calls_per_worker is how many calls load a worker fully: give more than 0")
-        if sessions_per_worker < 1:
+        if sessions_per_worker is not None and sessions_per_worker < 1:
             raise ValueError("sessions_per_worker is how many sessions load a worker fully: give 1 or more")
         if not (math.isfinite(boot_seconds) and boot_seconds >= 0):
             raise ValueError("boot_seconds is a number of seconds: give 0 or more")
@@ -122,7 +123,9 @@ class ClosedLoop:
         return new / (app.batch_size or self._batch_size)
 
     def _add_sessions(self, work: _Work, view: View, app: AppView, sessions: Sequence[SessionView]) -> None:
-        share = 1 / sessions_of_worker(view, app, self._sessions_per_worker)
+        given = self._sessions_per_worker
+        known = given if given is not None and app.chunk_target is None else None
+        share = 1 / (known or sessions_of_worker(view, app, given or SESSIONS))
         work.most += len(sessions)
         work.sessions.update(session.id for session in sessions)
         work.streams += share * len(sessions)
@@ -174,7 +177,8 @@ class _Loop:
             self._each = work.streams / len(work.sessions)
         if anticipates and (work.sessions or reserved):
             load, spare = work.queue + self._each * ahead.sessions, SPARE * self._each * ahead.deviation
-            wish = decide_ahead(load, self._held, 1, parameters.utilization, most, least=0, spare=spare)
+            room = work.queue + self._each * ahead.reserved
+            wish = decide_ahead(load, self._held, 1, parameters.utilization, most, 0, spare, room)
         else:
             load = work.queue + work.streams
             carried = load / there if there else math.inf if load else 0.0

@@ -123,6 +123,18 @@ def rebalance_by_weight(
     return [Move(each, home[each], fleet.place[each]) for each in movable if fleet.place[each] != home[each]]
 
 
+def longest_chunk(
+    residents: Residents, curve: LoadCurve, speeds: Mapping[Gpu, float] | None = None, weights: Weights = ALIKE
+) -> float:
+    """Return the longest chunk of all.
+
+    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
+    >>> longest_chunk({0: "ab", 1: "c"}, PowerCurve(0, 1), weights=Weights({"c": 3.0}))
+    3.0
+    """
+    return Fleet(residents, curve, None, speeds or {}, weights).longest()
+
+
 def _counted(curve: LoadCurve, each: float) -> Callable[[int], float]:
     """Return the curve by the number of sessions that all have this load."""
     return curve if each == 1.0 else lambda count: curve(count * each)

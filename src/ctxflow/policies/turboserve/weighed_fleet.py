@@ -42,6 +42,10 @@ class Weights:
         """Return load and bytes of a session."""
         return self.load.get(session, 1.0), self.state_bytes.get(session, 0.0)
 
+    def too_many(self, gpu: Gpu, sessions: Iterable[Session]) -> bool:
+        """Return whether states of sessions take more than the room on a GPU."""
+        return sum(self.state_bytes.get(session, 0.0) for session in sessions) > self.room.get(gpu, math.inf)
+
     def common(self, sessions: Collection[Session]) -> float | None:
         """Return the load that all these have, None where it differs, or where memory or a target may bind.
 
