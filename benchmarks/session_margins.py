@@ -31,7 +31,7 @@ from ctxflow.policies.turboserve import autoscaling
 from ctxflow.policies.turboserve.autoscaling import Parameters, constant
 from ctxflow.policies.turboserve.rebalancing import PowerCurve, rebalance
 from ctxflow.policies.turboserve.session_weights import longest_chunk, rebalance_by_weight
-from ctxflow.policies.turboserve.weighed_fleet import Weights
+from ctxflow.policies.turboserve.weighed_fleet import SessionWeights
 from ctxflow.simulator.session_serving import Cluster, Served, SessionTrace, serve
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import cluster
@@ -143,7 +143,7 @@ def unlike(gpus: int, cases: int) -> dict[str, common.Figure]:
         loads: dict[object, float] = {
             session: chance.choice([0.5, 1.0, 2.0, 4.0]) * chance.uniform(0.8, 1.25) for session in range(EACH * gpus)
         }
-        weights = Weights(loads)
+        weights = SessionWeights(loads)
         bound = LINEAR(max(sum(loads.values()) / gpus, *loads.values()))
         begun = time.perf_counter()
         moves = rebalance_by_weight(before, LINEAR, weights=weights)

@@ -296,6 +296,8 @@ def drawn(
         )  # fmt: skip
     if scene.contexts and names:
         scene.needs = {context: chance.choice([0, 1, 1, 2]) for context in scene.contexts}
+    for app in list(scene.apps.values())[::2]:
+        app.shared_seconds = 0.05
     for number in range(workers if tiers else 0):
         _add_worker(scene, chance, f"w{number}", measured)
     if scene.workers and scene.apps:
@@ -341,6 +343,8 @@ def _add_session(scene: Scene, chance: random.Random, number: int) -> None:
         session.worker, session.state = worker.id, "placed"
         session.chunks, session.state_bytes = chance.randrange(9), chance.choice([None, 10**6])
         worker.sessions[number] = session
+        if session.chunks and number % 4:  # The others are as if their steps had told nothing yet.
+            session.own_seconds = 0.02 * (1 + number % 5)
     elif chance.random() < 0.2:
         session.state, session.by_user, session.idle = "suspended", True, True
     scene.sessions[number] = session

@@ -6,6 +6,8 @@ import statistics
 import pytest
 from session_pool import BUILT, Pool
 
+from ctxflow.scheduler import events as ev
+
 
 def longest(pool):
     """The longest step that all sessions of a worker would take now."""
@@ -107,6 +109,22 @@ def test_no_worker_carries_more_states_than_it_has_memory_for(heavy):
     for _ in range(10):
         pool.go(1)
         assert max(pool.bytes_on(worker) for worker in pool.scheduler.state.workers) <= room
+
+
+def test_a_session_that_is_too_heavy_for_the_target_is_carried_alone():
+    pool = Pool("turboserve", workers=1, chunk_target=0.4)
+    pool.own = {0: 0.1, 1: 0.1, 2: 0.9}
+    pool.open(0, 1)
+    pool.go(4)
+    pool.join("new")
+    pool.open(2)
+    pool.go(6)
+    assert {session.state for session in pool.sessions.values()} == {"placed"}
+    pool.tell(ev.WorkerLost, pool.sessions[2].worker)
+    pool.go(4)
+    pool.join("another")
+    pool.go(6)
+    assert {session.state for session in pool.sessions.values()} == {"placed"}
 
 
 def test_a_state_that_fits_nowhere_has_a_worker_to_itself():

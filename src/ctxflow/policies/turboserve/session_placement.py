@@ -22,12 +22,12 @@ from ctxflow.policies.turboserve.rebalancing import (
     rebalance,
 )
 from ctxflow.policies.turboserve.session_weights import assign_by_weight, longest_chunk, rebalance_by_weight
-from ctxflow.policies.turboserve.weighed_fleet import Weights
+from ctxflow.policies.turboserve.weighed_fleet import SessionWeights
 from ctxflow.policies.views import AppView, SessionView, WorkerView
 
 _UNMEASURED = PowerCurve(0.0, 1.0)
 _STEP = 0.25
-"""Weights are multiples of this, of the average session's: closer than that they are not known."""
+"""SessionWeights are multiples of this, of the average session's: closer than that they are not known."""
 _GAIN, _MORE, _HALVED = 0.05, 0.03, 300.0
 """How much shorter the longest chunk must get for moves that rest on estimates; how much more after each time that they
 were made, so that nobody moves for ever in search of what estimates promise; and seconds in which that is halved."""
@@ -169,7 +169,7 @@ class _Measured:
     curve: PowerCurve
     capacity: Mapping[Gpu, int] | None
     speeds: Mapping[Gpu, float]
-    weights: Weights
+    weights: SessionWeights
 
     def moves(
         self, residents: Mapping[Gpu, list[Session]], costs: MoveCosts, fixed: Collection[Session], gain: float
@@ -240,7 +240,7 @@ def _capacity(
 
 def _with_states(
     view: View, app: AppView | None, workers: Sequence[WorkerView], load: Mapping[Session, float]
-) -> Weights:
+) -> SessionWeights:
     """Return the weights with what states take, and where there is room for how much of them.
 
     A worker without active sessions may be given one whatever its state takes, as else nobody could ever carry it.
@@ -250,7 +250,7 @@ def _with_states(
         if app is not None and (room := view.state_room(app, worker)) is not None:
             rooms[worker.id] = room
     if app is None or not rooms:
-        return Weights(load)
+        return SessionWeights(load)
     sizes = {each.id: each.state_bytes for each in view.sessions.values() if each.state_bytes is not None}
     mine = [session for session in view.sessions.values() if session.app == app.id]
     known = [sizes[session.id] for session in mine if session.id in sizes]
@@ -265,4 +265,4 @@ def _with_states(
             rooms[place] = max(0, rooms[place] - sizes.get(session.id, 0))
     largest = max(states.values(), default=0.0)
     free: dict[Gpu, float] = {name: room if name in busy else max(room, largest) for name, room in rooms.items()}
-    return Weights(load, states, free)
+    return SessionWeights(load, states, free)

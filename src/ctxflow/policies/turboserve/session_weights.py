@@ -23,7 +23,7 @@ from ctxflow.policies.turboserve.rebalancing import (
     assign,
     rebalance,
 )
-from ctxflow.policies.turboserve.weighed_fleet import ALIKE, TRIFLE, Fleet, LoadCurve, Weights
+from ctxflow.policies.turboserve.weighed_fleet import ALIKE, TRIFLE, Fleet, LoadCurve, SessionWeights
 
 EXACT = 12  # Sessions up to which all placements are searched,
 NEAR = 0.01  # With more than these, what is closer than this to a bound is good enough.
@@ -36,18 +36,18 @@ def assign_by_weight(
     curve: LoadCurve,
     capacity: Capacity = None,
     speeds: Mapping[Gpu, float] | None = None,
-    weights: Weights = ALIKE,
+    weights: SessionWeights = ALIKE,
 ) -> SessionAssignment:
     """Give sessions GPUs so that the longest chunk of all is short; those on GPUs already stay.
 
     Guarantees: a GPU that is given a session has the memory for it, no more than K sessions, and chunks no longer than
-    `weights.longest`; one that waits finds no GPU beside those that came before it. With few sessions the longest chunk
-    is the shortest that there is for those that are placed.
+    `weights.longest`, unless it is alone there; one that waits finds no GPU beside those that came before it. With few
+    sessions the longest chunk is the shortest that there is for those that are placed.
 
     :param sessions: in the order in which they find room.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> weights = Weights({"a": 1.0, "b": 1.0, "c": 2.0})
+    >>> weights = SessionWeights({"a": 1.0, "b": 1.0, "c": 2.0})
     >>> assign_by_weight("abc", {0: [], 1: []}, PowerCurve(0, 1), weights=weights).placed
     {'a': 1, 'b': 1, 'c': 0}
     """
@@ -57,14 +57,23 @@ def assign_by_weight(
         return assign(new, residents, _counted(curve, each), capacity, speeds)
     fleet = Fleet(residents, curve, capacity, speeds or {}, weights)
     waiting = [session for session in new if not fleet.put_best(session)]
-    placed = [session for session in new if session in fleet.place]
+    while True:
+        placed = [session for session in new if session in fleet.place]
+        _arrange(fleet, placed, weights)
+        left = [session for session in waiting if not fleet.put_best(session)]  # There may be room elsewhere by now.
+        if len(left) == len(waiting):
+            return SessionAssignment(fleet.places(placed), tuple(waiting))
+        waiting = left
+
+
+def _arrange(fleet: Fleet, placed: Sequence[Session], weights: SessionWeights) -> None:
+    """Find for some sessions the places where the longest chunk is short, from where they are or the heaviest first."""
     greedy = fleet.places(placed)
     for session in placed:
         fleet.take(session)
     heaviest_first = sorted(placed, key=lambda session: weights.load.get(session, 1.0), reverse=True)
     if all(fleet.put_best(session) for session in heaviest_first):
-        better = fleet.longest()
-        packed = fleet.places(placed)
+        better, packed = fleet.longest(), fleet.places(placed)
         fleet.restore(greedy)
         if better < fleet.longest():
             fleet.restore(packed)
@@ -72,7 +81,6 @@ def assign_by_weight(
         fleet.restore(greedy)
     fleet.descend(placed, FREE)
     _deepen(fleet, placed)
-    return SessionAssignment(fleet.places(placed), tuple(waiting))
 
 
 def rebalance_by_weight(
@@ -82,7 +90,7 @@ def rebalance_by_weight(
     capacity: Capacity = None,
     speeds: Mapping[Gpu, float] | None = None,
     fixed: Collection[Session] = frozenset(),
-    weights: Weights = ALIKE,
+    weights: SessionWeights = ALIKE,
 ) -> list[Move]:
     """Return moves that make the longest chunk shorter, one for each session that moves, and few.
 
@@ -93,7 +101,7 @@ def rebalance_by_weight(
     division of what two or three GPUs have shortens, as far as was looked.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> weights = Weights({"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0})
+    >>> weights = SessionWeights({"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0})
     >>> rebalance_by_weight({0: "ab", 1: "cd"}, PowerCurve(0, 1), weights=weights)
     [Move(session='b', source=0, target=1)]
     """
@@ -124,12 +132,12 @@ def rebalance_by_weight(
 
 
 def longest_chunk(
-    residents: Residents, curve: LoadCurve, speeds: Mapping[Gpu, float] | None = None, weights: Weights = ALIKE
+    residents: Residents, curve: LoadCurve, speeds: Mapping[Gpu, float] | None = None, weights: SessionWeights = ALIKE
 ) -> float:
     """Return the longest chunk of all.
 
     >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> longest_chunk({0: "ab", 1: "c"}, PowerCurve(0, 1), weights=Weights({"c": 3.0}))
+    >>> longest_chunk({0: "ab", 1: "c"}, PowerCurve(0, 1), weights=SessionWeights({"c": 3.0}))
     3.0
     """
     return Fleet(residents, curve, None, speeds or {}, weights).longest()
@@ -216,7 +224,7 @@ class _Search:
         for at, gpu in enumerate(self._gpus):
             if self._count[at] < self._allowed[at][0] and (not size or self._bytes[at] + size <= self._allowed[at][1]):
                 seconds = self._fleet.seconds(gpu, self._load[at] + load, 1)
-                if seconds <= self._bound and seconds <= self._fleet.target:
+                if seconds <= self._bound and self._fleet.within(seconds, self._count[at]):
                     found.append((seconds, at))
         found.sort()
         return found

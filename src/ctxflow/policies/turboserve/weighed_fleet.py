@@ -24,13 +24,13 @@ TRIFLE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class SessionWeights:
     """What tells sessions from each other.
 
     :ivar load: how much a session weighs on the curve; 1 for those not named.
     :ivar state_bytes: of its state; 0 for those not named.
     :ivar room: bytes for states on a GPU; no limit for those not named.
-    :ivar longest: seconds that a chunk may take on a GPU that is given a session.
+    :ivar longest: seconds that a chunk may take on a GPU that is given a session beside others.
     """
 
     load: Mapping[Session, float] = dataclasses.field(default_factory=dict)
@@ -49,8 +49,8 @@ class Weights:
     def common(self, sessions: Collection[Session]) -> float | None:
         """Return the load that all these have, None where it differs, or where memory or a target may bind.
 
-        >>> Weights().common("ab"), Weights({"a": 2.0, "b": 2.0}).common("ab"), Weights({"a": 2.0}).common("ab")
-        (1.0, 2.0, None)
+        >>> [SessionWeights(load).common("ab") for load in ({}, {"a": 2.0, "b": 2.0}, {"a": 2.0})]
+        [1.0, 2.0, None]
         """
         loads = {self.load.get(session, 1.0) for session in sessions}
         room = min(self.room.values(), default=math.inf)
@@ -58,7 +58,7 @@ class Weights:
         return None if len(loads) > 1 or binds or self.longest < math.inf else next(iter(loads), 1.0)
 
 
-ALIKE = Weights()
+ALIKE = SessionWeights()
 
 
 class Fleet:
@@ -70,7 +70,7 @@ class Fleet:
         curve: LoadCurve,
         capacity: Capacity,
         speeds: Mapping[Gpu, float],
-        weights: Weights,
+        weights: SessionWeights,
     ) -> None:
         self.place: dict[Session, Gpu] = {}
         self.target, self.enough = weights.longest, 0.0  # Seconds that chunks may take, and that need not be shortened.
@@ -132,6 +132,10 @@ class Fleet:
         room = self._weights.room.get(gpu, math.inf)
         return len(self._there[gpu]) - (gone is not None) < self._given[gpu] and (not size or left + size <= room)
 
+    def within(self, seconds: float, others: int) -> bool:
+        """Return whether a session may have such a chunk beside so many others; alone it may have any."""
+        return not others or seconds <= self.target
+
     def with_change(self, gpu: Gpu, more: float, fewer: float = 0.0, count: int = 0) -> float:
         """Return seconds of a chunk on a GPU if so much load came and went, and so many sessions."""
         load = round(self.loads[gpu] + more - fewer, 9)
@@ -142,7 +146,7 @@ class Fleet:
         load = self._weights.of(session)[0]
         able = ((self.with_change(gpu, load, count=1), gpu) for gpu in self._there if self.has_room(gpu, session))
         best = min(able, key=lambda each: each[0], default=None)
-        if best is None or best[0] > self.target:
+        if best is None or not self.within(best[0], len(self._there[best[1]])):
             return False
         self.put(session, best[1])
         return True
@@ -201,7 +205,7 @@ class Fleet:
             left = self.with_change(top, 0.0, load, -1)
             for gpu in near:
                 there = self.with_change(gpu, load, count=1)
-                if there <= self.target and self.has_room(gpu, session):
+                if self.within(there, len(self._there[gpu])) and self.has_room(gpu, session):
                     yield max(left, there) + costs.of(session), session, gpu, None
 
     def _exchanges(
@@ -214,7 +218,7 @@ class Fleet:
                     back = self._weights.of(other)[0]
                     if back < load and self.has_room(gpu, session, other) and self.has_room(top, other, session):
                         there = self.with_change(gpu, load, back)
-                        if there <= self.target:
+                        if self.within(there, len(self._there[gpu]) - 1):
                             worst = max(self.with_change(top, back, load), there)
                             yield worst + cost + costs.of(other), session, gpu, other
 
