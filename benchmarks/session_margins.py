@@ -12,8 +12,8 @@ one call.
 Rises are crowds that come within seconds on top of sessions that come and go at random: `over_NAME` is by how much less
 (%) chunks exceed the target with the reserve and the look at the last seconds, in session-seconds, `cost_NAME` how many
 % more GPU-seconds that takes, `cost_same_NAME` how many more a lower share of GPUs' capacity takes that exceeds the
-target as little (the closest of several; none if the lowest does not). `cost_T1` to `cost_T6` are the same for the
-paper's traces, `worst_T1` to `worst_T6` their longest chunk in % of what it was.
+target as little (the closest of several; none if the lowest does not). `cost_T1` to `cost_T3` are the same for the
+paper's traces, `worst_T1` to `worst_T3` their longest chunk in % of what it was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ctxflow.policies.turboserve.autoscaling import Parameters, constant
 from ctxflow.policies.turboserve.rebalancing import PowerCurve, rebalance
 from ctxflow.policies.turboserve.session_weights import longest_chunk, rebalance_by_weight
 from ctxflow.policies.turboserve.weighed_fleet import SessionWeights
-from ctxflow.simulator.session_serving import Cluster, Served, SessionTrace, Strategy, serve
+from ctxflow.simulator.session_serving import Cluster, Served, SessionTrace, serve
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import cluster
 from ctxflow_papers.turboserve.traces import generate
@@ -84,12 +84,12 @@ def crowded(wanted: Crowds, seed: int, seconds: float = 3600.0, usual: int = 40,
 
 def served(trace: SessionTrace, where: Cluster, share: float = 0.8, margins: bool = True) -> Served:
     """What a share of GPUs' capacity comes to, with the margins for rises or as before."""
-    strategy = Strategy(levels=(constant(Parameters(share)),))
+    scaling = where.closed_loop(constant(Parameters(share)))
     target = where.curve(where.capacity)
     if margins:
-        return serve(trace, where, strategy, target=target)
+        return serve(trace, where, scaling, target=target)
     with mock.patch.object(autoscaling, "BY_CHANCE", float("inf")):
-        return serve(trace, where, dataclasses.replace(strategy, reserve=0.0), target=target)
+        return serve(trace, where, {**scaling, "reserve": 0.0}, target=target)
 
 
 def rises(seeds: int) -> dict[str, common.Figure]:
@@ -119,7 +119,7 @@ def _beside(trace: SessionTrace) -> tuple[float, float, float | None]:
 def ordinary(seeds: int, quick: bool) -> dict[str, common.Figure]:
     """What the margins cost where nothing rises faster than a boot."""
     figures = {}
-    for wanted in printed.TRACES[:1] if quick else printed.TRACES:
+    for wanted in printed.TRACES[: 1 if quick else 3]:
         common.progress(f"margins: {wanted.name}")
         costs, worst = [], []
         for seed in range(500, 500 + seeds):

@@ -237,3 +237,26 @@ def test_a_poisoned_item_raises_wherever_it_runs_and_the_machine_is_not_to_blame
     events = {event.attempt: event for event in all_of(engine, 60.0)}
     assert [type(events[n]) for n in (1, 2, 3)] == [ev.BatchFinished, ev.BatchFailed, ev.BatchFailed]
     assert [events[n].failure.machine for n in (2, 3)] == [False, False]
+
+
+def test_a_turn_ends_when_its_user_is_idle_and_states_have_sizes_that_take_time_to_carry():
+    idle = {2}
+    engine = SimulatedEngine(
+        [SimulatedMachine("a"), SimulatedMachine("b")],
+        TIMES,
+        state_bytes=lambda session: 100 * session,
+        carry_seconds=lambda size: size / 100,
+        turn_over=idle.__contains__,
+    )
+    engine.execute([cmd.Acquire("default", 2)])
+    workers = [event.worker.id for event in all_of(engine, 60.0) if isinstance(event, ev.WorkerJoined)]
+    engine.execute([cmd.Load(worker, "model") for worker in workers])
+    all_of(engine, 120.0)
+    orders = [cmd.Order(1, "anew", 0, 0, "freeze"), cmd.Order(2, "anew", 0, 0, "keep"), cmd.Order(2, "", 1, None, "")]
+    engine.execute([cmd.Step(workers[0], 1, "app", "model", (), orders)])
+    (step,) = all_of(engine, 180.0)
+    assert step.outcomes == [{"made": 1, "frozen": ["", 100]}, {"made": 1, "idle": True, "kept": 200}, {}]
+    begun = engine.now
+    engine.execute([cmd.Carry(workers[1], workers[0], 3, 1, "", 300)])
+    (arrived,) = all_of(engine, 240.0)
+    assert isinstance(arrived, ev.StateArrived) and arrived.time == begun + 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,16 +99,6 @@ def best_placement(
     return best[0], {gpu: [session for session, place in pairs if place == gpu] for gpu in gpus}
 
 
-def unplaced(active: Iterable[Session], residents: Residents) -> list[Session]:
-    """Compute U_e of (3): the active sessions without a GPU, or whose GPU is gone.
-
-    >>> unplaced(["a", "b"], {0: ["a"]})
-    ['b']
-    """
-    placed = {session for sessions in residents.values() for session in sessions}
-    return [session for session in active if session not in placed]
-
-
 def tuned(
     windows: int,
     candidates: Sequence[Parameters],
@@ -117,13 +107,13 @@ def tuned(
 ) -> list[Parameters]:
     """Return the tuned oracle: for each window the cheapest parameters that keep the target, knowing what comes.
 
-    Windows are decided from the last to the first, each for the cost of all, and once more from the first to the last.
+    Windows are decided from the last to the first, each for the cost of all.
 
     :param replay: the parameters of each window -> what each window came to.
     """
     safest = min(candidates, key=lambda each: each.utilization)
     chosen = [safest] * windows
-    for number in (*reversed(range(windows)), *range(windows)):
+    for number in reversed(range(windows)):
 
         def together(each: Parameters, number: int = number) -> Replayed:
             rows = replay([*chosen[:number], each, *chosen[number + 1 :]])

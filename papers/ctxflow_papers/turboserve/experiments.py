@@ -1,8 +1,9 @@
 """The experiments: against the baselines, without a mechanism, beside the bounds, section 3.2, and Appendix A's.
 
-Everything that the paper leaves open is fixed here before anything is compared: the latency curve goes through Table 9
-(668 ms with 5 sessions, in proportion, since chunks are bound by computing) and has Table 4's 1,054 ms at about 8
-sessions; K is 12, which T2's 154 active sessions on 16 GPUs need; a boot takes 30 s.
+Ours is what a site file loads, `sessions = "turboserve"` and `scaling = "closed-loop"`, on the scheduler and the
+simulated engine (`session_serving`). What the paper leaves open is fixed here before anything is compared: the latency
+curve goes through Table 9 (668 ms with 5 sessions, in proportion, since chunks are bound by computing) and has Table
+4's 1,054 ms at about 8 sessions; K is 12, which T2's 154 active sessions on 16 GPUs need; a boot takes 30 s.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import dataclasses
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxflow.policies.protocols import View
 from ctxflow.policies.turboserve.autoscaling import (
-    Levels,
     Parameters,
     Profiled,
     Replayed,
-    cheapest,
     constant,
     levels,
     profile,
 )
 from ctxflow.policies.turboserve.rebalancing import PowerCurve, Rule, rebalance
-from ctxflow.simulator.session_serving import Cluster, Placing, Served, SessionTrace, Strategy, serve
+from ctxflow.policies.turboserve.scaling import ClosedLoop
+from ctxflow.simulator.session_serving import Cluster, Served, SessionTrace, serve
+from ctxflow_papers.turboserve.baselines import RoundRobin
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned
-from ctxflow_papers.turboserve.matching import MATCH, TOLERANCE, Runs
+from ctxflow_papers.turboserve.matching import BASELINES, OURS, PAPERS_LOOP, UNMOVED, Runs, Strategy
 from ctxflow_papers.turboserve.traces import Statistics, burst, generate, ten_windows
 
 CURVES = {
@@ -38,18 +41,8 @@ CURVES = {
     "convex": PowerCurve(0.0, 0.668 / 5**1.365, 1.365),
 }
 """All have Table 9's 668 ms with 5 sessions, the last also its mean of 410 ms with 3.5. The first is the default."""
-BASELINES = {
-    "round_robin": Strategy("round-robin", False),
-    "load_aware": Strategy("load-aware", False),
-    "memory_aware": Strategy("memory-aware", False),
-}
-OURS = Strategy()
-UNMOVED = Strategy(migrates=False, spare=None)
-"""Ours without migration: the number of sessions does not say how full the fullest GPU is, so its load does (rho)."""
-PAPERS_LOOP = Strategy(anticipates=False, spare=None)
-CANDIDATES = tuple(Parameters(rho, TOLERANCE) for rho in (1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5))
-HISTORY = 1000
-"""What is added to a trace's seed for the trace that its parameters are profiled on."""
+UTILIZATION = 0.9
+"""Ours on every trace: with it the longest chunk of T1 is as long as with K sessions (`chosen`, seeds 3000 to 3005)."""
 
 
 def cluster(name: str, curve: str = "proportional", boot_seconds: float = 30.0) -> Cluster:
@@ -71,56 +64,66 @@ class Pair:
 class Compared:
     """One trace.
 
-    :ivar profiled: the utilization that the offline profiler found on another trace of the same statistics.
-    :ivar own: ours with it. :ivar latency: by baseline, at matched cost. :ivar cost: by baseline, at matched latency.
-    :ivar foreseen: by baseline, the longest chunk in s of a schedule that knows the future, at the same cost.
-    :ivar above_paper_bound: own cost over the DP on 1-minute slots at the profiled utilization, less 1.
-    :ivar above_bound: own cost over the DP that no run with the same longest chunk can beat, less 1.
+    :ivar own: ours with `UTILIZATION`. :ivar latency: by baseline, at matched cost.
+    :ivar cost: by baseline, at matched latency.
+    :ivar foreseen: the longest chunk in s of a schedule that knows the future, at the same cost: no run's is shorter.
+    :ivar above_paper_bound: own cost over the paper's program, 1-minute slots at `UTILIZATION`, less 1. It is no bound:
+        a run that is late costs less.
+    :ivar above_same: own cost over the same program with the longest chunk that the run had, less 1.
+    :ivar above_bound: own cost over the program that no run with as many sessions for a GPU can beat, less 1.
     :ivar full: ours at the target latency, None if out of reach. :ivar without: what it costs without a mechanism.
     """
 
-    profiled: float
     own: Served
     latency: dict[str, Pair] = dataclasses.field(default_factory=dict)
     cost: dict[str, Pair] = dataclasses.field(default_factory=dict)
-    foreseen: dict[str, float] = dataclasses.field(default_factory=dict)
+    foreseen: float = 0.0
     above_paper_bound: float = 0.0
+    above_same: float = 0.0
     above_bound: float = 0.0
     full: Served | None = None
     without: dict[str, Served] = dataclasses.field(default_factory=dict)
 
 
 def compared(wanted: Statistics, seed: int, curve: str = "proportional", whole: bool = True) -> Compared:
-    """Ours beside the baselines and the bounds on one trace, and, on the whole, without a mechanism."""
+    """Ours beside the baselines at matched cost and the bounds on one trace; on the whole, also what takes more runs.
+
+    :param whole: also costs at matched latency, and what a mechanism is worth.
+    """
     where = cluster(wanted.name, curve)
     runs = Runs(generate(wanted, seed), where)
-    target = where.curve(where.capacity)
-    rho = _profiled(generate(wanted, seed + HISTORY), where, target)
-    found = Compared(rho, runs.at(OURS, rho))
+    found = Compared(runs.at(OURS, UTILIZATION))
     _matched_cost(runs, found)
-    _matched_latency(runs, found, target)
-    found.above_paper_bound = found.own.gpu_seconds / paper_bound(runs.trace, where, rho) - 1
-    found.above_bound = found.own.gpu_seconds / bound(runs.trace, where, found.own.together) - 1
+    paper = paper_needs(runs.trace, where, where.capacity * UTILIZATION)
+    found.above_paper_bound = _above(found.own, paper, 60.0, where)
+    found.above_same = _above(found.own, paper_needs(runs.trace, where, found.own.together), 60.0, where)
+    found.above_bound = found.own.gpu_seconds / bound(runs.trace, where, shared(runs.trace, found.own)) - 1
     if whole:
+        target = where.curve(where.capacity)
+        _matched_latency(runs, found, target)
         _without(runs, found, target)
     return found
 
 
-def _profiled(history: SessionTrace, where: Cluster, target: float) -> float:
-    def replay(each: Parameters) -> Replayed:
-        found = serve(history, where, dataclasses.replace(OURS, levels=(constant(each),)))
-        return Replayed(found.gpu_seconds, found.worst)
-
-    return cheapest(CANDIDATES, replay, target * (1 + MATCH))[0].utilization
+def chosen(traces: Sequence[Statistics], seeds: Sequence[int], candidates: Sequence[float]) -> dict[float, float]:
+    """The mean over traces and seeds of the longest chunk in s, by utilization: how `UTILIZATION` was chosen."""
+    found: dict[float, list[float]] = {each: [] for each in candidates}
+    for wanted in traces:
+        for seed in seeds:
+            runs = Runs(generate(wanted, seed), cluster(wanted.name))
+            for each in candidates:
+                found[each].append(runs.at(OURS, each).worst)
+    return {each: mean(values) for each, values in found.items()}
 
 
 def _matched_cost(runs: Runs, found: Compared) -> None:
     """Baselines get the GPUs that ours holds on average, and ours is brought to exactly their cost."""
     gpus = max(1, round(found.own.gpu_seconds / runs.trace.seconds))
+    cost = gpus * runs.trace.seconds
+    ours = runs.of_cost(OURS, cost, UTILIZATION)
+    found.foreseen = runs.cluster.curve(fewest_together(runs.trace, runs.cluster, cost))
     for name, baseline in BASELINES.items():
-        theirs = runs.serve(dataclasses.replace(baseline, gpus=gpus))
-        ours = runs.of_cost(OURS, theirs.gpu_seconds)
-        found.foreseen[name] = runs.cluster.curve(fewest_together(runs.trace, runs.cluster, theirs.gpu_seconds))
+        theirs = runs.fixed(baseline, gpus)
         found.latency[name] = Pair(ours, theirs, 100 * abs(ours.gpu_seconds / theirs.gpu_seconds - 1))
 
 
@@ -137,31 +140,41 @@ def _without(runs: Runs, found: Compared, target: float) -> None:
     found.full = runs.of_latency(OURS, target)
     without = {
         "migration": runs.of_latency(UNMOVED, target),
-        "autoscaling": runs.fewest(Strategy(), target),
+        "autoscaling": runs.fewest(OURS, target),
         "anticipation": runs.of_latency(PAPERS_LOOP, target),
     }
     found.without = {name: each for name, each in without.items() if each is not None}
 
 
-def paper_bound(trace: SessionTrace, where: Cluster, utilization: float) -> float:
-    """GPU-seconds of the paper's bound: the fewest GPUs for the target in each minute, then the dynamic program."""
+def _above(own: Served, needs: NDArray[np.int_], slot: float, where: Cluster) -> float:
+    schedule = cheapest_schedule(needs.tolist(), slot, where.boot_seconds, where.most // 2)
+    return own.gpu_seconds / schedule.gpu_seconds - 1
+
+
+def paper_needs(trace: SessionTrace, where: Cluster, together: float) -> NDArray[np.int_]:
+    """The GPUs that the paper's program has in each minute: the fewest for its most sessions, so many on each."""
     most = trace.counts(60.0)[1]
-    needs = np.ceil(most / (where.capacity * utilization)).clip(where.least, where.most).astype(int)
-    return cheapest_schedule(needs.tolist(), 60.0, where.boot_seconds, where.most // 2).gpu_seconds
+    return np.ceil(most / together).clip(where.least, where.most).astype(int)
+
+
+def shared(trace: SessionTrace, served: Served) -> int:
+    """The most sessions for each GPU that a run had ready, in any second: of both the fewest in it."""
+    fewest, ready = trace.counts(1.0)[0], np.array(served.least_ready)
+    return max(1, int(np.ceil(fewest / np.maximum(1, ready)).max()))
 
 
 def bound(trace: SessionTrace, where: Cluster, together: int) -> float:
-    """GPU-seconds that no run with at most so many sessions on a GPU can beat: the fewest sessions of every second."""
+    """GPU-seconds that no run beats whose ready GPUs have at most so many sessions each in every second (`shared`)."""
     return _by_second(trace.counts(1.0)[0], where, together)
 
 
 def fewest_together(trace: SessionTrace, where: Cluster, gpu_seconds: float) -> int:
-    """The fewest sessions on the fullest GPU for so much: GPUs are ready for the most sessions of every second."""
-    most = trace.counts(1.0)[1]
-    for together in range(max(1, math.ceil(most.max() / where.most)), int(most.max())):
-        if _by_second(most, where, together) <= gpu_seconds:
+    """The fewest sessions on the fullest GPU that any schedule has for so much, knowing what comes."""
+    fewest = trace.counts(1.0)[0]
+    for together in range(max(1, math.ceil(fewest.max() / where.most)), int(fewest.max())):
+        if _by_second(fewest, where, together) <= gpu_seconds:
             return together
-    return int(most.max())
+    return int(fewest.max())
 
 
 def _by_second(sessions: NDArray[np.int_], where: Cluster, together: int) -> float:
@@ -173,36 +186,34 @@ def _by_second(sessions: NDArray[np.int_], where: Cluster, together: int) -> flo
 class Setting:
     """What section 3.2 leaves open.
 
-    :ivar placing: where the base configuration puts a session: 3.2 says where the load is least, 7.1 says in turns.
+    :ivar base: where the base configuration puts a session: 3.2 says where the load is least, 7.1 says in turns.
     """
 
     boot_seconds: float = 30.0
-    placing: Placing = "load-aware"
+    base: Strategy = UNMOVED
 
 
-SETTINGS = {
-    "": Setting(),
-    "at_once_": Setting(0.0),
-    "at_once_round_robin_": Setting(0.0, "round-robin"),
-}
+SETTINGS = {"": Setting(), "at_once_": Setting(0.0), "at_once_round_robin_": Setting(0.0, Strategy(RoundRobin))}
 """The first is the one of all other experiments; the others say what the paper's figures may come from."""
+EVERY_TEN = Strategy({"policy": "turboserve", "every": 10.0})
 
 
-def study(wanted: Statistics, seeds: int, seed: int, setting: Setting = SETTINGS[""]) -> dict[str, tuple[float, float]]:
+def study(wanted: Statistics, seeds: int, seed: int, setting: str = "") -> dict[str, tuple[float, float]]:
     """Section 3.2 on 8 GPUs: what rebalancing every 10 s, autoscaling and both save on the base configuration.
 
+    :param setting: a name of `SETTINGS`.
     :returns: % less worst-case latency and % less cost, means over some traces; autoscaling keeps the base's latency.
     """
+    which = SETTINGS[setting]
+    where = Cluster(8, 1, 5, CURVES["proportional"], which.boot_seconds)
     saved: dict[str, list[tuple[float, float]]] = {}
-    where = Cluster(8, 1, 5, CURVES["proportional"], setting.boot_seconds)
-    ours, unmoved = (dataclasses.replace(each, placing=setting.placing) for each in (OURS, UNMOVED))
     for number in range(seeds):
         runs = Runs(generate(wanted, seed + number), where)
-        base = runs.serve(dataclasses.replace(unmoved, gpus=8))
+        base = runs.fixed(which.base, 8)
         found = {
-            "migration": runs.serve(dataclasses.replace(ours, gpus=8, period=10.0)),
-            "autoscaling": runs.of_latency(unmoved, base.worst),
-            "both": runs.of_latency(ours, base.worst),
+            "migration": runs.fixed(EVERY_TEN, 8),
+            "autoscaling": runs.of_latency(which.base, base.worst),
+            "both": runs.of_latency(OURS, base.worst),
         }
         for name, each in found.items():
             got = each or base
@@ -211,10 +222,9 @@ def study(wanted: Statistics, seeds: int, seed: int, setting: Setting = SETTINGS
     return {name: (mean([a for a, _ in rows]), mean([b for _, b in rows])) for name, rows in saved.items()}
 
 
-def boots(wanted: Statistics, seed: int, seconds: Sequence[float], utilization: float) -> dict[float, Served]:
-    """Ours with the same target by boot time."""
-    trace = generate(wanted, seed)
-    return {each: Runs(trace, cluster(wanted.name, boot_seconds=each)).at(OURS, utilization) for each in seconds}
+def boot(wanted: Statistics, seed: int, seconds: float) -> Served:
+    """Ours with the same target and another boot time."""
+    return Runs(generate(wanted, seed), cluster(wanted.name, boot_seconds=seconds)).at(OURS, UTILIZATION)
 
 
 SMALL = Cluster(16, 1, 5, CURVES["proportional"])
@@ -222,21 +232,21 @@ SMALL = Cluster(16, 1, 5, CURVES["proportional"])
 SMALL_TARGET = 0.70
 """Seconds: five sessions, and a migration of one of them."""
 GRID = tuple(Parameters(rho / 100) for rho in (95, 80, 65, 50, 40, 25))
+COARSE = GRID[1::2]
 
 
-def profiled_levels(number: int) -> list[tuple[int, Profiled]]:
+def profiled_levels(number: int) -> list[Profiled]:
     """Tables 5 and 6: each level's volatility and the parameters found, without anticipation, as in the paper."""
     segments = []
     for level in range(1, number + 1):
         trace = burst(level)
-        seen = serve(trace, SMALL, Strategy(gpus=16)).volatilities
+        seen = trace.volatilities()
         segments.append((max(seen[len(seen) // 2 :]), trace))
-    rows = profile(segments, GRID, _replay_small, SMALL_TARGET)
-    return list(enumerate(rows, 1))
+    return profile(segments, GRID, _replay_small, SMALL_TARGET)
 
 
 def _replay_small(trace: SessionTrace, each: Parameters) -> Replayed:
-    found = serve(trace, SMALL, dataclasses.replace(PAPERS_LOOP, levels=(constant(each),)))
+    found = serve(trace, SMALL, SMALL.closed_loop(constant(each), **PAPERS_LOOP.options))
     return Replayed(found.gpu_seconds, found.worst)
 
 
@@ -250,22 +260,46 @@ class Windows:
     anticipating: Served
 
 
-def windows(rows: Sequence[Profiled], seed: int, grid: Sequence[Parameters] = GRID) -> Windows:
-    """The ten windows; the oracle's target is what the mapping's longest chunk is, so that costs can be compared."""
+def windows(number: int, seed: int, grid: Sequence[Parameters] = COARSE) -> Windows:
+    """The ten windows, with the mapping of so many levels; the oracle's target is the mapping's longest chunk."""
     trace = ten_windows(seed)
-    mapping = levels(rows)
-    mapped = serve(trace, SMALL, dataclasses.replace(PAPERS_LOOP, levels=(mapping,)))
-    anticipating = serve(trace, SMALL, dataclasses.replace(OURS, levels=(mapping,)))
+    mapping = levels(profiled_levels(number))
+    mapped = serve(trace, SMALL, SMALL.closed_loop(mapping, **PAPERS_LOOP.options))
+    anticipating = serve(trace, SMALL, SMALL.closed_loop(mapping))
 
     def served(chosen: Sequence[Parameters]) -> Served:
-        each: tuple[Levels, ...] = tuple(constant(parameters) for parameters in chosen)
-        return serve(trace, SMALL, dataclasses.replace(PAPERS_LOOP, levels=each, stretch=120.0))
+        scaling = SMALL.closed_loop(constant(chosen[0]), **PAPERS_LOOP.options)
+        return serve(trace, SMALL, Timetable(chosen, SMALL, WINDOW, scaling), stretch=WINDOW)
 
     def replay(chosen: Sequence[Parameters]) -> list[Replayed]:
         return [Replayed(cost, worst) for worst, cost in served(chosen).by_stretch]
 
     chosen = tuned(10, grid, replay, max(mapped.worst, SMALL_TARGET))
     return Windows(chosen, served(chosen), mapped, anticipating)
+
+
+WINDOW = 120.0
+"""Seconds of each of the ten windows."""
+
+
+class Timetable(ClosedLoop):
+    """`closed-loop` with parameters by the time of the run instead of by volatility: what the tuned oracle turns.
+
+    :param chosen: of each window. :param options: of `closed-loop`.
+    """
+
+    def __init__(self, chosen: Sequence[Parameters], where: Cluster, window: float, options: Mapping[str, Any]) -> None:
+        super().__init__(**{name: value for name, value in options.items() if name != "policy"})
+        rows = [where.closed_loop(constant(each))["levels"][0][0] for each in chosen]
+        tolerance = self.levels.parameters[0].tolerance
+        self._windows = [Parameters(row, tolerance) for row in rows]
+        self._seconds = window
+
+    def target(self, view: View) -> Mapping[str, int]:
+        """Return the workers of each tier with the parameters of the present window."""
+        number = min(int(view.now // self._seconds), len(self._windows) - 1)
+        self.levels = constant(self._windows[number])
+        return super().target(view)
 
 
 def placement_gaps(cases: int, seed: int, rule: Rule) -> list[float]:

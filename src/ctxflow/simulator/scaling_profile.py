@@ -20,7 +20,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.recorded_log import read_events
 from ctxflow.simulator.scenario import Scenario
-from ctxflow.simulator.session_serving import Cluster, SessionTrace, Strategy, serve
+from ctxflow.simulator.session_serving import Cluster, SessionTrace, serve
 from ctxflow.simulator.simulation import arrivals_of
 from ctxflow.simulator.studies import build, run
 from ctxflow.simulator.workload_file import WorkloadFile
@@ -307,8 +307,7 @@ def profiled_sessions(
     def replay(trace: SessionTrace, parameters: Parameters) -> Replayed:
         there = sum(1 for time, _, on in trace.events if on and time == 0.0)
         initial = max(1, min(cluster.most, math.ceil(there / (capacity * parameters.utilization))))
-        strategy = Strategy(levels=(constant(parameters),), spare=None)
-        served = serve(trace, cluster, strategy, initial, target)
+        served = serve(trace, cluster, cluster.closed_loop(constant(parameters)), initial=initial, target=target)
         next(steps)
         return Replayed(served.gpu_seconds / 3600, served.worst, served.over)
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ctxflow.policies.registry import described, make
 from ctxflow.policies.turboserve.autoscaling import WINDOW
 from ctxflow.policies.turboserve.scaling import ClosedLoop
+from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
 from ctxflow.simulator.scenario import Scenario
 from ctxflow.simulator.studies import build, run
 from ctxflow.simulator.workload_file import WorkloadFile
@@ -273,3 +275,28 @@ def test_no_room_is_kept_where_none_is_wanted():
     for _ in range(3):
         _, after = crowd(run, policy)
         assert after <= alone + 1
+
+
+def test_where_nothing_can_be_measured_a_worker_is_loaded_by_what_the_user_says():
+    policies = {
+        "scaling": {"policy": "closed-loop", "levels": [[1.0]], "sessions_per_worker": 3, "anticipates": False},
+        "batching": "coalescing",
+    }
+    wished = {}
+    for target in (None, 0.8):
+        scheduler = Scheduler(Policies.chosen(policies))
+        asked = []
+        for event in (
+            ev.TierOffered(0.0, ev.TierSpec("t", 0, 20)),
+            ev.ContextDeclared(0.0, ev.ContextSpec("model", "model")),
+            ev.AppDeclared(0.0, ev.AppSpec("talk", "talk", "model", sessions=True, chunk_target=target)),
+            *(ev.SessionOpened(0.0, number, "talk", 10**6) for number in range(12)),
+            ev.WorkerJoined(1.0, ev.WorkerSpec("w", tier="t")),
+            ev.ContextReady(1.0, "w", "model", 1.0),
+            ev.StepFinished(2.0, "w", 1, 0.5, [{"made": 1}] * (12 if target is None else 1)),
+            ev.Tick(3.0),
+        ):
+            asked += [each.workers for each in scheduler.handle(event) if isinstance(each, cmd.Acquire)]
+        wished[target] = asked[-1]
+    assert wished[None] == 4  # 12 sessions, 3 on each, though a step served all of them.
+    assert wished[0.8] > 4  # One was measured to keep the target, and no more.

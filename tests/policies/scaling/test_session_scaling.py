@@ -41,7 +41,7 @@ from ctxflow.policies.turboserve.rebalancing import (
     rebalance,
     rebalance_groups,
 )
-from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned, unplaced
+from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned
 
 LINEAR = PowerCurve(0.0, 1.0)
 counts = st.lists(st.integers(0, 4), min_size=1, max_size=4)
@@ -215,7 +215,6 @@ def test_assignment_is_even_and_waits_only_where_all_is_full(numbers, new, capac
     assert len(found.placed) == min(new, room) and len(found.placed) + len(found.waiting) == new
     loads = [len(each) + sum(place == gpu for place in found.placed.values()) for gpu, each in before.items()]
     assert max(loads) <= max(*numbers, min(loads) + 1)
-    assert unplaced(["x", *before.get(0, [])], before) == ["x"]
 
 
 def test_assignment_prefers_the_faster_gpu():

@@ -107,7 +107,9 @@ class SimulatedEngine:
     :param notice: seconds from an eviction's notice to the eviction; 0 for none.
     :param salvage: the apps that answer their items one by one. Their calls end at a notice with the item in flight;
         without one, what was done half a second before is kept. (It is told when the worker is lost, not before.)
-    :param state_bytes: the size of each session's state, and `carry_seconds`, how long one takes to another worker.
+    :param state_bytes: the size of each session's state, or of a session by its number.
+    :param carry_seconds: how long a state takes to another worker, or one of so many bytes.
+    :param turn_over: whether the user of a session wants nothing more for now: then a chunk of it is its turn's last.
     :param planning_seconds: how long a plan is computed; by default it is there at once.
     :param faults: what is wrong with hosts; by default nothing is.
     :param poison: app -> of how many of its items one raises wherever it runs, and its call with it.
@@ -142,13 +144,14 @@ class SimulatedEngine:
         seed: int = 0,
         notice: float = 0.0,
         salvage: Container[str] = (),
-        state_bytes: int = 0,
-        carry_seconds: float = 0.0,
+        state_bytes: int | Callable[[int], int] = 0,
+        carry_seconds: float | Callable[[int], float] = 0.0,
         planning_seconds: float = 0.0,
         faults: Iterable[Fault] = (),
         poison: Mapping[str, int] | None = None,
         zygote: str = "none",
         concurrency: Mapping[str, int] | None = None,
+        turn_over: Callable[[int], bool] | None = None,
     ) -> None:
         self._zygote, self._zygotes = zygote, set[str]()  # Workers, or hosts, that have one.
         self._imports: Callable[[str, SimulatedMachine], float] | None = getattr(times, "imports", None)
@@ -156,7 +159,9 @@ class SimulatedEngine:
         self._faults = Faults(faults)
         self._poison = poison or {}
         self._troubled = bool(self._poison) or self._faults.any
-        self._state_bytes, self._carry_seconds, self._planning_seconds = state_bytes, carry_seconds, planning_seconds
+        self._state_bytes: Callable[[int], int] = state_bytes if callable(state_bytes) else lambda session: state_bytes
+        self._carry_seconds = carry_seconds
+        self._turn_over, self._planning_seconds = turn_over, planning_seconds
         self.now = 0.0
         self.account = Account()
         # (time, machine, +1 or -1) for every worker that joined or went.
@@ -180,7 +185,7 @@ class SimulatedEngine:
         self._of_workers: dict[type[cmd.Command], Callable[[SimulatedWorker, Any], None]] = {
             cmd.Run: self._run,
             cmd.Step: self._step,
-            cmd.Carry: lambda worker, carry: self.at(self.now + self._carry_seconds, self._carried, carry),
+            cmd.Carry: self._carry,
             cmd.Load: self._load,
             cmd.Stage: self._stage,
             cmd.Unload: self._unload,
@@ -532,12 +537,20 @@ class SimulatedEngine:
         outcomes: list[dict[str, Any]] = []
         for order in orders:
             outcome: dict[str, Any] = {"made": 1} if order.chunk is not None else {}
+            if outcome and self._turn_over is not None and self._turn_over(order.session):
+                outcome["idle"] = True
             if order.then in ("keep", "leave"):
-                outcome["kept"] = self._state_bytes
+                outcome["kept"] = self._state_bytes(order.session)
             elif order.then == "freeze":
-                outcome["frozen"] = ["", self._state_bytes]
+                outcome["frozen"] = ["", self._state_bytes(order.session)]
             outcomes.append(outcome)
         self._out.append(ev.StepFinished(self.now, worker.id, attempt, call.seconds, outcomes))
+
+    def _carry(self, worker: SimulatedWorker, command: cmd.Carry) -> None:
+        seconds = self._carry_seconds
+        if callable(seconds):
+            seconds = seconds(command.bytes)
+        self.at(self.now + seconds, self._carried, command)
 
     def _carried(self, command: cmd.Carry) -> None:
         if command.worker in self._workers and command.source in self._workers:

@@ -128,33 +128,6 @@ def assign(
     return SessionAssignment(placed, tuple(waiting))
 
 
-def round_robin(gpus: Sequence[Gpu], turn: int) -> Gpu:
-    """Return the GPU whose turn it is: TurboServe's base configuration.
-
-    >>> [round_robin("xyz", turn) for turn in range(4)]
-    ['x', 'y', 'z', 'x']
-    """
-    return gpus[turn % len(gpus)]
-
-
-def load_aware(counts: Mapping[Gpu, int]) -> Gpu:
-    """Return the GPU with the fewest sessions (LAG).
-
-    >>> load_aware({"x": 2, "y": 1})
-    'y'
-    """
-    return min(counts, key=counts.__getitem__)
-
-
-def memory_aware(state_bytes: Mapping[Gpu, float]) -> Gpu:
-    """Return the GPU whose sessions' states take the least memory (MAG).
-
-    >>> memory_aware({"x": 2e9, "y": 3e9})
-    'x'
-    """
-    return min(state_bytes, key=state_bytes.__getitem__)
-
-
 Rule = Literal["plateau-aware", "printed"]
 GROUP_SIZE = 64  # GPUs of a sub-group: the paper's.
 ONE_GROUP = 256  # GPUs up to which a fleet is balanced as one.

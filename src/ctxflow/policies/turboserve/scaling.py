@@ -50,7 +50,8 @@ class ClosedLoop:
     divides them.
 
     :param calls_per_worker: calls, queued or running, that load a worker fully.
-    :param sessions_per_worker: sessions that load a worker fully, until that is measured.
+    :param sessions_per_worker: sessions that load a worker fully: of an app with a chunk target until that is measured,
+        of others always. By default 4, and with others as many as a step serves.
     :param levels: [volatility up to which it holds, share] pairs, ascending, and [share] for all above;
         `ctxflow profile-scaling` finds them. [[0.8]] unless given.
     :param tolerance: how far the load of calls may be from the share before anything is done.
@@ -59,6 +60,7 @@ class ClosedLoop:
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
     :param reserve: for how many boot times rises of sessions that came faster than a boot are remembered: there is room
         for the second largest of them, also while nobody is active. 0 for none.
+    :param anticipates: whether sessions are; without it they are scaled as calls are, by the paper's loop.
     :raises ValueError: for a number that makes no sense.
 
     >>> ClosedLoop(levels=[[1.0, 0.8], [0.5]]).levels.at(2.0).utilization
@@ -68,16 +70,17 @@ class ClosedLoop:
     def __init__(
         self,
         calls_per_worker: float = 4,
-        sessions_per_worker: int = SESSIONS,
+        sessions_per_worker: int | None = None,
         levels: Sequence[Sequence[float]] | None = None,
         tolerance: float = 0.1,
         boot_seconds: float = 30.0,
         batch_size: int = 100,
         reserve: float = RESERVE,
+        anticipates: bool = True,
     ) -> None:
         if not (math.isfinite(calls_per_worker) and calls_per_worker > 0):
             raise ValueError("calls_per_worker is how many calls load a worker fully: give more than 0")
-        if sessions_per_worker < 1:
+        if sessions_per_worker is not None and sessions_per_worker < 1:
             raise ValueError("sessions_per_worker is how many sessions load a worker fully: give 1 or more")
         if not (math.isfinite(boot_seconds) and boot_seconds >= 0):
             raise ValueError("boot_seconds is a number of seconds: give 0 or more")
@@ -86,11 +89,12 @@ class ClosedLoop:
         if not (math.isfinite(reserve) and reserve >= 0):
             raise ValueError("reserve is for how many boot times rises are remembered: give 0 or more")
         self.levels = _levels(levels, tolerance)
-        self._reserve = reserve
+        self.reserve = reserve
         self._calls_per_worker = calls_per_worker
         self._sessions_per_worker = sessions_per_worker
         self._boot_seconds = boot_seconds
         self._batch_size = batch_size
+        self.anticipates = anticipates
         self._loops: dict[frozenset[str], _Loop] = {}
         self._arrived: dict[str, int] = {}
         self._active: set[int] = set()
@@ -110,7 +114,7 @@ class ClosedLoop:
                 self._add_sessions(found, view, view.apps[app], sessions[app])
         forget(self._arrived, view.apps)
         self._active = {session.id for each in sessions.values() for session in each}
-        self._loops = {group: self._loops.get(group) or _Loop(self.levels, self._reserve) for group in work}
+        self._loops = {group: self._loops.get(group) or _Loop(self) for group in work}
         return divided(view, {group: self._workers(view, group, found) for group, found in work.items()})
 
     def _came(self, view: View, app: AppView) -> float:
@@ -120,7 +124,9 @@ class ClosedLoop:
         return new / slot_items(view, app, self._batch_size) if new else 0.0
 
     def _add_sessions(self, work: _Work, view: View, app: AppView, sessions: Sequence[SessionView]) -> None:
-        share = 1 / sessions_of_worker(view, app, self._sessions_per_worker)
+        given = self._sessions_per_worker
+        known = given if given is not None and app.chunk_target is None else None
+        share = 1 / (known or sessions_of_worker(view, app, given or SESSIONS))
         work.most += len(sessions)
         work.sessions.update(session.id for session in sessions)
         work.streams += share * len(sessions)
@@ -151,8 +157,8 @@ class _Work:
 class _Loop:
     """The controller of the work that the same tiers can run."""
 
-    def __init__(self, levels: Levels, reserve: float) -> None:
-        self._levels, self._reserve = levels, reserve
+    def __init__(self, policy: ClosedLoop) -> None:
+        self._policy = policy
         self._held = 0
         self._epochs = Epochs()
         self._peak = Peak()
@@ -163,18 +169,19 @@ class _Loop:
     def workers(self, now: float, work: _Work, there: int, boot_seconds: float, maximum: int) -> int:
         """Return the workers to hold, at most so many; `there` carry the work now."""
         self._epochs.add(now, work.came)
-        parameters = self._levels.at(self._epochs.volatility)
+        parameters = self._policy.levels.at(self._epochs.volatility)
         ahead = self._ahead(now, work, boot_seconds)
-        reserved = max(0, math.ceil(ahead.reserved) - len(work.sessions))
+        anticipates = self._policy.anticipates
+        reserved = max(0, math.ceil(ahead.reserved) - len(work.sessions)) if anticipates else 0
         most = min(maximum, work.most + reserved)
         if work.sessions:
             self._each = work.streams / len(work.sessions)
-        if work.sessions or reserved:
+        if anticipates and (work.sessions or reserved):
             load, spare = work.queue + self._each * ahead.sessions, SPARE * self._each * ahead.deviation
             room = work.queue + self._each * ahead.reserved
             wish = decide_ahead(load, self._held, 1, parameters.utilization, most, 0, spare, room)
         else:
-            load = work.queue
+            load = work.queue + work.streams
             carried = load / there if there else math.inf if load else 0.0
             wish = min(most, decide(carried, load, self._held, 1, parameters, most, least=0))
         self._held = int(self._peak.over(wish, now, boot_seconds))
@@ -184,7 +191,7 @@ class _Loop:
         """Return the sessions to be ready for so many seconds from now."""
         sessions = work.sessions
         if self._turnover is None:  # Those that are there at the first look did not come just now.
-            self._turnover, self._sessions = Turnover(now, self._reserve), sessions
+            self._turnover, self._sessions = Turnover(now, self._policy.reserve), sessions
         self._turnover.add(now, len(sessions - self._sessions), len(self._sessions - sessions))
         self._sessions = sessions
         return self._turnover.anticipated(now, len(sessions), seconds, work.idle)
