@@ -41,12 +41,13 @@ class App:
 class View:
     """Calls are of one item unless an app says otherwise; `running` has the app of each."""
 
-    def __init__(self, tiers, apps, workers=(), running=(), now=0.0):
+    def __init__(self, tiers, apps, workers=(), running=(), now=0.0, preferred=()):
         self.tiers = {tier.name: tier for tier in tiers}
         self.apps = {app.id: app for app in apps}
         self.workers = dict(enumerate(workers))
         self.attempts = {n: types.SimpleNamespace(app=app, items=(0,)) for n, app in enumerate(running)}
         self.sessions = {}
+        self.preferred = preferred
         self.now = now
 
     def batch_size(self, app, worker):

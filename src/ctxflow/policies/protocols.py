@@ -75,6 +75,10 @@ class View(Protocol):
     def forecast(self) -> Mapping[str, float] | None:
         """Items expected per second by app, where there is a forecast."""
 
+    @property
+    def preferred(self) -> Sequence[str]:
+        """The tiers that the plan has workers on, those that do most for their price first; none without a plan."""
+
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back.
 
@@ -132,6 +136,7 @@ class Plan:
         by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
     :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
         that is not named here has all its items answered by its own context.
+    :ivar order: tiers, in the order in which workers should be held while fewer are wanted than the plan allows.
     :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
@@ -139,6 +144,7 @@ class Plan:
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    order: Sequence[str] = ()
     reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:

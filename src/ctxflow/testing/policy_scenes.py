@@ -160,6 +160,7 @@ class SceneTier:
     machines: str = ""
     price: float | None = None
     boot_seconds: float | None = None
+    requested: int | None = None
     match_rate: float | None = None
     eviction_rate: float | None = None
     lifetimes: Sequence[float] | None = None
@@ -200,6 +201,7 @@ class Scene:
     regions: dict[str, SceneRegion] = dataclasses.field(default_factory=dict)
     sessions: dict[int, SceneSession] = dataclasses.field(default_factory=dict)
     forecast: dict[str, float] | None = None
+    preferred: Sequence[str] = ()
     needs: dict[str, int] = dataclasses.field(default_factory=dict)
     items: int = 10
     random: random.Random = dataclasses.field(default_factory=lambda: random.Random(0), compare=False)
@@ -263,7 +265,7 @@ def drawn(
         name = f"tier{number}"
         scene.tiers[name] = SceneTier(
             name, chance.choice([0, 0, 1]), max(1, workers), chance.choice([1, 2, 4]), "",
-            known(chance.uniform(0.2, 4)), known(chance.uniform(5, 90)), known(chance.uniform(1, 50)),
+            known(chance.uniform(0.2, 4)), known(chance.uniform(5, 90)), None, known(chance.uniform(1, 50)),
             known(chance.uniform(1e-5, 1e-2)),
             [chance.uniform(10, 5000) for _ in range(chance.randrange(1, 9))] if chance.random() < measured else None,
         )  # fmt: skip

@@ -39,7 +39,7 @@ class Run:
         app = types.SimpleNamespace(id="x", backlog=self.backlog, arrived=self.arrived, batch_size=1)
         return types.SimpleNamespace(
             now=self.now, tiers={"a": tier}, apps={"x": app}, attempts={}, sessions={},
-            workers=dict.fromkeys(range(self.there), worker),
+            workers=dict.fromkeys(range(self.there), worker), preferred=(),
             batch_size=lambda app, worker: 1, permits=lambda app, tier: True,
         )  # fmt: skip
 

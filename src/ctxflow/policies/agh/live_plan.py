@@ -92,7 +92,8 @@ class Moment:
             counts = dict(old)
         several = [each.app for each in wanted if len(each.candidates) > 1]
         shares = {(app, context): part for app in several for context, part in mixes[app].items()}
-        plan = dataclasses.replace(_as_plan(counts, self.tiers), shares=shares, reasons=tuple(reasons))
+        order = problem.preferred(counts)
+        plan = dataclasses.replace(_as_plan(counts, self.tiers), shares=shares, order=order, reasons=tuple(reasons))
         return Made(plan, staffing, mixes, cut)
 
     def _revised(self, problem: StaffingProblem, share: float) -> Staffing:

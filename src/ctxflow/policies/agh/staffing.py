@@ -284,6 +284,17 @@ class StaffingProblem:
         needed = workers_needed(held, busy, UTILIZATION)
         return {(self.tasks[i].context, self.offers[offer].name): workers for (i, offer), workers in needed.items()}
 
+    def preferred(self, counts: Mapping[tuple[str, str], int]) -> tuple[str, ...]:
+        """Return the tiers with workers, those first on which work costs least above where it is cheapest."""
+        prices = {offer.name: offer.price for offer in self.offers}
+        dearer: dict[str, list[float]] = {}
+        tasks = {task.context: task for task in self.tasks}
+        for (context, tier), workers in counts.items():
+            work = tasks[context].work if context in tasks else {}
+            least = min((prices[name] * seconds for name, seconds in work.items()), default=0.0)
+            dearer.setdefault(tier, []).extend([prices[tier] * work[tier] / least if least else 1.0] * workers)
+        return tuple(sorted(dearer, key=lambda tier: (sum(dearer[tier]) / len(dearer[tier]), prices[tier], tier)))
+
     def fill(self, counts: dict[tuple[str, str], int]) -> None:
         """Give each worker that is left to the context with the most work for a worker."""
         total = Counter({task.context: 0 for task in self.tasks})
