@@ -161,7 +161,8 @@ def draw_site(seed: int) -> PairSite:
         gives = drawn.choice([0, 1, workers // 3]) if kind == "fewer" else None
         since = drawn.uniform(300.0, 1800.0) if kind == "late" else 0.0
         up = drawn.uniform(400.0, 1800.0) if kind == "evicted" else None
-        tiers[f"tier{number}"] = PairTier(price, workers, drawn.uniform(5.0, 60.0), gives, since, up)
+        boot = math.exp(drawn.uniform(math.log(5.0), math.log(120.0)))
+        tiers[f"tier{number}"] = PairTier(price, workers, boot, gives, since, up)
         paces[f"tier{number}"] = price ** -drawn.uniform(0.2, 1.1)
     there = {name: tier.workers if tier.gives is None else tier.gives for name, tier in tiers.items()}
     apps: dict[str, PairApp] = {}

@@ -137,6 +137,8 @@ class Plan:
     :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
         that is not named here has all its items answered by its own context.
     :ivar order: tiers, in the order in which workers should be held while fewer are wanted than the plan allows.
+    :ivar margins: (context, tier) -> the shares by which its items are planned to take longer than was measured: of
+        workers' time, and of delays that have a limit.
     :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
@@ -145,6 +147,7 @@ class Plan:
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     order: Sequence[str] = ()
+    margins: Mapping[tuple[str, str], tuple[float, float]] = dataclasses.field(default_factory=dict)
     reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:

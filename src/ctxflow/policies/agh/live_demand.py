@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.staffing import ContextOption, Wanted
+from ctxflow.policies.agh.staffing import ContextOption, Margin, Wanted
 from ctxflow.policies.helpers import SESSIONS, active, forget, serving
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView
 
 _LOOKS = 16  # In a period.
+DEVIATIONS = 2.0  # That a margin has room for.
+MOST_MARGIN = 0.5  # Of what is known.
+_GUESS = 0.25  # A worker's deviation, of which one is counted beside those that were measured.
+_REMEMBERED = 32  # Deviations.
 UNTRIED = 0.1  # Seconds of an item with an alternative that was not measured, in those of the app's own.
 
 
@@ -24,12 +29,15 @@ class Demand:
 
     :param clear: seconds in which an item should be answered.
     :param period: from one plan to the next; what is overdue counts as due by then.
+    :param margin: a share that items and errors may be worse than known; None for the `Spread` of what was measured.
     :ivar unable: apps with work that no tier can run and no worker serves, at the last call of `wanted`.
     """
 
-    def __init__(self, clear: float, period: float) -> None:
+    def __init__(self, clear: float, period: float, margin: float | None = None) -> None:
         self._clear = clear
         self._period = period
+        self._margin = margin
+        self._spread = Spread()
         self._seconds: dict[tuple[str, str], float] = {}
         self._loads: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -54,6 +62,7 @@ class Demand:
     def measured(self, view: View) -> frozenset[str]:
         """Update the measurements; return the contexts of which a speed is known."""
         self._seconds = {key: seconds for key, seconds in self._seconds.items() if key[0] in view.apps}
+        self._shown: dict[tuple[str, str], list[float]] = {}
         for app in view.apps.values():
             shown: dict[str, list[tuple[float, int]]] = {}
             for worker in view.workers.values():
@@ -63,6 +72,7 @@ class Demand:
             for tier, each in shown.items():
                 total = sum(items for _, items in each)
                 self._seconds[app.id, tier] = sum(seconds * items for seconds, items in each) / total
+                self._shown[app.id, tier] = [seconds for seconds, _ in each]
             for tier, most in _capacities(view, app).items():
                 self._seconds[app.id, tier] = 1 / most
         for context in {app.context for app in view.apps.values()}:
@@ -84,6 +94,7 @@ class Demand:
     def wanted(self, view: View) -> list[Wanted]:
         """Return what there is to do, in the order of apps; what no tier can run is in `unable`."""
         self.unable = []
+        self._spread.compare(self._shown, self._seconds)
         running = Counter(attempt.app for attempt in view.attempts.values() for _ in attempt.items)
         pace = self._tier_paces(view)
         sessions = active(view)
@@ -97,7 +108,9 @@ class Demand:
             own, *others = [self._candidate(view, app, pace, untried) for app in family]
             if own.seconds:
                 able = (own, *(each for each in others if each.seconds))
-                found.append(Wanted(name, rate, able, family[0].max_delay, family[0].max_error))
+                most = family[0].max_error
+                most = None if most is None else most / (1 + (self._margin or 0.0))
+                found.append(Wanted(name, rate, able, family[0].max_delay, most))
             elif not any(view.holders(app.context) for app in family):
                 self.unable.append(name)
         return found
@@ -105,7 +118,13 @@ class Demand:
     def _candidate(self, view: View, app: AppView, pace: dict[str, float], untried: float | None) -> ContextOption:
         tiers = [tier.name for tier in view.tiers.values() if view.able(app, tier)]
         seconds = {tier: self._item(view, app, tier, pace, untried) for tier in tiers}
-        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
+        margins = {tier: self._margin_of(app, tier) for tier in tiers}
+        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error, margins)
+
+    def _margin_of(self, app: AppView, tier: str) -> Margin:
+        if self._margin is not None:
+            return Margin(self._margin, self._margin)
+        return self._spread.margin((app.id, tier))
 
     def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
         """Return the items an hour: what is queued until it is due (new items later), and what keeps coming."""
@@ -175,6 +194,47 @@ def _arrived(family: Sequence[AppView]) -> int:
 def _average(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed)
+
+
+class Spread:
+    """How far workers were from what was known of them when it was planned with, and the margins that follow.
+
+    A margin has room for two deviations of a worker in a delay, which each worker's items have to keep, and two
+    standard errors of the mean in the work, which all workers do together. One guessed deviation is counted beside
+    the measured ones, the last 32.
+
+    >>> spread, key = Spread(), ("ask", "a10")
+    >>> spread.compare({key: [1.1, 0.9, 1.1, 0.9]}, {key: 1.0})
+    >>> spread.margin(key)
+    Margin(work=0.13, delay=0.29)
+    """
+
+    def __init__(self) -> None:
+        self._planned: dict[tuple[str, str], float] = {}
+        self._off: dict[tuple[str, str], list[float]] = {}
+
+    def compare(self, shown: Mapping[tuple[str, str], list[float]], means: Mapping[tuple[str, str], float]) -> None:
+        """Compare what workers show, seconds of an item by app and tier, with what the last plan was made of."""
+        for key, seconds in shown.items():
+            known = self._planned.get(key, means[key])
+            if known > 0:
+                off = self._off.setdefault(key, [])
+                off.extend(each / known - 1 for each in seconds)
+                del off[:-_REMEMBERED]
+        self._planned = {key: means[key] for key in means}
+        self._off = {key: off for key, off in self._off.items() if key in means}
+
+    def margin(self, key: tuple[str, str]) -> Margin:
+        """Return by how much worse than its mean an app on a tier is planned to be.
+
+        Nothing where no worker was measured: it is tried as it may be at its best.
+        """
+        if key not in self._off:
+            return Margin()
+        off = [_GUESS, *self._off[key]]
+        deviation = math.sqrt(sum(each * each for each in off) / len(off))
+        shares = (DEVIATIONS * deviation / math.sqrt(len(off)), DEVIATIONS * deviation)
+        return Margin(*(round(min(MOST_MARGIN, share), 2) for share in shares))
 
 
 @dataclasses.dataclass

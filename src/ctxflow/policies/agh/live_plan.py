@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.agh.staffing import Mixes, Offer, Staffing, StaffingProblem, Wanted
+from ctxflow.policies.agh.staffing import Margin, Mixes, Offer, Staffing, StaffingProblem, Wanted
 from ctxflow.policies.protocols import Plan
 from ctxflow.policies.views import TierView
 
@@ -93,7 +93,10 @@ class Moment:
         several = [each.app for each in wanted if len(each.candidates) > 1]
         shares = {(app, context): part for app in several for context, part in mixes[app].items()}
         order = problem.preferred(counts)
-        plan = dataclasses.replace(_as_plan(counts, self.tiers), shares=shares, order=order, reasons=tuple(reasons))
+        margins = margins_of(wanted, counts)
+        plan = dataclasses.replace(
+            _as_plan(counts, self.tiers), shares=shares, order=order, margins=margins, reasons=tuple(reasons)
+        )
         return Made(plan, staffing, mixes, cut)
 
     def _revised(self, problem: StaffingProblem, share: float) -> Staffing:
@@ -127,12 +130,40 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
     for each in wanted:
         best = min(seconds for candidate in each.candidates for seconds in candidate.seconds.values())
         if each.max_delay is None or best <= each.max_delay:
-            found.append(each)
+            found.append(_with_room(each))
             continue
         found.append(dataclasses.replace(each, max_delay=None))
         limit = f"max_delay = {each.max_delay:g} s"
         reasons.append(f"{each.app}: (5i) no tier answers an item within {limit}: it is planned for without the limit")
     return found, reasons
+
+
+def margins_of(wanted: Sequence[Wanted], counts: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], Margin]:
+    """Return a plan's margins by context and tier, the largest of its apps', those of delays that have a limit."""
+    found: dict[tuple[str, str], Margin] = {}
+    for each in wanted:
+        for option in each.candidates:
+            for tier, margin in option.margins.items():
+                if (pair := (option.context, tier)) in counts:
+                    delay = 0.0 if each.max_delay is None else margin.delay
+                    found[pair] = Margin(*map(max, found.get(pair, Margin()), (margin.work, delay)))
+    return {pair: margin for pair, margin in found.items() if any(margin)}
+
+
+def _with_room(wanted: Wanted) -> Wanted:
+    """Return an app with no more margin in its delays than some tier leaves below the limit."""
+    kept = [candidate.delay(tier) for candidate in wanted.candidates for tier in candidate.seconds]
+    if wanted.max_delay is None or min(kept) <= wanted.max_delay:
+        return wanted
+    room = max(wanted.max_delay / s - 1 for candidate in wanted.candidates for s in candidate.seconds.values())
+    candidates = tuple(
+        dataclasses.replace(
+            each,
+            margins={tier: margin._replace(delay=min(margin.delay, room)) for tier, margin in each.margins.items()},
+        )
+        for each in wanted.candidates
+    )
+    return dataclasses.replace(wanted, candidates=candidates)
 
 
 # --- contexts: how the items of apps that name alternatives are divided

@@ -18,6 +18,8 @@ from ctxflow.policies.helpers import active
 from ctxflow.policies.protocols import Plan, View
 from ctxflow.policies.views import TierView
 
+MEASURED = "measured"
+
 
 class AdaptivePlacement:
     """Plans by AGH from measured speeds and what is queued.
@@ -31,10 +33,14 @@ class AdaptivePlacement:
         bounds change, when sessions want more workers than were planned, and when a quarter of the workers are lost.
     :param clear: seconds in which what is queued should be answered.
     :param least_gain: the share of the present plan's cost that a new plan must save.
+    :param margin: how much worse than known what was measured is planned to be (`live_demand.Spread`); or a share for
+        all seconds and errors: items that take 1 + margin times as long, limits on errors divided by that.
     :raises ValueError: for a number that makes no sense.
     """
 
-    def __init__(self, period: float = 300.0, clear: float = 1800.0, least_gain: float = 0.05) -> None:
+    def __init__(
+        self, period: float = 300.0, clear: float = 1800.0, least_gain: float = 0.05, margin: float | str = MEASURED
+    ) -> None:
         for name, value in (("period", period), ("clear", clear)):
             if not (_is_number(value) and value > 0):
                 raise ValueError(f"{name} is a number of seconds: give more than 0, not {value!r}")
@@ -42,7 +48,10 @@ class AdaptivePlacement:
             raise ValueError(f"least_gain is a share of the cost: give 0 or more, not {least_gain!r}")
         self._period = period
         self._hold_hours, self._least_gain = 2 * period / 3600, least_gain
-        self._demand = Demand(clear, period)
+        share = None if margin == MEASURED else margin
+        if not (share is None or (_is_number(share) and float(share) >= 0)):
+            raise ValueError(f"margin is a share, or {MEASURED!r}: give 0 or more, not {margin!r}")
+        self._demand = Demand(clear, period, None if share is None else float(share))
         self._made = Made()
         self._planned: _Occasion | None = None
         self._given = Given(period)

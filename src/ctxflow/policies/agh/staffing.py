@@ -32,14 +32,26 @@ Mixes = Mapping[str, Mapping[str, float]]
 """App -> context -> the share of the app's items that it answers."""
 
 
+class Margin(NamedTuple):
+    """Shares by which items are planned to take longer than is known: in workers' time, and in what has a limit."""
+
+    work: float = 0.0
+    delay: float = 0.0
+
+
 @dataclasses.dataclass(frozen=True)
 class ContextOption:
-    """A context that may answer an app's items, the seconds of one by tier (one at least), and its error."""
+    """A context that may answer an app's items, the seconds of one by tier (one at least), its error, and margins."""
 
     context: str
     seconds: dict[str, float]
     load_seconds: float
     error: float = 0.0
+    margins: Mapping[str, Margin] = dataclasses.field(default_factory=dict)
+
+    def delay(self, tier: str) -> float:
+        """Return the seconds of an item with its margin."""
+        return self.seconds[tier] * (1 + self.margins.get(tier, Margin()).delay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,12 +193,16 @@ class StaffingProblem:
                     continue
                 task = tasks.setdefault(option.context, ContextWork(option.context, option.load_seconds))
                 task.per_hour += rate
-                work = {tier: rate * seconds for tier, seconds in option.seconds.items()}
-                task.work.update(work)
+                task.work.update(
+                    {
+                        tier: rate * seconds * (1 + option.margins.get(tier, Margin()).work)
+                        for tier, seconds in option.seconds.items()
+                    }
+                )
                 if each.max_delay is not None:
                     task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
                     task.urgent += rate
-                    task.urgent_work.update(work)
+                    task.urgent_work.update({tier: rate * option.delay(tier) for tier in option.seconds})
         if not any(offer.workers for offer in offers):
             raise ValueError("there is no worker to be had on any tier")
         return cls(list(tasks.values()), offers)
