@@ -79,6 +79,10 @@ class View(Protocol):
     def preferred(self) -> Sequence[str]:
         """The tiers that the plan has workers on, those that do most for their price first; none without a plan."""
 
+    @property
+    def releases_idle(self) -> bool:
+        """Whether the scaling policy gives back workers for which there is no work, as it says itself."""
+
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back.
 
@@ -296,7 +300,12 @@ class ScalingPolicy(Protocol):
     """How many workers of each tier to hold."""
 
     def target(self, view: View) -> Mapping[str, int]:
-        """Tier -> workers wanted."""
+        """Tier -> workers wanted.
+
+        It has the last word on numbers: a plan bounds them, and says which tiers it prefers (`View.preferred`). A
+        policy that gives back workers for which there is no work has an attribute `releases_idle = True` (optional):
+        plans then allow it more of them for a shorter time.
+        """
 
 
 class SessionPolicy(Protocol):

@@ -291,6 +291,11 @@ class RunView(ReadOnly):
         """The tiers in the order in which the plan would have them used."""
         return self._state.plan.order
 
+    @property
+    def releases_idle(self) -> bool:
+        """Whether the scaling policy gives back workers for which there is no work."""
+        return bool(getattr(self._state.policies.scaling, "releases_idle", False))
+
     def batch_size(self, app: views.AppView, worker: views.WorkerView) -> int:
         """Return the items that a worker would take at a time: of a batch, or in flight where calls overlap."""
         return self._window(app, worker) if app.overlaps else self._size(app, worker)

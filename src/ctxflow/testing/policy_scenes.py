@@ -202,6 +202,7 @@ class Scene:
     sessions: dict[int, SceneSession] = dataclasses.field(default_factory=dict)
     forecast: dict[str, float] | None = None
     preferred: Sequence[str] = ()
+    releases_idle: bool = False
     needs: dict[str, int] = dataclasses.field(default_factory=dict)
     items: int = 10
     random: random.Random = dataclasses.field(default_factory=lambda: random.Random(0), compare=False)

@@ -100,8 +100,9 @@ class Demand:
         sessions = active(view)
         found = []
         for name, family in _families(view).items():
-            rate = self._rate(family, sum(app.backlog + running[app.id] for app in family), view.now)
-            rate += 3600.0 * len(sessions.get(name, ()))
+            left = sum(app.backlog + running[app.id] for app in family)
+            steady = 3600 * (self._steady(name, _arrived(family), view.now) + len(sessions.get(name, ())))
+            rate = steady + self._due_rate(family, left, view.now)
             if rate <= 0:
                 continue
             untried = 1 / SESSIONS if name in sessions else None
@@ -110,7 +111,7 @@ class Demand:
                 able = (own, *(each for each in others if each.seconds))
                 most = family[0].max_error
                 most = None if most is None else most / (1 + (self._margin or 0.0))
-                found.append(Wanted(name, rate, able, family[0].max_delay, most))
+                found.append(Wanted(name, rate, able, family[0].max_delay, most, left, steady))
             elif not any(view.holders(app.context) for app in family):
                 self.unable.append(name)
         return found
@@ -119,15 +120,16 @@ class Demand:
         tiers = [tier.name for tier in view.tiers.values() if view.able(app, tier)]
         seconds = {tier: self._item(view, app, tier, pace, untried) for tier in tiers}
         margins = {tier: self._margin_of(app, tier) for tier in tiers}
-        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error, margins)
+        measured = frozenset(tier for tier in tiers if (app.id, tier) in self._seconds)
+        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error, margins, measured)
 
     def _margin_of(self, app: AppView, tier: str) -> Margin:
         if self._margin is not None:
             return Margin(self._margin, self._margin)
         return self._spread.margin((app.id, tier))
 
-    def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
-        """Return the items an hour: what is queued until it is due (new items later), and what keeps coming."""
+    def _due_rate(self, family: Sequence[AppView], left: int, now: float) -> float:
+        """Return the items an hour that answer what is queued until it is due, new items later."""
         name, arrived = family[0].id, _arrived(family)
         new = min(left, max(0, arrived - self._known.get(name, 0)))
         self._known[name] = arrived
@@ -135,7 +137,7 @@ class Demand:
             self._due[name] = now
         else:
             self._due[name] = ((left - new) * self._due.get(name, now) + new * (now + self._clear)) / left
-        return 3600 * (self._steady(name, arrived, now) + left / max(self._period, self._due[name] - now))
+        return 3600 * left / max(self._period, self._due[name] - now)
 
     def _steady(self, name: str, arrived: int, now: float) -> float:
         """Return the items a second that keep coming: the median over the quarters of the last period, or less."""

@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ctxflow.policies.agh.hastening import hastened
 from ctxflow.policies.agh.staffing import Margin, Mixes, Offer, Staffing, StaffingProblem, Wanted
 from ctxflow.policies.protocols import Plan
 from ctxflow.policies.views import TierView
@@ -54,6 +55,7 @@ class Moment:
     :ivar unable: apps that no tier can run. :ivar before: the present plan.
     :ivar hold_hours: how long a plan is expected to stay: what it saves in that time pays for its loads.
     :ivar least_gain: the share of the present plan's cost that a new plan must save besides.
+    :ivar hasten: whether workers that have nothing to do are released, so that more may be held for a shorter time.
     """
 
     wanted: Sequence[Wanted]
@@ -64,6 +66,7 @@ class Moment:
     before: Made
     hold_hours: float
     least_gain: float
+    hasten: bool = False
 
     def __call__(self) -> Made:
         """Return the plan that AGH makes of it, or the one before with other numbers, if a change does not pay."""
@@ -86,6 +89,8 @@ class Moment:
         if scarce:
             problem.fill(counts)
         planned = {tier for _, tier in counts}
+        if self.hasten and not scarce:
+            counts = self._hastened(problem, counts)
         counts |= {(context, tier): 1 for tier, context in self.probes.items() if tier not in planned}
         old = before.plan.holders
         if counts.keys() == old.keys() and all(n <= old[pair] <= 1.25 * n for pair, n in counts.items()):
@@ -98,6 +103,12 @@ class Moment:
             _as_plan(counts, self.tiers), shares=shares, order=order, margins=margins, reasons=tuple(reasons)
         )
         return Made(plan, staffing, mixes, cut)
+
+    def _hastened(self, problem: StaffingProblem, counts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+        # Of tiers that are the same machines, more of one would be fewer of another.
+        whole = [offer for offer in problem.offers if not self.tiers[offer.name].machines]
+        period = self.hold_hours * 1800
+        return hastened(problem.tasks, whole, counts, self.before.plan.holders, period, self.least_gain)
 
     def _revised(self, problem: StaffingProblem, share: float) -> Staffing:
         before = self.before.staffing or Staffing((), ())

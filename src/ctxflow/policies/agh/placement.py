@@ -84,7 +84,8 @@ class AdaptivePlacement:
             return None
         tiers = {name: Bounds.of(tier) for name, tier in view.tiers.items()}
         probes, unable = self._probes(view), self._demand.unable
-        return Moment(wanted, offers, tiers, probes, unable, self._made, self._hold_hours, self._least_gain)
+        terms = self._hold_hours, self._least_gain, view.releases_idle
+        return Moment(wanted, offers, tiers, probes, unable, self._made, *terms)
 
     def planned(self, made: Made) -> None:
         """Follow this plan from now on."""

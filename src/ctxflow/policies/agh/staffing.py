@@ -41,13 +41,17 @@ class Margin(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ContextOption:
-    """A context that may answer an app's items, the seconds of one by tier (one at least), its error, and margins."""
+    """A context that may answer an app's items, the seconds of one by tier (one at least), its error, and margins.
+
+    :ivar measured: the tiers on which the seconds were measured, and not taken from other tiers or apps.
+    """
 
     context: str
     seconds: dict[str, float]
     load_seconds: float
     error: float = 0.0
     margins: Mapping[str, Margin] = dataclasses.field(default_factory=dict)
+    measured: frozenset[str] = frozenset()
 
     def delay(self, tier: str) -> float:
         """Return the seconds of an item with its margin."""
@@ -60,6 +64,7 @@ class Wanted:
 
     :ivar candidates: the contexts that may answer, the app's own first; there is one at least.
     :ivar max_delay: seconds, None for no limit; `max_error` likewise, a share.
+    :ivar queued: the items that wait now. :ivar arriving: those that keep coming, in an hour.
     """
 
     app: str
@@ -67,6 +72,8 @@ class Wanted:
     candidates: tuple[ContextOption, ...]
     max_delay: float | None = None
     max_error: float | None = None
+    queued: float = 0.0
+    arriving: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +136,8 @@ class ContextWork:
     """What a context has to do: items in an hour, and the worker's seconds that they take, by tier.
 
     :ivar urgent: the items in an hour of apps with a limit on the delay; `urgent_work` likewise.
+    :ivar queued: the items that wait now. :ivar arriving: those that keep coming, in an hour.
+    :ivar measured: the tiers on which some app's seconds were measured.
     """
 
     context: str
@@ -138,6 +147,9 @@ class ContextWork:
     work: Counter[str] = dataclasses.field(default_factory=Counter)
     urgent: float = 0.0
     urgent_work: Counter[str] = dataclasses.field(default_factory=Counter)
+    queued: float = 0.0
+    arriving: float = 0.0
+    measured: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def workers(self) -> float:
@@ -193,6 +205,9 @@ class StaffingProblem:
                     continue
                 task = tasks.setdefault(option.context, ContextWork(option.context, option.load_seconds))
                 task.per_hour += rate
+                task.measured |= option.measured
+                task.queued += mixes[each.app][option.context] * each.queued
+                task.arriving += mixes[each.app][option.context] * each.arriving
                 task.work.update(
                     {
                         tier: rate * seconds * (1 + option.margins.get(tier, Margin()).work)
