@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.simulated import Availability, SimulatedEngine, SimulatedMachine
+from ctxflow.policies.registry import DEFAULTS, names
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
@@ -125,19 +126,66 @@ def worker_hours(presence: Iterable[tuple[float, SimulatedMachine, int]], end: f
     return found
 
 
-def text_site(seed: int = 0) -> PairSite:
-    """Return three tiers whose price follows their speed less than in proportion, and two apps that come steadily."""
+@dataclasses.dataclass(frozen=True)
+class PairComparison:
+    """A pair of policies beside the placement alone, with `fixed` scaling, and the scaling alone, placed everywhere."""
+
+    pair: PairOutcome
+    placement: PairOutcome
+    scaling: PairOutcome
+
+    @property
+    def cost(self) -> float:
+        """Return its dollars, those of the cheaper one being 1."""
+        return self.pair.dollars / min(self.placement.dollars, self.scaling.dollars)
+
+    @property
+    def makespan(self) -> float:
+        """Return its seconds, those of the faster one being 1."""
+        return self.pair.seconds / min(self.placement.seconds, self.scaling.seconds)
+
+    def worse(self, tolerance: float, seconds: float) -> str:
+        """Return in what it is worse than the better of the two; "" if in nothing.
+
+        It may cost `tolerance` more than the cheaper; it may take as much longer than the faster, and `seconds` besides
+        for finding out what tiers give, or longer if it costs as much less. It is never that slower than both.
+        """
+        faster, slower = sorted((self.placement, self.scaling), key=lambda each: each.seconds)
+        if self.cost > 1 + tolerance:
+            return f"costs {self.cost:.2f} times as much as the cheaper one"
+        late = self.pair.seconds - (1 + tolerance) * faster.seconds - seconds
+        if late > 0 and self.pair.dollars > (1 - tolerance) * faster.dollars:
+            return f"takes {self.makespan:.2f} times as long as the faster one, and costs no less"
+        if self.pair.seconds > (1 + tolerance) * slower.seconds:
+            return f"takes {self.pair.seconds / slower.seconds:.2f} times as long as the slower one"
+        return ""
+
+
+def compare_pairs(site: PairSite) -> dict[tuple[str, str], PairComparison]:
+    """Return all pairs of a placement and a scaling policy, but those in which either is the default's."""
+    placements = [name for name in names("placement") if name != DEFAULTS["placement"]]
+    scalings = [name for name in names("scaling") if name != DEFAULTS["scaling"]]
+    placed = {name: run_pair(site, name, DEFAULTS["scaling"]) for name in placements}
+    scaled = {name: run_pair(site, DEFAULTS["placement"], name) for name in scalings}
+    return {
+        (one, other): PairComparison(run_pair(site, one, other), placed[one], scaled[other])
+        for one in placements
+        for other in scalings
+    }
+
+
+def slow_boot_site(seed: int = 0) -> PairSite:
+    """Return three tiers at 0.27, 0.81 and 1.54 $ an hour, the cheaper the slower to boot, and a steady load.
+
+    The price grows more than the speed: the cheapest tier does most for a dollar.
+    """
+    paces = {"cheap": 1.0, "middle": 0.6, "fast": 0.4}
+    boots = {"cheap": 60.0, "middle": 20.0, "fast": 5.0}
     prices = {"cheap": 0.27, "middle": 0.81, "fast": 1.54}
-    tiers = {name: PairTier(price, 8, 15.0) for name, price in prices.items()}
-    pace = {"cheap": 1.0, "middle": 0.6, "fast": 0.4}
+    tiers = {name: PairTier(prices[name], 8, boots[name]) for name in paces}
     apps = {
-        name: PairApp(
-            {tier: seconds * share for tier, share in pace.items()},
-            load,
-            20,
-            [(every * n, count) for n, every in enumerate([60.0] * 60)],
-        )
-        for name, seconds, load, count in (("short", 0.8, 15.0, 200), ("long", 3.0, 40.0, 60))
+        name: PairApp({t: seconds * pace for t, pace in paces.items()}, load, 20, [(60.0 * n, of) for n in range(60)])
+        for name, seconds, load, of in (("short", 0.8, 15.0, 200), ("long", 3.0, 40.0, 60))
     }
     return PairSite(tiers, apps, seed)
 

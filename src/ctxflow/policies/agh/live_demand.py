@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.staffing import ContextOption, Margin, Wanted
+from ctxflow.policies.agh.staffing import UTILIZATION, ContextOption, Margin, Wanted
 from ctxflow.policies.helpers import SESSIONS, active, forget, serving
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView
@@ -202,13 +202,13 @@ class Spread:
     """How far workers were from what was known of them when it was planned with, and the margins that follow.
 
     A margin has room for two deviations of a worker in a delay, which each worker's items have to keep, and two
-    standard errors of the mean in the work, which all workers do together. One guessed deviation is counted beside
-    the measured ones, the last 32.
+    standard errors of the mean in the work, which all workers do together: as far as these exceed the tenth of the
+    workers' time that no plan uses. One guessed deviation is counted beside the measured ones, the last 32.
 
     >>> spread, key = Spread(), ("ask", "a10")
     >>> spread.compare({key: [1.1, 0.9, 1.1, 0.9]}, {key: 1.0})
     >>> spread.margin(key)
-    Margin(work=0.13, delay=0.29)
+    Margin(work=0.02, delay=0.29)
     """
 
     def __init__(self) -> None:
@@ -235,8 +235,8 @@ class Spread:
             return Margin()
         off = [_GUESS, *self._off[key]]
         deviation = math.sqrt(sum(each * each for each in off) / len(off))
-        shares = (DEVIATIONS * deviation / math.sqrt(len(off)), DEVIATIONS * deviation)
-        return Margin(*(round(min(MOST_MARGIN, share), 2) for share in shares))
+        work = DEVIATIONS * deviation / math.sqrt(len(off)) - (1 / UTILIZATION - 1)
+        return Margin(*(round(max(0.0, min(MOST_MARGIN, share)), 2) for share in (work, DEVIATIONS * deviation)))
 
 
 @dataclasses.dataclass

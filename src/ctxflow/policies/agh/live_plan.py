@@ -166,7 +166,8 @@ def _with_room(wanted: Wanted) -> Wanted:
     kept = [candidate.delay(tier) for candidate in wanted.candidates for tier in candidate.seconds]
     if wanted.max_delay is None or min(kept) <= wanted.max_delay:
         return wanted
-    room = max(wanted.max_delay / s - 1 for candidate in wanted.candidates for s in candidate.seconds.values())
+    best = min(seconds for candidate in wanted.candidates for seconds in candidate.seconds.values())
+    room = (1 - 1e-9) * wanted.max_delay / best - 1  # So that what has just the limit is within it.
     candidates = tuple(
         dataclasses.replace(
             each,
