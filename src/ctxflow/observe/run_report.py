@@ -365,10 +365,9 @@ def _margin_texts(plan: dict[str, Any], names: dict[str, str]) -> list[str]:
     """Return the margins of a plan in words: what it counts on beyond what was measured."""
     texts = []
     for context, tier, work, delay in plan.get("margins", ()):
-        limit = f", {percent(delay)} below a limit on delays" if delay else ""
-        texts.append(
-            f"margin for {names.get(context, context)} on {tier}: {percent(work)} more work than measured{limit}"
-        )
+        shares = [f"{percent(work)} more work than measured"] if work else []
+        shares += [f"{percent(delay)} below a limit on delays"] if delay else []
+        texts.append(f"margin for {names.get(context, context)} on {tier}: {', '.join(shares)}")
     return texts
 
 

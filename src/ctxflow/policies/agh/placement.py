@@ -48,10 +48,9 @@ class AdaptivePlacement:
             raise ValueError(f"least_gain is a share of the cost: give 0 or more, not {least_gain!r}")
         self._period = period
         self._hold_hours, self._least_gain = 2 * period / 3600, least_gain
-        share = None if margin == MEASURED else margin
-        if not (share is None or (_is_number(share) and float(share) >= 0)):
+        if margin != MEASURED and not (_is_number(margin) and float(margin) >= 0):
             raise ValueError(f"margin is a share, or {MEASURED!r}: give 0 or more, not {margin!r}")
-        self._demand = Demand(clear, period, None if share is None else float(share))
+        self._demand = Demand(clear, period, None if margin == MEASURED else float(margin))
         self._made = Made()
         self._planned: _Occasion | None = None
         self._given = Given(period)
