@@ -26,7 +26,7 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-LOG_VERSION = 1
+LOG_VERSION = 2
 """The version of what is written, in each log's first line. It goes up when a log would lead to other decisions than
 those that were recorded, or cannot be read any more; logs that do not say it are of version 1."""
 
