@@ -11,9 +11,9 @@ from ctxflow.policies.agh.staffing import ContextWork, Offer
 GAIN, PERIOD = 0.05, 300.0
 
 
-def task(name, seconds, queued, load=10.0, arriving=0.0, measured=None, max_delay=None):
+def task(name, seconds, queued, load=10.0, measured=None, max_delay=None):
     """`seconds`: of an item, by tier."""
-    found = ContextWork(name, load, 100.0, max_delay, queued=queued, arriving=arriving)
+    found = ContextWork(name, load, 100.0, max_delay, queued=queued)
     found.work.update({tier: 100.0 * each for tier, each in seconds.items()})
     found.measured = set(seconds if measured is None else measured)
     if max_delay is not None:
@@ -61,7 +61,7 @@ drawn = st.integers(1, 3).flatmap(
         st.lists(
             st.tuples(
                 st.lists(st.floats(0.2, 40), min_size=tiers, max_size=tiers),
-                st.floats(0, 5000), st.floats(0, 200), st.floats(0, 2000), st.integers(0, 4),
+                st.floats(0, 5000), st.floats(0, 200), st.integers(0, 4),
             ),
             min_size=1, max_size=3,
         ),
@@ -75,9 +75,9 @@ def test_whatever_is_added_costs_hardly_more_and_is_there(case):
     offers = [Offer(f"t{n}", workers, price) for n, (workers, price) in enumerate(tiers)]
     left = {offer.name: offer.workers for offer in offers}
     tasks, counts = [], {}
-    for number, (seconds, queued, load, arriving, planned) in enumerate(works):
+    for number, (seconds, queued, load, planned) in enumerate(works):
         names = {f"t{n}": each for n, each in enumerate(seconds)}
-        tasks.append(task(f"c{number}", names, queued, load, arriving))
+        tasks.append(task(f"c{number}", names, queued, load))
         for tier in names:
             if got := min(planned, left[tier]):
                 counts[f"c{number}", tier] = got

@@ -32,9 +32,8 @@ class _Queue:
 
     @property
     def seconds(self) -> float:
-        """Return how long it takes while items keep coming."""
-        left = self.pace - self.task.arriving / 3600
-        return self.task.queued / left if left > 0 else math.inf
+        """Return how long what waits now takes: what keeps coming and is answered as it comes hardly counts."""
+        return self.task.queued / self.pace if self.pace else math.inf
 
 
 def hastened(

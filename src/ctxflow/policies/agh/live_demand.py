@@ -111,7 +111,7 @@ class Demand:
                 able = (own, *(each for each in others if each.seconds))
                 most = family[0].max_error
                 most = None if most is None else most / (1 + (self._margin or 0.0))
-                found.append(Wanted(name, rate, able, family[0].max_delay, most, left, steady))
+                found.append(Wanted(name, rate, able, family[0].max_delay, most, left))
             elif not any(view.holders(app.context) for app in family):
                 self.unable.append(name)
         return found

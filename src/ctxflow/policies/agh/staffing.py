@@ -64,7 +64,7 @@ class Wanted:
 
     :ivar candidates: the contexts that may answer, the app's own first; there is one at least.
     :ivar max_delay: seconds, None for no limit; `max_error` likewise, a share.
-    :ivar queued: the items that wait now. :ivar arriving: those that keep coming, in an hour.
+    :ivar queued: the items that wait now.
     """
 
     app: str
@@ -73,7 +73,6 @@ class Wanted:
     max_delay: float | None = None
     max_error: float | None = None
     queued: float = 0.0
-    arriving: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +135,7 @@ class ContextWork:
     """What a context has to do: items in an hour, and the worker's seconds that they take, by tier.
 
     :ivar urgent: the items in an hour of apps with a limit on the delay; `urgent_work` likewise.
-    :ivar queued: the items that wait now. :ivar arriving: those that keep coming, in an hour.
+    :ivar queued: the items that wait now.
     :ivar measured: the tiers on which some app's seconds were measured.
     """
 
@@ -148,7 +147,6 @@ class ContextWork:
     urgent: float = 0.0
     urgent_work: Counter[str] = dataclasses.field(default_factory=Counter)
     queued: float = 0.0
-    arriving: float = 0.0
     measured: set[str] = dataclasses.field(default_factory=set)
 
     @property
@@ -207,7 +205,6 @@ class StaffingProblem:
                 task.per_hour += rate
                 task.measured |= option.measured
                 task.queued += mixes[each.app][option.context] * each.queued
-                task.arriving += mixes[each.app][option.context] * each.arriving
                 task.work.update(
                     {
                         tier: rate * seconds * (1 + option.margins.get(tier, Margin()).work)
