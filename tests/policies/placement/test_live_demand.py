@@ -181,3 +181,15 @@ def test_a_share_that_is_set_is_for_seconds_and_errors_and_measured_errors_are_n
         assert wanted.candidates[0].seconds == {"near": 2.0} and wanted.candidates[0].measured == {"near"}
         assert (margin is None) == (wanted.candidates[0].margins["near"] != (0.25, 0.25))
     assert limits == {None: 0.1, 0.25: pytest.approx(0.08)}
+
+
+def test_a_tier_without_a_measurement_of_an_app_is_tried_where_it_may_be_a_little_faster_than_it_is_for_others():
+    run = scene(100.0, near=(1, 1), far=(1, 1))
+    for name, paces in (("a", {"near": 2.0}), ("b", {"near": 3.0, "far": 3.0})):
+        run.apps[name] = SceneApp(name, f"c{name}", backlog=9, arrived=9)
+        for tier, seconds in paces.items():
+            run.workers[f"{tier}-0"].pace[name] = (seconds, 50)
+    demand = Demand(600.0, 300.0)
+    demand.measured(run)
+    seconds = {each.app: each.candidates[0].seconds for each in demand.wanted(run)}
+    assert seconds == {"a": {"near": 2.0, "far": pytest.approx(1.5)}, "b": {"near": 3.0, "far": 3.0}}

@@ -169,7 +169,9 @@ class Demand:
             return UNTRIED * self._item(view, view.apps[app.alternative_of], tier, pace)
         if not others and untried is not None:
             return untried * pace[tier]
-        return max(_average(others or self._seconds.values()) * pace[tier], 1e-9)
+        # An app that was measured elsewhere is tried where it may be a deviation faster than others are there.
+        hope = 1 - _GUESS if others else 1.0
+        return max(_average(others or self._seconds.values()) * pace[tier] * hope, 1e-9)
 
 
 def _families(view: View) -> dict[str, list[AppView]]:
