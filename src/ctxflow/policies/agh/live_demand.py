@@ -169,8 +169,8 @@ class Demand:
             return UNTRIED * self._item(view, view.apps[app.alternative_of], tier, pace)
         if not others and untried is not None:
             return untried * pace[tier]
-        # An app that was measured elsewhere is tried where it may be a deviation faster than others are there.
-        hope = 1 - _GUESS if others else 1.0
+        # An app of items that was measured elsewhere is tried where it may be a deviation faster than others are there.
+        hope = 1 - _GUESS if others and untried is None else 1.0
         return max(_average(others or self._seconds.values()) * pace[tier] * hope, 1e-9)
 
 
