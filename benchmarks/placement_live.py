@@ -2,6 +2,7 @@
 """How long a plan of a run takes, and how long calls wait while one is made beside them.
 
     benchmarks/placement_live.py --json
+    benchmarks/placement_live.py --pairs 24 --json
     benchmarks/placement_live.py --quick               2 contexts and 20 on 3 tiers, few calls
 
 Backs docs/placement.md's figures on `placement = "agh"`. Tiers have 4 to 300 workers, speeds and prices are drawn; each
@@ -12,6 +13,11 @@ of five draws is planned twice, the second time with other demand and the first 
 - `wait_alone`, `wait_planning`: the longest that one of 300 calls took, one after the other on one embedded worker,
   without anything else and while AGH is computed all the time on another thread of the program.
 - `slower`: how many times longer 500 calls take then that are sent at once.
+- with `--pairs N` instead: each placement policy beside each scaling policy on N drawn sites of the simulated engine
+  (`ctxflow_papers.gh_agh.live_pairs`): `PLACEMENT_SCALING_cost`, its dollars in those of the cheaper of the two alone
+  (placement with `fixed` scaling, scaling with the default placement), and `_makespan`, its seconds in those of the
+  faster; for each the median, the `_mean` and the `_worst`; and `_worse`, the sites on which it is worse than the
+  better of the two as `PairComparison.worse` counts it, with 15 % and two periods.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
+import statistics
 import threading
 import time
 
@@ -29,6 +36,7 @@ from ctxflow.policies.agh import solve
 from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
 from ctxflow.policies.agh.staffing import ContextOption, Offer, Wanted
 from ctxflow_papers.gh_agh.instances import draw
+from ctxflow_papers.gh_agh.live_pairs import PairComparison, compare_pairs, draw_site
 
 CONTEXTS, TIERS = (2, 5, 10, 20), (3, 6, 10)
 HOLD_HOURS, LEAST_GAIN = 1 / 6, 0.05
@@ -112,15 +120,43 @@ def plan_until(over: threading.Event) -> None:
         solve(problem, "agh")
 
 
+def pair_figures(sites: int) -> dict[str, common.Figure]:
+    """Every pair on so many drawn sites."""
+    found: dict[tuple[str, str], list[PairComparison]] = {}
+    for seed in range(sites):
+        common.progress(f"pairs of placement and scaling, site {seed + 1} of {sites}")
+        for pair, each in compare_pairs(draw_site(seed)).items():
+            found.setdefault(pair, []).append(each)
+    figures = {}
+    for (placement, scaling), those in found.items():
+        name = f"{placement}_{scaling}"
+        for what, values in (
+            ("cost", [each.cost for each in those]),
+            ("makespan", [each.makespan for each in those]),
+        ):
+            figures[f"{name}_{what}"] = common.figure(values, "times", "lower")
+            figures[f"{name}_{what}_mean"] = common.figure([statistics.fmean(values)], "times", "lower")
+            figures[f"{name}_{what}_worst"] = common.figure([max(values)], "times", "lower")
+        worse = sum(bool(each.worse(0.15, 600.0)) for each in those)
+        figures[f"{name}_worse"] = common.figure([worse], "sites", "lower")
+    return figures
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="How long a run's plans take, and calls beside them.")
     parser.add_argument("--rounds", type=int, default=5, help="of calls beside plans (5)")
+    parser.add_argument("--pairs", type=int, metavar="SITES", help="placement beside scaling, on so many drawn sites")
     parser.add_argument("--quick", action="store_true", help="few sizes and calls: to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error("--rounds is how often it is measured: give 1 or more")
+    if given.pairs is not None:
+        if given.pairs < 1:
+            parser.error("--pairs is the number of sites: give 1 or more")
+        common.report("placement_live", pair_figures(given.pairs), common.versions(("numpy",)), given.json)
+        return
     figures = {}
     for contexts in (2, 20) if given.quick else CONTEXTS:
         for tiers in TIERS[:1] if given.quick else TIERS:

@@ -45,12 +45,13 @@ class App:
 class View:
     """Calls are of one item unless an app says otherwise; `running` has the app of each."""
 
-    def __init__(self, tiers, apps, workers=(), running=(), now=0.0):
+    def __init__(self, tiers, apps, workers=(), running=(), now=0.0, preferred=()):
         self.tiers = {tier.name: tier for tier in tiers}
         self.apps = {app.id: app for app in apps}
         self.workers = dict(enumerate(workers))
         self.attempts = {n: types.SimpleNamespace(app=app, items=(0,)) for n, app in enumerate(running)}
         self.sessions = {}
+        self.preferred = preferred
         self.now = now
 
     def batch_size(self, app, worker):
@@ -210,3 +211,24 @@ def test_whoever_gives_first_no_more_workers_come_than_are_wanted(tiers, backlog
     if not forced:
         assert len(workers) == min(target, offered)
         assert sum(asked.values()) == len(workers), "the asks of others have dropped"
+
+
+# --- with a plan that prefers tiers
+
+
+def test_a_plan_s_order_takes_the_place_of_the_price():
+    tiers = [Tier("cheap", price=1.0), Tier("dear", price=2.0)]
+    few = View(tiers, [App("x", 8)], of(cheap=3, dear=3), preferred=("dear", "cheap"))
+    assert wanted(few) == {"cheap": 0, "dear": 2}
+    assert wanted(View(tiers, [App("x", 8)], of(cheap=3, dear=3))) == {"cheap": 2, "dear": 0}
+
+
+def test_a_preferred_tier_is_asked_for_what_others_have_in_use():
+    tiers = [Tier("cheap", price=1.0), Tier("dear", price=2.0)]
+    held = View(tiers, [App("x", 12)], of(dear=3), preferred=("cheap", "dear"))
+    assert wanted(held) == {"cheap": 3, "dear": 3}
+    joined = View(tiers, [App("x", 12)], of(cheap=2, dear=3), preferred=("cheap", "dear"))
+    assert wanted(joined) == {"cheap": 3, "dear": 1}, "those that are replaced are released"
+    assert wanted(View(tiers, [App("x", 12)], of(dear=3))) == {"cheap": 0, "dear": 3}, "without a plan they stay"
+    other = View(tiers, [App("x", 12, tiers=frozenset({"dear"}))], of(dear=3), preferred=("cheap", "dear"))
+    assert wanted(other) == {"cheap": 0, "dear": 3}, "it cannot run there"

@@ -16,6 +16,7 @@ from ctxflow.observe.accounts import Accounts
 from ctxflow.observe.load_times import LoadTimes, load_times_data
 from ctxflow.observe.measures import Histogram, Timeline, percentiles
 
+_PLANNED = ("tiers", "workers", "holders", "shares", "reasons", "margins")  # Earlier logs have no margins.
 MOST = 500  # Causes that are kept apart.
 _LONGEST = 300
 _KEPT = 6_000  # Characters of a message, of a traceback's end and of output's.
@@ -318,7 +319,7 @@ def history_data(history: History) -> dict[str, Any]:
         "by_host": {name: dataclasses.asdict(host) for name, host in sorted(history.by_host.items())},
         "tiers": {name: _tier_data(tier) for name, tier in history.tiers.items()},
         "plans": [
-            {"since": time, **{key: plan[key] for key in ("tiers", "workers", "holders", "shares", "reasons")}}
+            {"since": time, **{key: plan.get(key, ()) for key in _PLANNED}}
             for time, plan in history.plans
         ],
         "quarantines": [

@@ -354,10 +354,21 @@ def _plan_table(history: History) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [f"  {percent(share)} of {name} by {dict(zip(contexts, names, strict=True)).get(context, context)}"]
         )
+    rows += [[f"  {margin}"] for margin in _margin_texts(plan, dict(zip(contexts, names, strict=True)))]
     rows += [[f"  {reason}"] for reason in plan["reasons"]]
     number = len(history.plans)
     rows.append([f"  the {number}. placement of the run, since {seconds(since)}"])
     return ["Planned", "workers", *names], rows
+
+
+def _margin_texts(plan: dict[str, Any], names: dict[str, str]) -> list[str]:
+    """Return the margins of a plan in words: what it counts on beyond what was measured."""
+    texts = []
+    for context, tier, work, delay in plan.get("margins", ()):
+        shares = [f"{percent(work)} more work than measured"] if work else []
+        shares += [f"{percent(delay)} below a limit on delays"] if delay else []
+        texts.append(f"margin for {names.get(context, context)} on {tier}: {', '.join(shares)}")
+    return texts
 
 
 def _tier_rows(name: str, tier: TierHistory) -> list[list[str]]:

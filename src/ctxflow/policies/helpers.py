@@ -266,17 +266,30 @@ def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int
     part, that may not be the best division. An opportunistic tier may never give its workers, so every tier that can
     help is asked for all that is lacking. Each tier stays between its minimum and its maximum.
 
+    Where a plan prefers tiers (`View.preferred`) its order takes the place of the price. Each of them is also asked for
+    as many as less preferred tiers have in use: as they join, those are released, dearest first.
+
     :param wanted: workers by the tiers that will do; shares of workers count.
     """
     left = dict(wanted)
-    order = sorted(view.tiers.values(), key=lambda tier: math.inf if tier.price is None else tier.price)
+    rank = {name: number for number, name in enumerate(view.preferred)}
+    order = sorted(
+        view.tiers.values(),
+        key=lambda tier: (rank.get(tier.name, len(rank)), math.inf if tier.price is None else tier.price),
+    )
     tiers = [_Tier(tier, view.workers.values()) for tier in order]
     groups = sorted(left, key=lambda group: (len(group), [tier.name in group for tier in tiers]))
     there_anyway = {tier.name: float(tier.by_hand + tier.kept) for tier in tiers}
     _serve(left, groups, tiers, there_anyway)
     spare = {tier.name: float(tier.connected - tier.kept) for tier in tiers}
     used = _serve(left, groups, tiers, spare)
-    return {tier.name: tier.bounded(used[tier.name] + sum(left[g] for g in groups if tier.name in g)) for tier in tiers}
+    asked = {}
+    for number, tier in enumerate(tiers):
+        those = [group for group in groups if tier.name in group]
+        after = [each.name for each in tiers[number + 1 :]] if tier.name in rank else []
+        held = sum(used.get((group, name), 0.0) for group in those for name in (tier.name, *after))
+        asked[tier.name] = tier.bounded(held + sum(left[group] for group in those))
+    return asked
 
 
 class _Tier:
@@ -300,15 +313,17 @@ def _serve(
     groups: Sequence[frozenset[str]],
     tiers: Sequence[_Tier],
     free: dict[str, float],
-) -> dict[str, float]:
-    """Let groups in order take free workers of their tiers in order; lowers `wanted`, and gives what was taken."""
-    used = dict.fromkeys(free, 0.0)
+) -> dict[tuple[frozenset[str], str], float]:
+    """Let groups in order take free workers of their tiers in order; lowers `wanted`, and returns who took what."""
+    left = dict(free)
+    used = {}
     for group in groups:
         for tier in tiers:
             if tier.name in group:
-                taken = min(wanted[group], free[tier.name] - used[tier.name])
+                taken = min(wanted[group], left[tier.name])
                 wanted[group] -= taken
-                used[tier.name] += taken
+                left[tier.name] -= taken
+                used[group, tier.name] = taken
     return used
 
 

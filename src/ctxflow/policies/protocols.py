@@ -75,6 +75,14 @@ class View(Protocol):
     def forecast(self) -> Mapping[str, float] | None:
         """Items expected per second by app, where there is a forecast."""
 
+    @property
+    def preferred(self) -> Sequence[str]:
+        """The tiers that the plan has workers on, those that do most for their price first; none without a plan."""
+
+    @property
+    def releases_idle(self) -> bool:
+        """Whether the scaling policy gives back workers for which there is no work, as it says itself."""
+
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """Items that the batching policy would give this worker's next batch of the app; 0 if it holds them back.
 
@@ -160,6 +168,9 @@ class Plan:
         by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
     :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
         that is not named here has all its items answered by its own context.
+    :ivar order: tiers, in the order in which workers should be held while fewer are wanted than the plan allows.
+    :ivar margins: (context, tier) -> the shares by which its items are planned to take longer than was measured: of
+        workers' time, and of delays that have a limit.
     :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
@@ -167,6 +178,8 @@ class Plan:
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    order: Sequence[str] = ()
+    margins: Mapping[tuple[str, str], tuple[float, float]] = dataclasses.field(default_factory=dict)
     reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:
@@ -316,7 +329,12 @@ class ScalingPolicy(Protocol):
     """How many workers of each tier to hold."""
 
     def target(self, view: View) -> Mapping[str, int]:
-        """Tier -> workers wanted."""
+        """Tier -> workers wanted.
+
+        It has the last word on numbers: a plan bounds them, and says which tiers it prefers (`View.preferred`). A
+        policy that gives back workers for which there is no work has an attribute `releases_idle = True` (optional):
+        plans then allow it more of them for a shorter time.
+        """
 
 
 class SessionPolicy(Protocol):

@@ -376,6 +376,8 @@ class QueueProportional:
     :raises ValueError: for a number that makes no sense.
     """
 
+    releases_idle = True
+
     def __init__(self, calls_per_worker: float = 4, linger: float = 60.0, batch_size: int = 100) -> None:
         if not (math.isfinite(calls_per_worker) and calls_per_worker > 0):
             raise ValueError("calls_per_worker is how many calls a worker is held for: give more than 0")

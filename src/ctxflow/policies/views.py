@@ -373,6 +373,10 @@ class TierView(Protocol):
         """From asking for a worker to its joining, as the site says."""
 
     @property
+    def requested(self) -> int | None:
+        """Workers that are requested of it now, None before anything was; those started by hand are besides."""
+
+    @property
     def match_rate(self) -> float | None:
         """Workers that the batch system gives an hour while some are lacking, measured."""
 

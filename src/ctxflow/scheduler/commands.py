@@ -292,6 +292,7 @@ class Place(Command):
     :ivar workers: (tier, fewest, most).
     :ivar holders: (context, tier, the most workers that hold it there).
     :ivar shares: (app, context, the share of the app's items that it answers).
+    :ivar margins: (context, tier, the shares by which its items are planned to take longer: of work, of a delay).
     :ivar reasons: what is impossible, and why.
     """
 
@@ -300,13 +301,14 @@ class Place(Command):
     holders: Sequence[tuple[str, str, int]]
     shares: Sequence[tuple[str, str, float]] = ()
     reasons: Sequence[str] = ()
+    margins: Sequence[tuple[str, str, float, float]] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> Place:
         """Return what a plan says, in the order of names.
 
         >>> Place.of(Plan(workers={"fast": (0, 2)}, holders={("c", "fast"): 2}))
-        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=(), reasons=())
+        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=(), reasons=(), margins=())
         """
         return cls(
             tuple((context, tuple(sorted(tiers))) for context, tiers in sorted(plan.tiers.items())),
@@ -314,4 +316,5 @@ class Place(Command):
             tuple((*pair, count) for pair, count in sorted(plan.holders.items())),
             tuple((*pair, share) for pair, share in sorted(plan.shares.items())),
             tuple(plan.reasons),
+            tuple((*pair, *margin) for pair, margin in sorted(plan.margins.items())),
         )

@@ -234,6 +234,7 @@ class ShownTier(_Proxy):
     machines: str = _live("spec.machines")
     price: float | None = _live("spec.price")
     boot_seconds: float | None = _live("spec.boot_seconds")
+    requested: int | None = _live("asked")
     match_rate: float | None = _live("match_rate")
     eviction_rate: float | None = _live("eviction_rate")
     lifetimes: Sequence[float] | None = _live("lifetimes")
@@ -314,6 +315,16 @@ class RunView(ReadOnly):
     def forecast(self) -> Mapping[str, float] | None:
         """The items expected per second by app; worked out when somebody asks."""
         return self._state.arrivals.forecast()
+
+    @property
+    def preferred(self) -> Sequence[str]:
+        """The tiers in the order in which the plan would have them used."""
+        return self._state.plan.order
+
+    @property
+    def releases_idle(self) -> bool:
+        """Whether the scaling policy gives back workers for which there is no work."""
+        return bool(getattr(self._state.policies.scaling, "releases_idle", False))
 
     def batch_size(self, app: views.AppView, worker: views.WorkerView) -> int:
         """Return the items that a worker would take at a time: of a batch, or in flight where calls overlap."""

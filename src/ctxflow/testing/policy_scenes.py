@@ -178,6 +178,7 @@ class SceneTier:
     machines: str = ""
     price: float | None = None
     boot_seconds: float | None = None
+    requested: int | None = None
     match_rate: float | None = None
     eviction_rate: float | None = None
     lifetimes: Sequence[float] | None = None
@@ -219,6 +220,8 @@ class Scene:
     regions: dict[str, SceneRegion] = dataclasses.field(default_factory=dict)
     sessions: dict[int, SceneSession] = dataclasses.field(default_factory=dict)
     forecast: dict[str, float] | None = None
+    preferred: Sequence[str] = ()
+    releases_idle: bool = False
     needs: dict[str, int] = dataclasses.field(default_factory=dict)
     items: int = 10
     window: int = 8
@@ -317,7 +320,7 @@ def drawn(
         name = f"tier{number}"
         scene.tiers[name] = SceneTier(
             name, chance.choice([0, 0, 1]), max(1, workers), chance.choice([1, 2, 4]), "",
-            known(chance.uniform(0.2, 4)), known(chance.uniform(5, 90)), known(chance.uniform(1, 50)),
+            known(chance.uniform(0.2, 4)), known(chance.uniform(5, 90)), None, known(chance.uniform(1, 50)),
             known(chance.uniform(1e-5, 1e-2)),
             [chance.uniform(10, 5000) for _ in range(chance.randrange(1, 9))] if chance.random() < measured else None,
         )  # fmt: skip

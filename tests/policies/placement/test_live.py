@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
+from ctxflow.observe.history import history_data
+from ctxflow.observe.history_reader import read_history
+from ctxflow.observe.run_report import tables
 from ctxflow.policies.agh.placement import AdaptivePlacement
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler, log
@@ -193,7 +196,22 @@ def test_what_is_impossible_is_said_and_the_rest_is_planned():
     assert sum(plan.holders.values()) >= 2
 
 
-@pytest.mark.parametrize("option", ["period", "clear", "least_gain"])
+def test_the_report_of_a_run_shows_the_margins_of_its_plan():
+    """Of the log as a run writes it: limits on delays, and speeds that spread, have room below the limit."""
+    lines = []
+    run = simulated(400, lambda event, commands: lines.append(log.line(event, commands) + "\n"))
+    apps = run._workload.apps
+    apps[:] = [dataclasses.replace(app, max_delay=20.0) for app in apps]
+    run.run(400)
+    history = read_history([log.first_line(run.scheduler, simulated=True) + "\n", *lines])
+    margins = history_data(history)["plans"][-1]["margins"]
+    assert margins and all(0 <= work <= 0.5 and 0 < delay <= 0.5 for _, _, work, delay in margins)
+    [(_, rows)] = [table for table in tables(history) if table[0][0] == "Planned"]
+    shown = [row[0] for row in rows if row[0].startswith("  margin for")]
+    assert len(shown) == len(margins) and all(row.endswith("% below a limit on delays") for row in shown)
+
+
+@pytest.mark.parametrize("option", ["period", "clear", "least_gain", "margin"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "often", True, None])
 def test_options_that_make_no_sense(option, value):
     with pytest.raises(ValueError, match=option):

@@ -11,7 +11,8 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.agh.staffing import Mixes, Offer, Staffing, StaffingProblem, Wanted
+from ctxflow.policies.agh.hastening import hastened
+from ctxflow.policies.agh.staffing import Margin, Mixes, Offer, Staffing, StaffingProblem, Wanted
 from ctxflow.policies.protocols import Plan
 from ctxflow.policies.views import TierView
 
@@ -54,6 +55,7 @@ class Moment:
     :ivar unable: apps that no tier can run. :ivar before: the present plan.
     :ivar hold_hours: how long a plan is expected to stay: what it saves in that time pays for its loads.
     :ivar least_gain: the share of the present plan's cost that a new plan must save besides.
+    :ivar hasten: whether workers that have nothing to do are released, so that more may be held for a shorter time.
     """
 
     wanted: Sequence[Wanted]
@@ -64,6 +66,7 @@ class Moment:
     before: Made
     hold_hours: float
     least_gain: float
+    hasten: bool = False
 
     def __call__(self) -> Made:
         """Return the plan that AGH makes of it, or the one before with other numbers, if a change does not pay."""
@@ -86,14 +89,26 @@ class Moment:
         if scarce:
             problem.fill(counts)
         planned = {tier for _, tier in counts}
+        if self.hasten and not scarce:
+            counts = self._hastened(problem, counts)
         counts |= {(context, tier): 1 for tier, context in self.probes.items() if tier not in planned}
         old = before.plan.holders
         if counts.keys() == old.keys() and all(n <= old[pair] <= 1.25 * n for pair, n in counts.items()):
             counts = dict(old)
         several = [each.app for each in wanted if len(each.candidates) > 1]
         shares = {(app, context): part for app in several for context, part in mixes[app].items()}
-        plan = dataclasses.replace(_as_plan(counts, self.tiers), shares=shares, reasons=tuple(reasons))
+        order = problem.preferred(counts)
+        margins = margins_of(wanted, counts)
+        plan = dataclasses.replace(
+            _as_plan(counts, self.tiers), shares=shares, order=order, margins=margins, reasons=tuple(reasons)
+        )
         return Made(plan, staffing, mixes, cut)
+
+    def _hastened(self, problem: StaffingProblem, counts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+        # Of tiers that are the same machines, more of one would be fewer of another.
+        whole = [offer for offer in problem.offers if not self.tiers[offer.name].machines]
+        period = self.hold_hours * 1800
+        return hastened(problem.tasks, whole, counts, self.before.plan.holders, period, self.least_gain)
 
     def _revised(self, problem: StaffingProblem, share: float) -> Staffing:
         before = self.before.staffing or Staffing((), ())
@@ -126,12 +141,41 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
     for each in wanted:
         best = min(candidate.delay(tier) for candidate in each.candidates for tier in candidate.seconds)
         if each.max_delay is None or best <= each.max_delay:
-            found.append(each)
+            found.append(_with_room(each))
             continue
         found.append(dataclasses.replace(each, max_delay=None))
         limit = f"max_delay = {each.max_delay:g} s"
         reasons.append(f"{each.app}: (5i) no tier answers an item within {limit}: it is planned for without the limit")
     return found, reasons
+
+
+def margins_of(wanted: Sequence[Wanted], counts: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], Margin]:
+    """Return a plan's margins by context and tier, the largest of its apps', those of delays that have a limit."""
+    found: dict[tuple[str, str], Margin] = {}
+    for each in wanted:
+        for option in each.candidates:
+            for tier, margin in option.margins.items():
+                if (pair := (option.context, tier)) in counts:
+                    delay = 0.0 if each.max_delay is None else margin.delay
+                    found[pair] = Margin(*map(max, found.get(pair, Margin()), (margin.work, delay)))
+    return {pair: margin for pair, margin in found.items() if any(margin)}
+
+
+def _with_room(wanted: Wanted) -> Wanted:
+    """Return an app with no more margin in its delays than some tier leaves below the limit."""
+    kept = [candidate.delay(tier) for candidate in wanted.candidates for tier in candidate.seconds]
+    if wanted.max_delay is None or min(kept) <= wanted.max_delay:
+        return wanted
+    best = min(seconds for candidate in wanted.candidates for seconds in candidate.seconds.values())
+    room = (1 - 1e-9) * wanted.max_delay / best - 1  # So that what has just the limit is within it.
+    candidates = tuple(
+        dataclasses.replace(
+            each,
+            margins={tier: margin._replace(delay=min(margin.delay, room)) for tier, margin in each.margins.items()},
+        )
+        for each in wanted.candidates
+    )
+    return dataclasses.replace(wanted, candidates=candidates)
 
 
 # --- contexts: how the items of apps that name alternatives are divided

@@ -32,22 +32,32 @@ Mixes = Mapping[str, Mapping[str, float]]
 """App -> context -> the share of the app's items that it answers."""
 
 
+class Margin(NamedTuple):
+    """Shares by which items are planned to take longer than is known: in workers' time, and in what has a limit."""
+
+    work: float = 0.0
+    delay: float = 0.0
+
+
 @dataclasses.dataclass(frozen=True)
 class ContextOption:
-    """A context that may answer an app's items, the seconds of one by tier (one at least), and its error.
+    """A context that may answer an app's items, the seconds of one by tier (one at least), its error, and margins.
 
     :ivar seconds: of a worker's time. :ivar beside: how many items share that, by tier; one where none is named.
+    :ivar measured: the tiers on which the seconds were measured, and not taken from other tiers or apps.
     """
 
     context: str
     seconds: dict[str, float]
     load_seconds: float
     error: float = 0.0
+    margins: Mapping[str, Margin] = dataclasses.field(default_factory=dict)
+    measured: frozenset[str] = frozenset()
     beside: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def delay(self, tier: str) -> float:
-        """Return the seconds until a worker of a tier has answered an item."""
-        return self.seconds[tier] * self.beside.get(tier, 1.0)
+        """Return the seconds until a worker of a tier has answered an item, with their margin."""
+        return self.seconds[tier] * self.beside.get(tier, 1.0) * (1 + self.margins.get(tier, Margin()).delay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Wanted:
 
     :ivar candidates: the contexts that may answer, the app's own first; there is one at least.
     :ivar max_delay: seconds, None for no limit; `max_error` likewise, a share.
+    :ivar queued: the items that wait now.
     """
 
     app: str
@@ -63,6 +74,7 @@ class Wanted:
     candidates: tuple[ContextOption, ...]
     max_delay: float | None = None
     max_error: float | None = None
+    queued: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +138,8 @@ class ContextWork:
 
     :ivar urgent: the items in an hour of apps with a limit on the delay; `urgent_work`: the seconds until all of them
         are answered, one after the other.
+    :ivar queued: the items that wait now.
+    :ivar measured: the tiers on which some app's seconds were measured.
     """
 
     context: str
@@ -135,6 +149,8 @@ class ContextWork:
     work: Counter[str] = dataclasses.field(default_factory=Counter)
     urgent: float = 0.0
     urgent_work: Counter[str] = dataclasses.field(default_factory=Counter)
+    queued: float = 0.0
+    measured: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def workers(self) -> float:
@@ -190,8 +206,14 @@ class StaffingProblem:
                     continue
                 task = tasks.setdefault(option.context, ContextWork(option.context, option.load_seconds))
                 task.per_hour += rate
-                work = {tier: rate * seconds for tier, seconds in option.seconds.items()}
-                task.work.update(work)
+                task.measured |= option.measured
+                task.queued += mixes[each.app][option.context] * each.queued
+                task.work.update(
+                    {
+                        tier: rate * seconds * (1 + option.margins.get(tier, Margin()).work)
+                        for tier, seconds in option.seconds.items()
+                    }
+                )
                 if each.max_delay is not None:
                     task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
                     task.urgent += rate
@@ -292,6 +314,17 @@ class StaffingProblem:
                 busy[number, offer] = routed * (share * task.per_hour) * seconds / 3600
         needed = workers_needed(held, busy, UTILIZATION)
         return {(self.tasks[i].context, self.offers[offer].name): workers for (i, offer), workers in needed.items()}
+
+    def preferred(self, counts: Mapping[tuple[str, str], int]) -> tuple[str, ...]:
+        """Return the tiers with workers, those first on which work costs least above where it is cheapest."""
+        prices = {offer.name: offer.price for offer in self.offers}
+        dearer: dict[str, list[float]] = {}
+        tasks = {task.context: task for task in self.tasks}
+        for (context, tier), workers in counts.items():
+            work = tasks[context].work if context in tasks else {}
+            least = min((prices[name] * seconds for name, seconds in work.items()), default=0.0)
+            dearer.setdefault(tier, []).extend([prices[tier] * work[tier] / least if least else 1.0] * workers)
+        return tuple(sorted(dearer, key=lambda tier: (sum(dearer[tier]) / len(dearer[tier]), prices[tier], tier)))
 
     def fill(self, counts: dict[tuple[str, str], int]) -> None:
         """Give each worker that is left to the context with the most work for a worker."""

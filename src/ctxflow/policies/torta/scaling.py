@@ -146,6 +146,8 @@ class Activation:
     :raises ValueError: for a number that makes no sense.
     """
 
+    releases_idle = True
+
     def __init__(
         self,
         slot_seconds: float = 45.0,

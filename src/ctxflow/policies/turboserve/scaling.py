@@ -67,6 +67,8 @@ class ClosedLoop:
     0.5
     """
 
+    releases_idle = True
+
     def __init__(
         self,
         calls_per_worker: float = 4,
