@@ -38,7 +38,7 @@ class Run:
     def view(self):
         return Scene(
             now=self.now, tiers={"a": SceneTier("a", maximum=self.maximum, boot_seconds=self.boot_seconds)},
-            apps={"x": SceneApp("x", "model", self.backlog, arrived=self.arrived, batch_size=1)},
+            apps={"x": SceneApp("x", "model", self.backlog, arrived=self.arrived, batch_size=1, chunk_target=1.0)},
             workers={f"w{n}": SceneWorker(f"w{n}", "a") for n in range(self.there)},
         )  # fmt: skip
 
