@@ -2,10 +2,12 @@
 
 import random
 import statistics
+import types
 
 import pytest
 from session_pool import BUILT, Pool
 
+from ctxflow.policies.turboserve.session_placement import _measured
 from ctxflow.scheduler import events as ev
 
 
@@ -134,3 +136,14 @@ def test_a_state_that_fits_nowhere_has_a_worker_to_itself():
     pool.go(20)
     assert {session.state for session in pool.sessions.values()} == {"placed"}
     assert pool.counts() == [1, 1]
+
+
+def test_estimates_that_are_a_step_off_do_not_make_sessions_unlike():
+    def known(*seconds):
+        sessions = {n: types.SimpleNamespace(id=n, app="a", own_seconds=each) for n, each in enumerate(seconds)}
+        app = types.SimpleNamespace(id="a", shared_seconds=0.0, chunk_target=None, step_pace=lambda model: 1.0)
+        view = types.SimpleNamespace(sessions=sessions, apps={"a": app})
+        return _measured(view, "a", []).weights.common(list(sessions))
+
+    assert known(0.1, 0.1, 0.1, 0.1, 0.078, 0.122) == 1.0
+    assert known(0.1, 0.1, 0.1, 0.1, 0.1, 0.2) is None

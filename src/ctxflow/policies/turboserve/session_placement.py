@@ -215,6 +215,10 @@ def _measured(view: View, app_id: str, workers: Sequence[WorkerView]) -> _Measur
     load: dict[Session, float] = {
         number: max(_STEP, round(seconds / curve.each / _STEP) * _STEP) for number, seconds in own.items()
     }
+    if all(
+        abs(each - 1.0) <= _STEP for each in load.values()
+    ):  # Estimates of sessions that are alike are that far off.
+        load = dict.fromkeys(load, 1.0)
     paces = {worker.id: app.step_pace(worker.gpu_model) for worker in workers}
     speeds: dict[Gpu, float] = {name: float(f"{1 / pace:.2g}") for name, pace in paces.items() if pace > 0}
     speeds = {name: speed for name, speed in speeds.items() if speed != 1.0}
