@@ -34,7 +34,7 @@ import common
 from ctxflow import ContextExecutor, context_app
 from ctxflow.policies.agh import solve
 from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
-from ctxflow.policies.agh.staffing import ContextOption, Offer, Wanted
+from ctxflow.policies.agh.live_work import ContextOption, Offer, Wanted
 from ctxflow_papers.gh_agh.instances import draw
 from ctxflow_papers.gh_agh.live_pairs import PairComparison, compare_pairs, draw_site
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.policies.agh.live_plan import without_impossible
+from ctxflow.policies.agh.live_work import ContextOption, Wanted
 from ctxflow.policies.agh.placement import AdaptivePlacement, Demand
-from ctxflow.policies.agh.staffing import ContextOption, Wanted
 from ctxflow.policies.helpers import FreeSlots, outstanding, paces, slot_items, work_at_stake
 from ctxflow.policies.simple import QueueProportional
 from ctxflow.policies.torta.scaling import Activation

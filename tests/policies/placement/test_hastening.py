@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.policies.agh.hastening import hastened
-from ctxflow.policies.agh.staffing import ContextWork, Offer
+from ctxflow.policies.agh.live_work import ContextWork, Offer
 
 GAIN, PERIOD = 0.05, 300.0
 

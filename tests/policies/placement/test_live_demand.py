@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ctxflow.policies.agh.live_demand import DEVIATIONS, MOST_MARGIN, Demand, Given, Spread
 from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
-from ctxflow.policies.agh.staffing import ContextOption, Margin, Offer, Wanted
+from ctxflow.policies.agh.live_work import ContextOption, Margin, Offer, Wanted
 from ctxflow.testing.policy_scenes import Scene, SceneApp, SceneTier, SceneWorker
 
 PATIENCE = 100.0

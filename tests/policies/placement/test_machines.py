@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.policies.agh.live_plan import cut_best, cuts, groups, limited
-from ctxflow.policies.agh.staffing import ContextOption, Offer, Wanted
+from ctxflow.policies.agh.live_work import ContextOption, Offer, Wanted
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

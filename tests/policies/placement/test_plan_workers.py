@@ -7,17 +7,6 @@ from ctxflow.planning.job_file import Speed
 from ctxflow.planning.job_problem import SiteOffer, problem_of, staffing
 from ctxflow.policies.agh.problem import Model, QueryType
 from ctxflow.policies.agh.solution import solve
-from ctxflow.policies.agh.staffing import blocks
-
-
-@given(st.integers(0, 5000))
-def test_blocks_make_up_every_number(workers):
-    sizes = blocks(workers)
-    reached = 0
-    for size in sorted(sizes):
-        assert size <= reached + 1
-        reached += size
-    assert reached == workers and len(sizes) <= 15
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.agh.staffing import ContextWork, Offer
+from ctxflow.policies.agh.live_work import ContextWork, Offer
 
 Counts = Mapping[tuple[str, str], int]
 """(context, tier) -> workers."""

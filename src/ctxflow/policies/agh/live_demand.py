@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.staffing import UTILIZATION, ContextOption, Margin, Wanted
+from ctxflow.policies.agh.live_work import UTILIZATION, ContextOption, Margin, Wanted
 from ctxflow.policies.helpers import SESSIONS, active, forget, paces, serving
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView

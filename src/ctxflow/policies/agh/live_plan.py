@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.agh.hastening import hastened
-from ctxflow.policies.agh.staffing import Margin, Mixes, Offer, Staffing, StaffingProblem, Wanted
+from ctxflow.policies.agh.live_work import Margin, Offer, Wanted
+from ctxflow.policies.agh.staffing import Mixes, Staffing, StaffingProblem
 from ctxflow.policies.protocols import Plan
 from ctxflow.policies.views import TierView
 
@@ -131,7 +132,7 @@ def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, Bounds])
 def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str]]:
     """Return what can be planned for, and a sentence (the same each time) for each limit that had to be left out.
 
-    >>> from ctxflow.policies.agh.staffing import ContextOption
+    >>> from ctxflow.policies.agh.live_work import ContextOption
     >>> large = ContextOption("large", {"a10": 4.0}, 10.0)
     >>> left, reasons = without_impossible([Wanted("ask", 9.0, (large,), 2.0, None)])
     >>> left[0].max_delay, reasons
@@ -188,7 +189,7 @@ def mixes(wanted: Wanted) -> list[dict[str, float]]:
     limit, if there are enough workers. (With an error constraint in the problem instead, GH fills the limit with the
     cheapest context first, and then has no place for the rest.)
 
-    >>> from ctxflow.policies.agh.staffing import ContextOption
+    >>> from ctxflow.policies.agh.live_work import ContextOption
     >>> large, small = ContextOption("large", {"a10": 4.0}, 10.0, 0.05), ContextOption("small", {"a10": 0.5}, 2.0, 0.3)
     >>> mixes(Wanted("ask", 9.0, (large, small), None, 0.1))
     [{'large': 1.0}, {'large': 0.8, 'small': 0.2}]

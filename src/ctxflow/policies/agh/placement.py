@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ctxflow.policies.agh.live_demand import Demand, Given
 from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
-from ctxflow.policies.agh.staffing import Offer
+from ctxflow.policies.agh.live_work import Offer
 from ctxflow.policies.helpers import active
 from ctxflow.policies.protocols import Plan, View
 from ctxflow.policies.views import TierView
