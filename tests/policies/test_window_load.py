@@ -101,7 +101,7 @@ def test_a_speed_that_was_measured_with_little_in_flight_does_not_count():
     assert [worker.id for worker, _ in paces(scene.workers.values(), "ask")][-1] == "w3", (
         "it is the only one of its kind"
     )
-    demand = Demand(clear=100.0, period=50.0)
+    demand = Demand(clear=100.0, period=50.0, margin=0.0)
     demand.look(scene)
     scene.workers["w3"].gpu_model = "NVIDIA A10"
     demand.measured(scene)

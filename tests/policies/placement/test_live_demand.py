@@ -141,9 +141,10 @@ def broken(margin):
     return late / workers
 
 
-def test_delays_a_quarter_off_break_no_limit_with_the_margin_and_many_without():
+def test_delays_a_quarter_off_break_hardly_a_limit_with_the_margin_and_many_without():
+    """Two deviations leave about one worker in forty, and what is known of a tier is itself from eight workers."""
     assert broken(0.0) > 0.1
-    assert broken(None) == 0
+    assert broken(None) < 0.025
 
 
 def test_workers_that_are_slower_than_measured_still_do_all():

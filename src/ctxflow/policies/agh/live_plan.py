@@ -140,7 +140,7 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
     """
     found, reasons = [], []
     for each in wanted:
-        best = min(candidate.delay(tier) for candidate in each.candidates for tier in candidate.seconds)
+        best = min(candidate.known_delay(tier) for candidate in each.candidates for tier in candidate.seconds)
         if each.max_delay is None or best <= each.max_delay:
             found.append(_with_room(each))
             continue
@@ -167,7 +167,7 @@ def _with_room(wanted: Wanted) -> Wanted:
     kept = [candidate.delay(tier) for candidate in wanted.candidates for tier in candidate.seconds]
     if wanted.max_delay is None or min(kept) <= wanted.max_delay:
         return wanted
-    best = min(seconds for candidate in wanted.candidates for seconds in candidate.seconds.values())
+    best = min(candidate.known_delay(tier) for candidate in wanted.candidates for tier in candidate.seconds)
     room = (1 - 1e-9) * wanted.max_delay / best - 1  # So that what has just the limit is within it.
     candidates = tuple(
         dataclasses.replace(

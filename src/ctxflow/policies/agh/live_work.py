@@ -36,7 +36,11 @@ class ContextOption:
 
     def delay(self, tier: str) -> float:
         """Return the seconds until a worker of a tier has answered an item, with their margin."""
-        return self.seconds[tier] * self.beside.get(tier, 1.0) * (1 + self.margins.get(tier, Margin()).delay)
+        return self.known_delay(tier) * (1 + self.margins.get(tier, Margin()).delay)
+
+    def known_delay(self, tier: str) -> float:
+        """Return these seconds as they were measured."""
+        return self.seconds[tier] * self.beside.get(tier, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

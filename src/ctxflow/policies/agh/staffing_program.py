@@ -32,7 +32,7 @@ class StaffingProgram:
         self.tasks, self.offers = tasks, offers
         size = (len(tasks), len(offers))
         able = np.array([[offer.name in task.work and offer.workers > 0 for offer in offers] for task in tasks])
-        self.able = able.reshape(size)
+        self.able = able.reshape(size)  # Also within the limit on the delay, which each tier in use has to keep.
         self.x: Ints = np.arange(self.able.size).reshape(size)
         self.n, self.more = self.x + self.able.size, self.x + 2 * self.able.size
         self.left = 3 * self.able.size + np.arange(len(tasks))
@@ -40,13 +40,11 @@ class StaffingProgram:
         self.prices = np.array([offer.price for offer in offers])
         self.workers = np.array([float(offer.workers) for offer in offers])
         self.busy = np.zeros(size)  # Workers whose whole time all of a context's items take.
-        self.delay = np.zeros(size)  # In its limit.
         for i, task in enumerate(tasks):
             for k, offer in enumerate(offers):
                 if self.able[i, k]:
                     self.busy[i, k] = share * task.per_hour * task.item_seconds(offer.name) / 3600
-                    if task.max_delay is not None:
-                        self.delay[i, k] = task.delay(offer.name) / task.max_delay
+                    self.able[i, k] = task.max_delay is None or task.delay(offer.name) <= task.max_delay
 
     def cheapest(self, runs: Ints | None = None, hold_hours: float = 1.0) -> tuple[Floats, Ints, Floats]:
         """Return the cheapest shares and workers (I, K), and what is unserved (I,).
@@ -80,20 +78,17 @@ class StaffingProgram:
         i, k = np.nonzero(able)
         x, n, more = self.x[able], self.n[able], self.more[able]
         number, every = np.arange(len(x)), np.arange(types)
-        serving, delay, stock, work = 0, types, 2 * types, 2 * types + tiers
+        serving, stock, work = 0, types, types + tiers
         change = work + len(x)
-        limited = self.delay[able] > 0
         parts = [
             (serving + i, x, -np.ones(len(x))), (serving + every, self.left, -np.ones(types)),
             (serving + every, np.full(types, self.part), np.ones(types)),
-            (delay + i[limited], x[limited], self.delay[able][limited]),
-            (delay + every, np.full(types, self.part), -np.ones(types)),
             (stock + k, n, np.ones(len(x))),
             (work + number, x, self.busy[able]), (work + number, n, np.full(len(x), -UTILIZATION)),
             (change + number, n, np.ones(len(x))), (change + number, more, -np.ones(len(x))),
         ]  # fmt: skip
         rows, columns, values = (np.concatenate([part[place] for part in parts]) for place in range(3))
-        limit = np.concatenate([np.zeros(2 * types), self.workers, np.zeros(len(x)), before[able]])
+        limit = np.concatenate([np.zeros(types), self.workers, np.zeros(len(x)), before[able]])
         cost, size = np.zeros(self.part + 1), self.part + 1
         cost[self.n], cost[self.left] = self.prices, unserved_price(self.offers)
         lower, upper = np.zeros(size), np.ones(size)
