@@ -190,9 +190,10 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
     assert best is not None, "there is always an ordering"
     if exchange is not None and not exchange.refused and (start_of_two := exchange.pair_start()) is not None:
         best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
-    if exchange is not None and exchange.refused:
+    if exchange is not None:
         sets = OptionSets(OptionTable(arrays, prohibitive(arrays)))
-        for chosen in ([], nearest(best, sets.options.options, sets.options.span)):
+        known = nearest(best, sets.options.options, sets.options.span)
+        for chosen in (known, []) if exchange.refused or not _large(arrays) else (known,):
             found = PricedSearch(sets, sets.work + priced_work(arrays)).search(chosen)
             if found is not None and np.isfinite(found.total):
                 best = min(best, sets.draft(found, choices), key=lambda draft: draft.total)
@@ -221,8 +222,12 @@ def random_starts(arrays: Constants) -> int:
 
 def priced_work(arrays: Constants) -> int:
     """Return the work of each priced search, in the unit of `OptionSets.work`."""
+    return 50_000 if _large(arrays) else 400_000
+
+
+def _large(arrays: Constants) -> bool:
     types, models, tiers, _ = arrays.shape
-    return 50_000 if types * models * tiers > 2000 else 400_000
+    return types * models * tiers > 2000
 
 
 def relocate(draft: Draft) -> Draft:

@@ -112,7 +112,8 @@ def solve(
     :param seed: of the random orderings of agh and improved.
     :param time_limit: seconds for the solver of exact (600 by default), which ends within `gap`, a share of the cost.
     :param margins: by query type, by how much delays and errors may turn out above what the problem says; none by
-        default. A query type that cannot be served whole with its margin is planned without.
+        default. A query type that cannot be served whole with its margin is planned without, and all are if that does
+        not suffice.
     :raises ValueError: for an unknown method.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
@@ -128,11 +129,12 @@ def solve(
         planned = with_margins(problem, kept)
         found = _found(Arrays.of(planned), method, mechanisms, seed, time_limit, gap)
         unserved = [1.0] * len(kept) if found.allocation is None else found.allocation.unserved
-        short = [i for i, share in enumerate(unserved) if share > LEAST_SHARE and kept[i]]
-        if not short:
+        missing = [i for i, share in enumerate(unserved) if share > LEAST_SHARE]
+        if not missing or not any(kept):
             break
-        for i in short:
-            kept[i] = 0.0
+        # First without the margins of those that are short, then without those of others, which take room too.
+        short = [i for i in missing if kept[i]]
+        kept = [0.0 if i in short or not short else margin for i, margin in enumerate(kept)]
     seconds = time.perf_counter() - begun
     allocation = found.allocation
     return Solution(
