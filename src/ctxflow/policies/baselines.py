@@ -1,115 +1,25 @@
-"""What TORTA is compared with: SkyLB and SDIB, as functions and as the routing policies `skylb` and `sdib`.
+"""What TORTA is compared with: SkyLB and SDIB, as the routing policies `skylb` and `sdib`.
 
 SkyLB (Xia et al., "SkyLB: A Locality-aware Cross-Region Load Balancer for LLM Inference"): home first, forward what
-does not fit; in a region, where the longest prefix was seen. A replica (a server here) has at most ten requests at
-once; a request with no known prefix, or whose replicas are full, goes to the least loaded one. SDIB (after MERL-LB by
-Yang et al., whose two objectives TORTA's authors adapt): the least standard deviation of the servers' occupancy, and
-the least idle time; here they are one sum, and each task goes to the server that makes it smallest.
+does not fit; where the longest prefix was seen, the least loaded replica (a worker here). SDIB (after MERL-LB by Yang et
+al., whose two objectives TORTA's authors adapt): the least standard deviation of the servers' occupancy, and the least
+idle time; here they are one sum, and each task goes to the server that makes it smallest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.micro import NOWHERE
-from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts, prices
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts
 from ctxflow.policies.views import AppView, WorkerView
-
-AT_ONCE = 10  # Requests that a replica has at a time, at most.
-
-
-def forward(demand: npt.ArrayLike, room: npt.ArrayLike, latency: npt.ArrayLike) -> Ints:
-    """Return how many tasks of each region go where: home while there is room, then to the nearest region with room.
-
-    Regions forward in their order; what is left then waits at home, or in the nearest region that has not vanished.
-
-    :param demand: (R,) tasks that arrived.
-    :param room: (R,) tasks that each region can take at once; less than nothing or NaN if it has vanished.
-    :param latency: (R, R) from row to column.
-
-    >>> forward([5, 0, 1], [2, 2, 9], [[0, 1, 2], [1, 0, 1], [2, 1, 0]]).tolist()
-    [[2, 2, 1], [0, 0, 0], [0, 0, 1]]
-    """
-    wanted = np.floor(amounts(demand)).astype(np.int64)
-    given = np.asarray(room, dtype=np.float64)
-    free = np.floor(amounts(room)).astype(np.int64)
-    alive = given >= 0 if (given >= 0).any() else np.ones(len(given), dtype=bool)
-    near = prices(latency)
-    flows = np.diag(np.minimum(wanted, free))
-    free -= flows.diagonal()
-    for origin in np.flatnonzero(wanted > flows.sum(axis=1)).tolist():
-        order = np.argsort(near[origin], kind="stable")
-        over = int(wanted[origin] - flows[origin].sum())
-        taken = np.minimum(np.cumsum(free[order]), over)
-        given_now = np.diff(taken, prepend=0)
-        flows[origin, order] += given_now
-        free[order] -= given_now
-        home = origin if alive[origin] else int(np.where(alive, near[origin], np.inf).argmin())
-        flows[origin, home] += over - int(taken[-1])
-    return flows
-
-
-class PrefixTree:
-    """Which replicas have seen which prefixes.
-
-    >>> tree = PrefixTree()
-    >>> tree.insert(["be", "brief"], 3)
-    >>> tree.longest(["be", "kind"], {3, 4}), tree.longest(["no"], {3, 4})
-    ([3], [])
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[object, ...], dict[int, None]] = {}
-
-    def insert(self, prefix: Sequence[object], replica: int) -> None:
-        """Note that a replica has it now, and all that it begins with."""
-        for length in range(1, len(prefix) + 1):
-            self._seen.setdefault(tuple(prefix[:length]), {})[replica] = None
-
-    def longest(self, prefix: Sequence[object], among: set[int]) -> list[int]:
-        """Return those of some replicas that have seen the longest part of its beginning; none if nobody saw any."""
-        for length in range(len(prefix), 0, -1):
-            found = [replica for replica in self._seen.get(tuple(prefix[:length]), ()) if replica in among]
-            if found:
-                return found
-        return []
-
-
-def replicas(
-    prefixes: Sequence[Sequence[object]], tree: PrefixTree, running: Ints, allowed: Sequence[int], limit: int = AT_ONCE
-) -> Ints:
-    """Return the replica of each request: the least loaded of those that know its prefix best, else of all.
-
-    :param prefixes: what each request begins with, in steps, such as its model and its user.
-    :param tree: what has been seen; these requests are added to it, and nothing is ever forgotten.
-    :param running: (S,) requests that each replica has.
-    :param allowed: the replicas that are there.
-    :param limit: requests that a replica has at once.
-    :returns: (N,) `NOWHERE` for those that wait because all are full.
-
-    >>> replicas([["a"], ["b"], ["a"]], PrefixTree(), np.array([0, 0]), [0, 1]).tolist()
-    [0, 1, 0]
-    """
-    held = running.astype(np.int64).tolist()
-    open_to = {replica for replica in allowed if held[replica] < limit}
-    where = np.full(len(prefixes), NOWHERE, dtype=np.int64)
-    for number, prefix in enumerate(prefixes):
-        if not open_to:
-            break
-        known = tree.longest(prefix, open_to)
-        chosen = min(known or open_to, key=lambda replica: (held[replica], replica))
-        where[number] = chosen
-        held[chosen] += 1
-        tree.insert(prefix, chosen)
-        if held[chosen] >= limit:
-            open_to.discard(chosen)
-    return where
-
 
 def spread(
     sizes: Floats,
@@ -159,65 +69,70 @@ def spread(
 
 
 class SkyLB:
-    """Home first, then the nearest region with room; in a region, where the context (SkyLB's prefix) was last."""
+    """Home first, then the nearest region with room; in a region the least loaded worker.
 
-    def __init__(self) -> None:
-        self._tree = PrefixTree()
-        self._numbers: dict[str, int] = {}
+    Workers that hold the context (SkyLB's prefix) come first, wherever they are: only where none of them is free is the
+    context loaded on another.
+    """
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
-        """Choose for each call in turn, the most urgent app's first."""
+        """Choose for each call in turn: first those for workers that hold their contexts, the most urgent app's first."""
         running = {worker.id: worker.slots - worker.free_slots for worker in view.free.values()}
-        if len(self._numbers) > 2 * len(view.workers) + 64:  # Most of them are gone.
-            self._tree, self._numbers = PrefixTree(), {}
-        numbers = {self._numbers.setdefault(worker, len(self._numbers)): worker for worker in running}
-        distance = _distances(view)
-        for app in sorted(ready, key=urgency):
-            left = app.backlog
-            able = [w for w in view.free.values() if view.can_run(app, w)]
-            while left > 0:
-                open_to = [w for w in able if running[w.id] < w.slots]
-                if not open_to:
-                    break
-                nearest = min(distance.get(worker.region, np.inf) for worker in open_to)
-                there = [self._numbers[w.id] for w in open_to if distance.get(w.region, np.inf) == nearest]
-                held = np.zeros(max(there) + 1)
-                held[there] = [running[numbers[number]] for number in there]
-                most = max(view.workers[numbers[number]].slots for number in there)
-                chosen = int(replicas([[app.context]], self._tree, held.astype(np.int64), there, limit=most)[0])
-                worker = view.workers[numbers[chosen]]
+        left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
+        for held, number in itertools.product((True, False), left):
+            app = view.apps[number]
+            distance = _distances(view, app.region)
+            order = [
+                (distance.get(worker.region, math.inf), running[worker.id], place, worker)
+                for place, worker in enumerate(view.free_holders(app.context) if held else view.free.values())
+                if running.get(worker.id, worker.slots) < worker.slots and view.can_run(app, worker)
+            ]
+            heapq.heapify(order)
+            while left[number] > 0 and order:
+                away, there, place, worker = order[0]
                 running[worker.id] += 1
-                left -= max(1, view.batch_size(app, worker))
-                yield Assignment(worker.id, app.id)
+                left[number] -= max(1, view.batch_size(app, worker))
+                if there + 1 < worker.slots:
+                    heapq.heapreplace(order, (away, there + 1, place, worker))
+                else:
+                    heapq.heappop(order)
+                yield Assignment(worker.id, number)
 
 
-def _distances(view: View) -> dict[str, float]:
-    """Return region -> seconds from the driver's, infinite where the site does not say."""
-    home = next((region for region in view.regions.values() if region.home), None)
-    if home is None:
-        return {}
-    return {name: 0.0 if name == home.name else home.latency.get(name, np.inf) for name in view.regions}
+def _distances(view: View, origin: str) -> Mapping[str, float]:
+    """Return region -> seconds from the one where items come from; empty where the site does not say it."""
+    home = view.regions.get(origin) or next((region for region in view.regions.values() if region.home), None)
+    return {} if home is None else {**home.latency, home.name: 0.0}
 
 
 class Sdib:
-    """Each call goes where the workers' occupancy is then the evenest, and who idled longest stays no longer idle."""
+    """Each call goes where the workers' occupancy is then the evenest, and who idled longest stays no longer idle.
+
+    :param keep: whether free workers that hold the call's context come first; else it is loaded wherever it is evenest.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
+        self._keep = keep
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""
         workers = list(view.free.values())
         slots = np.array([worker.slots for worker in workers], dtype=np.float64)
         places = np.array([worker.free_slots for worker in workers], dtype=np.int64)
-        held, idle = slots - places, np.array([_idle_seconds(view, worker) for worker in workers])
-        for app in sorted(ready, key=urgency):
-            left = app.backlog
-            allowed = np.array([[view.can_run(app, worker) for worker in workers]])
-            while left > 0:
-                where = int(spread(np.ones(1), held, slots, places, idle, allowed=allowed)[0])
+        busy, idle = slots - places, np.array([_idle_seconds(view, worker) for worker in workers])
+        left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
+        for held, number in itertools.product((True, False) if self._keep else (False,), left):
+            app = view.apps[number]
+            allowed = np.array([
+                (not held or app.context in worker.contexts) and view.can_run(app, worker) for worker in workers
+            ])
+            while left[number] > 0 and allowed.any():
+                where = int(spread(np.ones(1), busy, slots, places, idle, allowed=allowed[None])[0])
                 if where == NOWHERE:
                     break
-                held[where], places[where], idle[where] = held[where] + 1, places[where] - 1, 0.0
-                left -= max(1, view.batch_size(app, workers[where]))
-                yield Assignment(workers[where].id, app.id)
+                busy[where], places[where], idle[where] = busy[where] + 1, places[where] - 1, 0.0
+                left[number] -= max(1, view.batch_size(app, workers[where]))
+                yield Assignment(workers[where].id, number)
 
 
 def _idle_seconds(view: View, worker: WorkerView) -> float:

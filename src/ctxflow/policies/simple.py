@@ -114,24 +114,35 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """Apps in turn, workers in turn: the baseline that knows nothing."""
+    """Apps in turn, workers in turn, those free longest first: the baseline that knows nothing but what is loaded.
 
-    def __init__(self) -> None:
+    :param keep: whether an app's turn goes to free workers that hold its context first; without it each free slot gets
+        the next app in turn, and loads what that needs.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
         self._turn = 0
+        self._keep = keep
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Give each free slot the next app in turn."""
         left = {app.id: app.backlog for app in ready}
         slots = [(worker, worker.free_slots) for worker in view.free.values()]
-        for worker, free_slots in slots:
-            for _ in range(free_slots):
-                apps = [app for app in ready if left[app.id] > 0 and view.can_run(app, worker)]
-                if not apps:
-                    break
-                app = apps[self._turn % len(apps)]
-                self._turn += 1
-                yield Assignment(worker.id, app.id)
-                left[app.id] -= max(1, view.batch_size(app, worker))
+        for held in (True, False) if self._keep else (False,):
+            for number, (worker, free_slots) in enumerate(slots):
+                for taken in range(free_slots):
+                    apps = [
+                        app for app in ready
+                        if left[app.id] > 0 and (not held or app.context in worker.contexts) and view.can_run(app, worker)
+                    ]  # fmt: skip
+                    slots[number] = worker, free_slots - taken
+                    if not apps:
+                        break
+                    app = apps[self._turn % len(apps)]
+                    self._turn += 1
+                    yield Assignment(worker.id, app.id)
+                    left[app.id] -= max(1, view.batch_size(app, worker))
+                    slots[number] = worker, free_slots - taken - 1
 
 
 # --- what no choice is made in, and where sessions go

@@ -145,6 +145,7 @@ class SceneApp:
     overlaps: bool = False
     running: int = 0
     concurrency: int | None = None
+    region: str = ""
 
     @property
     def unclaimed(self) -> int:

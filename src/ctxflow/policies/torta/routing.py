@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,10 +18,11 @@ from ctxflow.policies.helpers import forget
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.macro import Allocate, Macro, form
 from ctxflow.policies.torta.micro import NOWHERE, Weights, fit, improve, match
-from ctxflow.policies.torta.quantities import Outlook, Recent, Servers, Tasks, amounts
+from ctxflow.policies.torta.quantities import Floats, Outlook, Recent, Servers, Tasks, amounts
 from ctxflow.policies.torta.scaling import target
 from ctxflow.policies.views import AppView, WorkerView
 
+THRIFT = 0.2
 MOST_CALLS = 256  # In one matching.
 
 Key = tuple[int, int, float, float, int]
@@ -38,12 +40,13 @@ class Torta:
     Guarantees: only free workers are given what they can run, none more than it has slots; of apps of one priority,
     none waits for ever while a worker could run it.
 
-    :param macro: "transport", "lookahead", "trained", or an object of the protocol `macro.Allocate`.
+    :param macro: "transport", "lookahead", or an object of the protocol `macro.Allocate`.
     :param slot_seconds: how long shares of regions hold, and how far ahead contexts are loaded.
     :param patience: seconds that work waits for its region.
     :param longest_wait: seconds, or four times its load if that is longer.
     :param search: rounds of local search over a matching.
     :param prewarm: whether idle workers load what the forecast says will be wanted.
+    :param thrift: what the price of the dearest tier counts against its workers; 1 is what the fastest GPU counts for.
     :raises ValueError: for a form that is not known, or a number that makes no sense.
     :raises ModuleNotFoundError: for the look-ahead without SciPy.
     """
@@ -56,23 +59,28 @@ class Torta:
         longest_wait: float = 60.0,
         search: int = 4,
         prewarm: bool = True,
+        thrift: float = THRIFT,
     ) -> None:
         if not (math.isfinite(slot_seconds) and slot_seconds > 0):
             raise ValueError("slot_seconds is how long shares of regions hold: give more than 0")
-        if not (patience >= 0 and longest_wait >= 0 and search >= 0):
-            raise ValueError("patience, longest_wait and search cannot be negative: give 0 or more")
+        if not (patience >= 0 and longest_wait >= 0 and search >= 0 and thrift >= 0):
+            raise ValueError("patience, longest_wait, search and thrift cannot be negative: give 0 or more")
         self._macro = Macro(form(macro) if isinstance(macro, str) else macro, slot_seconds)
         self._slot_seconds, self._patience, self._longest_wait = slot_seconds, patience, longest_wait
-        self._search, self._prewarm = search, prewarm
+        self._search, self._prewarm, self._thrift = search, prewarm, thrift
         self._outlook = Outlook()
         # App -> when a call of it was last given; worker -> context -> the same there.
         self._served: dict[str, float] = {}
         self._recent: dict[str, dict[str, float]] = {}
+        self._queued: Counter[str] = Counter()  # Context -> items that wait.
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; one free slot is filled without a matching."""
         self._look(view)
-        self._macro.shares(view, self._outlook)
+        self._macro.divide(view, self._outlook)
+        self._queued = Counter()
+        for app in ready:
+            self._queued[app.context] += app.backlog
         if len(view.free) == 1:
             (worker,) = view.free.values()
             if worker.free_slots == 1:
@@ -102,7 +110,7 @@ class Torta:
             urgent = self._urgent(view, app)
             if held is None and not urgent and self._loads_worth(view, app, worker.region) < 1:
                 continue
-            if self._region_for(view, app, (worker.region,)) in (None, worker.region):
+            if not self._macro.divides or self._region_for(view, app, (worker.region,)) in (None, worker.region):
                 found.append((self._key(view, app, URGENT if urgent else COLD if held is None else HELD), app))
         for _, app in sorted(found, key=lambda pair: pair[0]):
             if view.can_run(app, worker):
@@ -113,7 +121,8 @@ class Torta:
         wishes = [pair for app in ready for pair in self._wishes(view, app)]
         wishes.sort(key=lambda pair: pair[0])
         ordered = [wish for _, wish in wishes[:MOST_CALLS]]
-        pairs = given_out(ordered, view.now, self._outlook, self._recent, self._search)
+        prices = Prices(view, self._outlook, self._thrift)
+        pairs = given_out(ordered, view.now, self._outlook, self._recent, self._search, prices)
         return [self._gave(view, worker, wish.app) for wish, worker in pairs]
 
     def _wishes(self, view: View, app: AppView) -> Iterator[tuple[Key, Wish]]:
@@ -122,14 +131,17 @@ class Torta:
         holders = list(itertools.islice(able, MOST_CALLS))
         urgent, left = self._urgent(view, app), app.backlog
         some = holders[0] if holders else next(iter(view.free.values()))
-        calls = min(MOST_CALLS, -(-left // max(1, view.batch_size(app, some))))
+        size = max(1, view.batch_size(app, some))
+        calls = min(MOST_CALLS, -(-left // size))
         held = min(calls, sum(worker.free_slots for worker in holders))
         for number in range(held):
             if where := self._in_region(view, app, holders):
-                yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where)
+                yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where, size)
+        if calls <= held:
+            return
         worth = {region: self._loads_worth(view, app, region) for region in self._outlook.slots}
         first = urgent and not held
-        if calls <= held or not (first or any(count >= 1 for count in worth.values())):
+        if not (first or any(count >= 1 for count in worth.values())):
             return
         able = (w for w in view.free.values() if first or worth.get(w.region, math.inf) >= 1)
         cold = [w for w in able if app.context not in w.contexts and view.can_run(app, w)]
@@ -137,7 +149,7 @@ class Torta:
             paying = [w for w in cold if number < worth.get(w.region, math.inf) or (first and not number)]
             if not (where := self._in_region(view, app, paying)):
                 return
-            yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where)
+            yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where, size)
 
     def _in_region(self, view: View, app: AppView, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """Return the workers in the region of the app's next call."""
@@ -171,11 +183,11 @@ class Torta:
         holders = view.holders(app.context)
         if seconds is None or not load or not holders:
             return math.inf
-        return max(0, math.ceil(app.backlog * seconds / load) - 1 - holders)
+        return max(0, math.ceil(self._queued[app.context] * seconds / load) - 1 - holders)
 
     def _region_for(self, view: View, app: AppView, regions: Iterable[str]) -> str | None:
         """Return the region of the app's next call; None for any: it waited long enough, or no load pays there."""
-        region = self._macro.next_region()
+        region = self._macro.next_region(app.region)
         if region is None or region in regions:
             return region
         if app.waiting_since is None or view.now >= app.waiting_since + self._patience:
@@ -187,7 +199,7 @@ class Torta:
         return region if pays else None
 
     def _gave(self, view: View, worker: WorkerView, app: AppView) -> Assignment:
-        self._macro.gave(worker.region)
+        self._macro.gave(app.region, worker.region)
         self._served[app.id] = view.now
         self._recent.setdefault(worker.id, {})[app.context] = view.now
         return Assignment(worker.id, app.id)
@@ -198,14 +210,15 @@ def warmings(
 ) -> Iterator[Assignment]:
     """Yield loads ahead of demand, the context that lacks most workers first.
 
-    A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, the capacity being the items
-    of a slot, once its speed was measured. It is loaded on workers that run nothing and hold nothing that is lacking;
-    where several contexts are in use, one free worker is left as it is.
+    A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, with one deviation of the calls
+    that run at once, once its speed was measured. It is loaded on workers that run nothing, and whose contexts have more
+    holders than three deviations ask for; where several contexts are in use, one free worker is left as it is.
 
     :param recent: worker -> context -> when a call of it was last given there: such workers come first.
     """
     needs = _needs(view, outlook, slot_seconds)
     spare = {context: view.holders(context) - need.workers for context, need in needs.items()}
+    beyond = {context: view.holders(context) - need.most for context, need in needs.items()}
     lacking = sorted((c for c, need in needs.items() if spare[c] < 0 and need.app is not None), key=lambda c: spare[c])
     if not lacking:
         return
@@ -218,21 +231,42 @@ def warmings(
             if spare[context] >= 0 or len(view.free) <= several:
                 break
             held = [c for c in worker.contexts if c]  # "" is no context.
-            if context in held or any(spare.get(c, 1) <= 0 for c in held):
+            if context in held or any(beyond.get(c, 1) <= 0 for c in held):
                 continue
             yield Assignment(worker.id, app.id)
             if context in worker.contexts:  # The load was possible.
                 idle.remove(worker)
                 for changed, by in [(context, 1), *((c, -1) for c in held if c not in worker.contexts)]:
                     spare[changed] = spare.get(changed, 0) + by
+                    beyond[changed] = beyond.get(changed, 0) + by
+
+
+LACKING, SPARE = 1.0, 3.0  # Deviations of the calls that run at once: with fewer workers it lacks some, with more not.
 
 
 @dataclasses.dataclass
 class _Need:
-    """How many workers are to hold a context; `app`: one of its apps that is forecast, and was measured."""
+    """What a context's apps ask for in a slot, and by how many workers that is served.
 
+    :ivar workers: with fewer it lacks some. :ivar most: with more it has some to spare.
+    :ivar app: the one of which most is forecast, None if none is, or one was not measured.
+    """
+
+    queued: float = 0.0
+    expected: float = 0.0
+    seconds: float = 0.0
+    known: bool = True
     workers: float = 0.0
+    most: float = 0.0
     app: AppView | None = None
+
+    def held(self, deviations: float, slot_seconds: float) -> float:
+        """Return Eq. 6's workers; infinite where a speed is unknown: holders keep it, and no other worker loads it."""
+        if not self.known or not self.seconds:
+            return math.inf
+        capacity = slot_seconds * (self.queued + self.expected) / self.seconds
+        needed = target([self.queued], [self.expected], [capacity], [10**9], deviations * math.sqrt(capacity))
+        return float(needed[0])
 
 
 def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need]:
@@ -245,13 +279,16 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
             continue
         need, seconds = needs.setdefault(app.context, _Need()), outlook.item_seconds(app.id)
         if not seconds:
-            need.workers = math.inf  # Not measured: holders keep it, and no other worker loads it.
+            need.known = False
             continue
-        need.workers += int(target([app.backlog], [expected], [slot_seconds / seconds], [len(view.workers)])[0])
-        if expected >= 1:
+        need.queued += app.backlog
+        need.expected += expected
+        need.seconds += (app.backlog + expected) * seconds
+        if need.app is None or expected > forecast.get(need.app.id, 0.0) * slot_seconds:
             need.app = app
     for need in needs.values():
-        if need.workers == math.inf:
+        need.workers, need.most = need.held(LACKING, slot_seconds), need.held(SPARE, slot_seconds)
+        if not need.known or need.expected < 1:
             need.app = None
     return needs
 
@@ -265,6 +302,37 @@ def _rank(
 
 
 CROWDED = 0.1  # What each context that a worker holds counts against loading another there.
+HELD_AGES = 0.05  # How much slower what a worker still holds ages than what it held.
+WEIGHTS = Weights()
+
+
+class Prices:
+    """What speaks against workers: their price, and the way of a call, as a share of the call's own seconds."""
+
+    def __init__(self, view: View, outlook: Outlook, thrift: float) -> None:
+        self._view, self._outlook, self._thrift = view, outlook, thrift
+
+    def __call__(self, wish: Wish, worker: WorkerView) -> float:
+        """Return it, in the unit of the score."""
+        price = self._thrift * self._outlook.prices.get(worker.tier, 0.0)
+        ways = self._outlook.ways(self._view, wish.app.region)
+        return price + ways.get(worker.region, 0.0) / self._seconds(wish) if ways else price
+
+    def table(self, wishes: Sequence[Wish], workers: Sequence[WorkerView]) -> Floats:
+        """Return (N, S) all of them."""
+        prices = self._outlook.prices
+        found = self._thrift * np.array([[prices.get(worker.tier, 0.0) for worker in workers]])
+        if not self._view.regions:
+            return np.repeat(found, len(wishes), axis=0)
+        rows = {}
+        for origin in {wish.app.region for wish in wishes}:
+            ways = self._outlook.ways(self._view, origin)
+            rows[origin] = np.array([ways.get(worker.region, 0.0) for worker in workers])
+        return found + np.array([rows[wish.app.region] / self._seconds(wish) for wish in wishes])
+
+    def _seconds(self, wish: Wish) -> float:
+        seconds = self._outlook.item_seconds(wish.app.id)
+        return max(1e-3, seconds * wish.items) if seconds else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,10 +341,16 @@ class Wish:
 
     app: AppView
     where: Sequence[WorkerView]
+    items: int = 1
 
 
 def given_out(
-    wishes: Sequence[Wish], now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], search: int
+    wishes: Sequence[Wish],
+    now: float,
+    outlook: Outlook,
+    recent: Mapping[str, Mapping[str, float]],
+    search: int,
+    prices: Prices,
 ) -> list[tuple[Wish, WorkerView]]:
     """Return which worker takes which call, without the calls that still wait.
 
@@ -286,7 +360,7 @@ def given_out(
     :param search: rounds of local search.
     """
     if len(wishes) == 1:
-        return [(wishes[0], _best(wishes[0], now, outlook, recent))]
+        return [(wishes[0], _best(wishes[0], now, outlook, recent, prices))]
     groups = {id(wish.where): wish.where for wish in wishes}
     workers = list({worker.id: worker for where in groups.values() for worker in where}.values())
     if not workers:
@@ -298,26 +372,36 @@ def given_out(
     for row, wish in enumerate(wishes):
         allowed[row, columns[id(wish.where)]] = True
     tasks, servers = _tasks(wishes, contexts), _servers(workers, outlook)
-    score = fit(tasks, servers, _recent(workers, contexts, recent), now)
-    score -= CROWDED * np.array([[len(worker.contexts) for worker in workers]])
+    score = fit(tasks, servers, _recent(workers, contexts, recent, now), now, WEIGHTS)
+    held = np.array([[context in worker.contexts for worker in workers] for context in contexts])[tasks.model]
+    score -= CROWDED * np.where(held, 0, np.array([[len(worker.contexts) for worker in workers]]))
+    score -= prices.table(wishes, workers)
     where = match(score, tasks, servers, allowed=allowed)
     where = improve(score, where, tasks, servers, allowed=allowed, rounds=search)
     return [(wish, workers[number]) for wish, number in zip(wishes, where.tolist(), strict=True) if number != NOWHERE]
 
 
-def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]) -> WorkerView:
+def _best(
+    wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], prices: Prices
+) -> WorkerView:
     """Return the worker of one call alone: the same scores, without the arrays."""
-    weights, context = Weights(), wish.app.context
+    weights, context = WEIGHTS, wish.app.context
 
     def score(worker: WorkerView) -> float:
         held, had = worker.contexts.get(context), recent.get(worker.id, {}).get(context, -math.inf)
-        had = had if held is None else max(had, held.last_used)
+        had = had if held is None else _aged(max(had, held.last_used), now)
         locality = weights.same_model * math.exp(-weights.forgetting * max(0.0, now - had))
         free = math.exp(-(worker.slots - worker.free_slots) / worker.slots)
         hardware = weights.hardware * outlook.speed(worker.gpu_model)
-        return hardware + weights.load * free + weights.locality * locality - CROWDED * len(worker.contexts)
+        crowded = 0.0 if held is not None else CROWDED * len(worker.contexts)
+        return hardware + weights.load * free + weights.locality * locality - crowded - prices(wish, worker)
 
     return max(wish.where, key=score)
+
+
+def _aged(used: float, now: float) -> float:
+    """Return when what a worker holds counts as used last."""
+    return now - HELD_AGES * (now - used)
 
 
 def _tasks(wishes: Sequence[Wish], contexts: Mapping[str, int]) -> Tasks:
@@ -336,14 +420,14 @@ def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
 
 
 def _recent(
-    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]]
+    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]], now: float
 ) -> Recent:
     """Return what each worker holds or had, by when it was used."""
     ran: list[tuple[int, int, float]] = []
     for number, worker in enumerate(workers):
         times = {**recent.get(worker.id, {})}
         for context, held in worker.contexts.items():
-            times[context] = max(held.last_used, times.get(context, -math.inf))
+            times[context] = _aged(max(held.last_used, times.get(context, -math.inf)), now)
         ran += [(number, contexts[context], time) for context, time in times.items() if context in contexts]
     server, model, time = zip(*ran, strict=True) if ran else ((), (), ())
     return Recent(np.array(server, dtype=np.int64), np.array(model, dtype=np.int64), np.array(time, dtype=np.float64))
