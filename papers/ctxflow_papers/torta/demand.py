@@ -18,6 +18,7 @@ from ctxflow_papers.torta.settings import (
     KINDS,
     LASTS,
     MEMORY,
+    OPENING,
     POPULARITY,
     RAMP,
     SECONDS,
@@ -91,6 +92,7 @@ def tasks_of(world: World, load: float, seed: int, slots: int = SLOTS, shape: Sh
     chance = np.random.default_rng((seed, world.regions))
     expected = shape(world, chance, slots)
     expected *= load * TASKS_PER_SLOT * len(world.gpu) / expected.sum(axis=1).max()
+    expected *= np.minimum(1.0, np.arange(1, slots + 1) / OPENING)[:, None]
     counts = chance.poisson(expected)
     total = int(counts.sum())
     slot = np.repeat(np.arange(slots), counts.sum(axis=1))

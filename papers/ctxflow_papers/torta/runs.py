@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
+from ctxflow.executors.simulated import Availability, SimulatedEngine, SimulatedMachine
+from ctxflow.executors.simulated.market import always
 from ctxflow.policies.protocols import Plan, View
-from ctxflow.policies.torta.quantities import Floats, Ints
+from ctxflow.policies.torta.quantities import Floats
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Simulation, Workload
+from ctxflow.simulator.simulation import tiers_of
 from ctxflow_papers.torta.demand import Tasks
-from ctxflow_papers.torta.settings import GPUS, IDLE_WATTS, KINDS, SLOT, WORKING_WATTS
+from ctxflow_papers.torta.settings import GPUS, IDLE_WATTS, KINDS, PAYLOAD, SLOT, WORKING_WATTS
 from ctxflow_papers.torta.world import (
     FOOTPRINTS,
     KIND_OF_MODEL,
@@ -43,7 +46,11 @@ class Confined:
 
 
 def _gpu(tier: str) -> int:
-    return int(tier.rpartition("/")[2])
+    return int(tier.partition("/")[2])
+
+
+def _region(tier: str) -> int:
+    return int(tier.partition("/")[0])
 
 
 class ServerTimes:
@@ -84,11 +91,11 @@ def price_of(place: World, region: int, slots: int) -> float:
 
 @dataclasses.dataclass
 class Measures:
-    """What was measured of a run, from `begin` on.
+    """What was measured of a run, from a time on until the last task is answered.
 
-    :ivar response, network, waiting, inference: (N,) seconds of each task that came then.
+    :ivar response, network, waiting, inference: (N,) seconds of each task that came then; waiting includes loads.
     :ivar power: dollars. :ivar overhead: hours of loads and starts. :ivar loads: of models. :ivar starts: of servers.
-    :ivar balance: Eq. 11, the mean over slots. :ivar active: servers on average.
+    :ivar balance: Eq. 11, the mean over slots. :ivar active: servers on average. :ivar seconds: that it lasted.
     """
 
     response: Floats
@@ -101,99 +108,104 @@ class Measures:
     starts: int
     balance: float
     active: float
+    seconds: float
 
     def summary(self) -> dict[str, float]:
-        """Return each measure's mean, and the response that 5 % of the tasks exceed."""
-        means = {
-            name: float(getattr(self, name).mean()) for name in ("response", "network", "waiting", "inference")
-        }
-        means["p95"] = float(np.quantile(self.response, 0.95))
-        return means | {
-            name: float(getattr(self, name)) for name in ("power", "overhead", "loads", "starts", "balance", "active")
-        }
+        """Return each measure, the tasks' as a mean."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: float(np.mean(value)) for name, value in values.items()}
 
 
 class Meter:
-    """Reads a run's events."""
+    """Reads a run's events: where servers' time goes, and what becomes of each task."""
 
-    def __init__(self, place: World, tasks: Tasks, begin: float, slots: int) -> None:
-        self._place, self._tasks, self._begin, self._end = place, tasks, begin, slots * SLOT
-        self._prices = [price_of(place, region, slots) for region in range(place.regions)]
-        count = len(tasks.time)
-        self._run, self._done, self._seconds = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count)
+    def __init__(self, place: World, tasks: Tasks, begin: float, prices: Sequence[float]) -> None:
+        self._place, self._tasks, self._begin = place, tasks, begin
+        count, servers = len(tasks.time), len(place.gpu)
+        self._given, self._done, self._seconds = np.zeros(count), np.zeros(count), np.zeros(count)
         self._attempts: dict[int, Sequence[int]] = {}
-        self._since: dict[str, tuple[int, float, float]] = {}  # Worker -> server, joined, asked for.
-        self._servers = {f"{n}": n for n in range(len(place.gpu))}
-        self._slots = slots
-        self._busy = np.zeros((slots, len(place.gpu)))
-        self._present = np.zeros((slots, len(place.gpu)))
-        self._starting = np.zeros(len(place.gpu))
+        self._since: dict[str, tuple[int, float]] = {}  # Worker -> its server, and when it joined.
+        self._busy: dict[int, Floats] = {}  # Slot -> (S,) seconds.
+        self._there: dict[int, Floats] = {}
+        self._starting = np.zeros(servers)
+        self._rates = np.array(prices)[place.region] / 3.6e6 * np.array([GPUS[gpu].watts for gpu in place.gpu])
         self._overhead, self._loads, self._starts = 0.0, 0, 0
 
     def __call__(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
         """Read one event, and what it led to."""
-        kind = type(event)
-        if kind is ev.BatchFinished:
-            now, seconds = event.time, event.seconds  # type: ignore[attr-defined]
-            self._spread(self._busy, event.worker, now - seconds, now)  # type: ignore[attr-defined]
-            for item in self._attempts.pop(event.attempt):  # type: ignore[attr-defined]
-                self._done[item], self._seconds[item] = now, seconds
-        elif kind is ev.ContextReady:
-            now, seconds = event.time, event.seconds  # type: ignore[attr-defined]
-            self._spread(self._busy, event.worker, now - seconds, now)  # type: ignore[attr-defined]
-            if now >= self._begin:
-                self._overhead += seconds
+        if isinstance(event, ev.BatchFinished):
+            self._add(self._busy, self._since[event.worker][0], event.time - event.seconds, event.time)
+            for item in self._attempts.pop(event.attempt):
+                self._done[item], self._seconds[item] = event.time, event.seconds
+        elif isinstance(event, ev.ContextReady):
+            self._add(self._busy, self._since[event.worker][0], event.time - event.seconds, event.time)
+            if event.time >= self._begin:
+                self._overhead += event.seconds
                 self._loads += 1
-        elif kind is ev.WorkerJoined:
-            self._joined(event.time, event.worker.id)  # type: ignore[attr-defined]
-        elif kind is ev.WorkerLost:
-            self._left(event.time, event.worker)  # type: ignore[attr-defined]
+        elif isinstance(event, ev.WorkerJoined):
+            self._joined(event.time, event.worker.id)
+        elif isinstance(event, ev.WorkerLost):
+            self._add(self._there, *self._since.pop(event.worker), event.time)
         for command in commands:
             if type(command) is cmd.Run:
                 self._attempts[command.attempt] = command.items
-                for item in command.items:
-                    self._run[item] = event.time
+                self._given[list(command.items)] = event.time
 
     def _joined(self, now: float, worker: str) -> None:
         server = int(worker.partition("-")[0])
-        self._since[worker] = server, now, start_seconds()[self._place.gpu[server]]
-        started = self._since[worker][2]
+        self._since[worker] = server, now
         if now >= self._begin:
-            self._starting[server] += min(started, now - self._begin) if now < self._end else 0.0
-            self._overhead += started
+            seconds = float(start_seconds()[self._place.gpu[server]])
+            self._starting[server] += min(seconds, now - self._begin)
+            self._overhead += seconds
             self._starts += 1
 
-    def _left(self, now: float, worker: str) -> None:
-        _, joined, _ = self._since[worker]
-        self._spread(self._present, worker, joined, now)
-        del self._since[worker]
-
-    def _spread(self, table: Floats, worker: str, begin: float, end: float) -> None:
+    def _add(self, table: dict[int, Floats], server: int, begin: float, end: float) -> None:
         """Add an interval to the slots that it is in."""
-        server = self._since[worker][0]
-        first, last = int(begin / SLOT), min(int(end / SLOT), self._slots - 1)
-        for slot in range(first, last + 1):
-            table[slot, server] += max(0.0, min(end, (slot + 1) * SLOT) - max(begin, slot * SLOT))
+        begin = max(begin, self._begin)
+        while begin < end:
+            slot = int(begin / SLOT)
+            until = min(end, (slot + 1) * SLOT)
+            table.setdefault(slot, np.zeros(len(self._starting)))[server] += until - begin
+            begin = until if until > begin else end
 
-    def measures(self) -> Measures:
-        """Return what was measured, after the run."""
-        for worker in list(self._since):
-            self._left(max(self._end, self._since[worker][1]), worker)
-        from_slot = int(self._begin / SLOT)
-        busy, present = self._busy[from_slot:], self._present[from_slot:]
-        watts = np.array([GPUS[gpu].watts for gpu in self._place.gpu])
-        price = np.array(self._prices)[self._place.region] / 3.6e6
-        working = busy.sum(axis=0) + self._starting
-        idle = np.maximum(present.sum(axis=0) - busy.sum(axis=0), 0.0)
-        dollars = (price * watts * (WORKING_WATTS * working + IDLE_WATTS * idle)).sum()
-        mine = (self._tasks.time >= self._begin) & ~np.isnan(self._done)
+    def measures(self, end: float) -> Measures:
+        """Return what was measured of a run that ended then."""
+        for server, joined in self._since.values():
+            self._add(self._there, server, joined, end)
+        nothing = np.zeros(len(self._starting))
+        rows = [(self._busy.get(slot, nothing), there) for slot, there in sorted(self._there.items())]
+        busy, there = sum((row[0] for row in rows), nothing), sum((row[1] for row in rows), nothing)
+        working = busy + self._starting
+        dollars = self._rates @ (WORKING_WATTS * working + IDLE_WATTS * np.maximum(there - busy, 0.0))
+        mine = self._tasks.time >= self._begin
         response = (self._done - self._tasks.time)[mine]
-        waiting, inference = (self._run - self._tasks.time)[mine], self._seconds[mine]
+        waiting, inference = (self._given - self._tasks.time)[mine], self._seconds[mine]
+        whole = [balance(used, held > 0) for used, held in rows[:-1]]
         return Measures(
             response, response - waiting - inference, waiting, inference, float(dollars), self._overhead / 3600,
-            self._loads, self._starts, float(np.mean([balance(b, p > 0) for b, p in zip(busy, present, strict=True)])),
-            float(present.sum() / (SLOT * len(present))),
+            self._loads, self._starts, float(np.mean(whole)) if whole else 1.0,
+            float(there.sum() / max(end - self._begin, 1e-9)), end - self._begin,
         )  # fmt: skip
+
+
+def least_power(place: World, tasks: Tasks, begin: float, seconds: float) -> float:
+    """Return dollars below which no policy can be that answers all tasks that come from `begin` on within so long.
+
+    Each type's tasks are divided among the servers that suit it, the cheapest first, as if they could be split; nothing
+    idles, starts or loads. :param seconds: from `begin` on, at least what the run to be bounded lasts.
+    """
+    slots = len(tasks.starts) - 1
+    prices = np.array([price_of(place, region, slots) for region in range(place.regions)])
+    rates = prices[place.region] / 3.6e6 * np.array([GPUS[gpu].watts for gpu in place.gpu])
+    suits, total = np.array([GPUS[gpu].suits for gpu in place.gpu]), 0.0
+    mine = tasks.time >= begin
+    for kind in range(len(KINDS)):
+        work = float(tasks.seconds[mine & (tasks.kind == kind)].sum())
+        order = np.sort(rates[suits == kind])
+        done = np.diff(np.minimum(np.cumsum(np.full(len(order), seconds)), work), prepend=0.0)
+        total += float(WORKING_WATTS * order @ done)
+    return total
 
 
 def balance(busy: Floats, active: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
@@ -214,57 +226,66 @@ def served(
     begin: float,
     seed: int = 0,
     confined: bool = True,
+    failure: tuple[int, float, float] | None = None,
 ) -> Measures:
-    """Run policies, as a site file names them, over a topology.
+    """Run policies, as a site file names them, over a topology, until all tasks are answered.
 
-    :param begin: the time from which on is measured: before it all servers are started, and models loaded.
-    :param confined: whether models are loaded on the GPUs that suit them alone.
+    :param begin: the time from which on is measured: before it servers are started, and models loaded.
+    :param confined: whether models are loaded on the GPUs that suit their type of task alone.
+    :param failure: a region whose servers are gone, from when, until when.
     """
-    slots = len(tasks.starts) - 1
-    counts: dict[str, int] = {}
-    machines = []
-    for server, (region, gpu) in enumerate(zip(place.region.tolist(), place.gpu.tolist(), strict=True)):
-        tier = f"{region}/{gpu}"
-        counts[tier] = counts.get(tier, 0) + 1
-        machines.append(
-            SimulatedMachine(f"{server}", GPUS[gpu].name, tier, str(region), gpu_memory=int(GPUS[gpu].memory * GB))
+    prices = [price_of(place, region, len(tasks.starts) - 1) for region in range(place.regions)]
+    machines = [
+        SimulatedMachine(
+            str(server), GPUS[gpu].name, f"{region}/{gpu}", str(region), gpu_memory=int(GPUS[gpu].memory * GB),
+            available=always if failure is None or failure[0] != region else _but(*failure[1:]),
         )
-    prices = [price_of(place, region, slots) for region in range(place.regions)]
+        for server, (region, gpu) in enumerate(zip(place.region.tolist(), place.gpu.tolist(), strict=True))
+    ]  # fmt: skip
     tiers = [
         ev.TierSpec(
-            name, 0, count, 1, GPUS[_gpu(name)].watts / 1000 * prices[int(name.partition("/")[0])],
-            float(start_seconds()[_gpu(name)]), int(GPUS[_gpu(name)].memory * GB),
+            tier.name, 0, tier.maximum, 1, GPUS[_gpu(tier.name)].watts / 1000 * prices[_region(tier.name)],
+            float(start_seconds()[_gpu(tier.name)]), int(GPUS[_gpu(tier.name)].memory * GB),
         )
-        for name, count in counts.items()
+        for tier in tiers_of(machines)
     ]  # fmt: skip
-    regions = [
-        ev.RegionSpec(
-            str(number),
-            {str(other): float(place.latency[number, other]) for other in range(place.regions)},
-            {str(other): 1e6 / place.transfer for other in range(place.regions)},
-            prices[number],
-            [name for name in counts if name.partition("/")[0] == str(number)],
-        )
-        for number in range(place.regions)
+    contexts = [
+        ev.ContextSpec(f"model{n}", f"model{n}", gpus=1, gpu_memory=int(FOOTPRINTS[n] * GB)) for n in range(MODELS)
     ]
-    contexts = [ev.ContextSpec(f"model{n}", f"model{n}", gpus=1, gpu_memory=int(FOOTPRINTS[n] * GB)) for n in range(MODELS)]
-    names = [[f"{region}/{model}" for model in range(MODELS)] for region in range(place.regions)]
     apps = [
-        ev.AppSpec(names[region][model], names[region][model], f"model{model}", batch_size=1, region=str(region))
+        ev.AppSpec(f"{region}/{model}", f"{region}/{model}", f"model{model}", batch_size=1, region=str(region))
         for region in range(place.regions)
         for model in range(MODELS)
     ]
     arrivals = [
-        (time, names[origin][model], 1)
+        (time, apps[origin * MODELS + model].id, 1)
         for time, origin, model in zip(tasks.time.tolist(), tasks.origin.tolist(), tasks.model.tolist(), strict=True)
     ]
-    chosen: dict[str, Any] = {"batching": {"policy": "fixed", "size": 1}, **policies}
-    if confined:
-        chosen["placement"] = Confined()
-    meter = Meter(place, tasks, begin, slots)
+    placement = {"placement": Confined()} if confined else {}
+    chosen = Policies.chosen({"batching": {"policy": "fixed", "size": 1}, **placement, **policies})
+    meter = Meter(place, tasks, begin, prices)
+    engine = SimulatedEngine(machines, ServerTimes(place, tasks), seed=seed)
     simulation = Simulation(
-        SimulatedEngine(machines, ServerTimes(place, tasks), seed=seed), Policies.chosen(chosen),
-        Workload(contexts, apps, arrivals), tiers, seed=seed, tick=TICK, listener=meter, regions=regions,
+        engine, chosen, Workload(contexts, apps, arrivals), tiers, seed=seed, tick=TICK, listener=meter,
+        regions=_regions(place, prices, [tier.name for tier in tiers]),
     )  # fmt: skip
-    simulation.run(until=slots * SLOT + 900.0)
-    return meter.measures()
+    return meter.measures(simulation.run().seconds)
+
+
+def _regions(place: World, prices: Sequence[float], tiers: Sequence[str]) -> list[ev.RegionSpec]:
+    names = [str(region) for region in range(place.regions)]
+    return [
+        ev.RegionSpec(
+            names[number],
+            dict(zip(names, place.latency[number].tolist(), strict=True)),
+            dict.fromkeys(names, PAYLOAD / place.transfer),
+            prices[number],
+            [tier for tier in tiers if _region(tier) == number],
+        )
+        for number in range(place.regions)
+    ]
+
+
+def _but(begin: float, end: float) -> Availability:
+    """Return the availability of a machine that is gone for some time."""
+    return lambda generator: [(0.0, begin), (end, math.inf)]

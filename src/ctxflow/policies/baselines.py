@@ -117,16 +117,18 @@ class Sdib:
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""
         workers = list(view.free.values())
+        column = {worker.id: number for number, worker in enumerate(workers)}
         slots = np.array([worker.slots for worker in workers], dtype=np.float64)
         places = np.array([worker.free_slots for worker in workers], dtype=np.int64)
         busy, idle = slots - places, np.array([_idle_seconds(view, worker) for worker in workers])
         left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
         for held, number in itertools.product((True, False) if self._keep else (False,), left):
             app = view.apps[number]
-            allowed = np.array([
-                (not held or app.context in worker.contexts) and view.can_run(app, worker) for worker in workers
-            ])
-            while left[number] > 0 and allowed.any():
+            among = view.free_holders(app.context) if held else workers
+            able = [column[worker.id] for worker in among if view.can_run(app, worker)]
+            allowed = np.zeros(len(workers), dtype=bool)
+            allowed[able] = True
+            while left[number] > 0 and able:
                 where = int(spread(np.ones(1), busy, slots, places, idle, allowed=allowed[None])[0])
                 if where == NOWHERE:
                     break

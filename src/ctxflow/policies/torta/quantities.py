@@ -182,7 +182,7 @@ def accuracy(predicted: npt.ArrayLike, actual: npt.ArrayLike, some: float = SOME
 
 EVERY_SECONDS = 1.0  # How old an outlook may be: its time is in proportion to the workers.
 SAMPLE = 100  # Workers whose speeds the means are over.
-PAIRS = 1000  # Of apps and workers, whose speeds are looked at in a second: with more of them speeds are older.
+PAIRS = 300  # Of apps and workers, whose speeds are looked at in a second: with more of them speeds are older.
 ALIKE = 0.9  # GPU models that are so near to the fastest are as fast: the rest is chance.
 
 
@@ -193,6 +193,7 @@ class Outlook:
     :ivar holders: (context, region) -> workers that stay and hold or load it.
     :ivar speeds: GPU model -> items a second, as a share of the fastest model's.
     :ivar prices: tier -> what a worker costs (`helpers.tier_costs`), as a share of the dearest; empty if none is known.
+    :ivar priced: whether a tier has a price of its own.
     """
 
     def __init__(self) -> None:
@@ -201,6 +202,7 @@ class Outlook:
         self.holders: Counter[tuple[str, str]] = Counter()
         self.speeds: dict[str | None, float] = {}
         self.prices: dict[str, float] = {}
+        self.priced = False
         self._ways: dict[str, dict[str, float]] = {}
         self._measured = -math.inf
         self._items: dict[str, float] = {}
@@ -217,6 +219,7 @@ class Outlook:
         self.slots = Counter()
         for worker in serving(staying):
             self.slots[worker.region] += worker.slots
+        self.priced = any(tier.price is not None for tier in view.tiers.values())
         self.prices, self._ways = _shares(tier_costs(view)), {}
         apps = [app for app in view.apps.values() if app.arrived]
         if self._measured <= view.now < self._measured + len(apps) * min(len(staying), SAMPLE) / PAIRS:

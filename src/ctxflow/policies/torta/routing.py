@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -22,7 +21,7 @@ from ctxflow.policies.torta.quantities import Floats, Outlook, Recent, Servers, 
 from ctxflow.policies.torta.scaling import target
 from ctxflow.policies.views import AppView, WorkerView
 
-THRIFT = 0.2
+THRIFT = 0.05
 MOST_CALLS = 256  # In one matching.
 
 Key = tuple[int, int, float, float, int]
@@ -35,12 +34,13 @@ class Torta:
     In the order of priorities: first an app whose deadline is at risk, or that got no worker for `longest_wait`
     seconds; then work for workers that hold its context; then loads, the longest queue per holder first. A context is
     loaded on one more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was
-    measured. With several regions, a call waits `patience` seconds for a worker in the region of the macro layer.
+    measured. Where the macro layer divides calls among regions, one waits `patience` seconds for a worker in the region of the macro layer.
 
     Guarantees: only free workers are given what they can run, none more than it has slots; of apps of one priority,
     none waits for ever while a worker could run it.
 
-    :param macro: "transport", "lookahead", or an object of the protocol `macro.Allocate`.
+    :param macro: "transport", "lookahead", or an object of the protocol `macro.Allocate`; None for transport where no
+        tier has a price, and else no division among regions: the micro layer weighs each tier's price itself.
     :param slot_seconds: how long shares of regions hold, and how far ahead contexts are loaded.
     :param patience: seconds that work waits for its region.
     :param longest_wait: seconds, or four times its load if that is longer.
@@ -53,7 +53,7 @@ class Torta:
 
     def __init__(
         self,
-        macro: str | Allocate = "transport",
+        macro: str | Allocate | None = None,
         slot_seconds: float = 45.0,
         patience: float = 10.0,
         longest_wait: float = 60.0,
@@ -65,22 +65,29 @@ class Torta:
             raise ValueError("slot_seconds is how long shares of regions hold: give more than 0")
         if not (patience >= 0 and longest_wait >= 0 and search >= 0 and thrift >= 0):
             raise ValueError("patience, longest_wait, search and thrift cannot be negative: give 0 or more")
-        self._macro = Macro(form(macro) if isinstance(macro, str) else macro, slot_seconds)
+        chosen = macro or "transport"
+        self._macro = Macro(form(chosen) if isinstance(chosen, str) else chosen, slot_seconds)
+        self._divides = macro is not None
         self._slot_seconds, self._patience, self._longest_wait = slot_seconds, patience, longest_wait
         self._search, self._prewarm, self._thrift = search, prewarm, thrift
         self._outlook = Outlook()
         # App -> when a call of it was last given; worker -> context -> the same there.
         self._served: dict[str, float] = {}
         self._recent: dict[str, dict[str, float]] = {}
-        self._queued: Counter[str] = Counter()  # Context -> items that wait.
+        # Context -> seconds of work that wait, infinite where unknown; region -> on how many more workers a load pays.
+        self._queued: dict[str, float] = {}
+        self._worth: dict[str, dict[str, float]] = {}
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; one free slot is filled without a matching."""
         self._look(view)
-        self._macro.divide(view, self._outlook)
-        self._queued = Counter()
+        if self._divides or not self._outlook.priced:
+            self._macro.divide(view, self._outlook)
+        self._queued, self._worth = {}, {}
         for app in ready:
-            self._queued[app.context] += app.backlog
+            seconds = self._outlook.item_seconds(app.id)
+            work = math.inf if seconds is None else app.backlog * seconds
+            self._queued[app.context] = self._queued.get(app.context, 0.0) + work
         if len(view.free) == 1:
             (worker,) = view.free.values()
             if worker.free_slots == 1:
@@ -108,7 +115,7 @@ class Torta:
             if held is not None and held.state != "ready":
                 continue
             urgent = self._urgent(view, app)
-            if held is None and not urgent and self._loads_worth(view, app, worker.region) < 1:
+            if held is None and not urgent and self._loads_worth(view, app.context).get(worker.region, math.inf) < 1:
                 continue
             if not self._macro.divides or self._region_for(view, app, (worker.region,)) in (None, worker.region):
                 found.append((self._key(view, app, URGENT if urgent else COLD if held is None else HELD), app))
@@ -139,7 +146,7 @@ class Torta:
                 yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where, size)
         if calls <= held:
             return
-        worth = {region: self._loads_worth(view, app, region) for region in self._outlook.slots}
+        worth = self._loads_worth(view, app.context)
         first = urgent and not held
         if not (first or any(count >= 1 for count in worth.values())):
             return
@@ -176,14 +183,16 @@ class Torta:
         holders = view.holders(app.context)
         return view.now + app.backlog * seconds / max(1, holders) + (0 if holders else load) > app.deadline
 
-    def _loads_worth(self, view: View, app: AppView, region: str) -> float:
-        """Return on how many more workers of a region a load of the app's context pays; infinite if not measured."""
-        seconds = self._outlook.item_seconds(app.id)
-        load = self._outlook.load_seconds(app.context, region)
-        holders = view.holders(app.context)
-        if seconds is None or not load or not holders:
-            return math.inf
-        return max(0, math.ceil(self._queued[app.context] * seconds / load) - 1 - holders)
+    def _loads_worth(self, view: View, context: str) -> Mapping[str, float]:
+        """Return on how many more workers of each region a load of a context pays; infinite if not measured."""
+        if context not in self._worth:
+            holders, queued = view.holders(context), self._queued[context]
+            loads = {region: self._outlook.load_seconds(context, region) for region in self._outlook.slots}
+            self._worth[context] = {
+                region: max(0, math.ceil(queued / load) - 1 - holders) if load and holders and queued < math.inf else math.inf
+                for region, load in loads.items()
+            }
+        return self._worth[context]
 
     def _region_for(self, view: View, app: AppView, regions: Iterable[str]) -> str | None:
         """Return the region of the app's next call; None for any: it waited long enough, or no load pays there."""
@@ -210,63 +219,60 @@ def warmings(
 ) -> Iterator[Assignment]:
     """Yield loads ahead of demand, the context that lacks most workers first.
 
-    A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, with one deviation of the calls
-    that run at once, once its speed was measured. It is loaded on workers that run nothing, and whose contexts have more
-    holders than three deviations ask for; where several contexts are in use, one free worker is left as it is.
+    A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, the capacity being the items
+    of a slot, once its speed was measured. It is loaded on workers that run nothing, and whose contexts have more
+    headroom without them than it has with one worker more. Where several contexts are in use and none of its items
+    wait, one free worker is left as it is.
 
     :param recent: worker -> context -> when a call of it was last given there: such workers come first.
     """
     needs = _needs(view, outlook, slot_seconds)
-    spare = {context: view.holders(context) - need.workers for context, need in needs.items()}
-    beyond = {context: view.holders(context) - need.most for context, need in needs.items()}
+    holders = {context: view.holders(context) for context in needs}
+    spare = {context: holders[context] - need.workers for context, need in needs.items()}
     lacking = sorted((c for c, need in needs.items() if spare[c] < 0 and need.app is not None), key=lambda c: spare[c])
     if not lacking:
         return
     several = len({app.context for app in view.apps.values() if app.arrived}) > 1
     idle = [worker for worker in view.free.values() if not worker.running and not worker.sessions]
     for context in lacking:
-        app = needs[context].app
-        assert app is not None
+        need = needs[context]
+        assert need.app is not None
+        kept = several and need.queued <= 0
         for _, worker in sorted([(_rank(w, context, outlook, recent), w) for w in idle], key=lambda pair: pair[0]):
-            if spare[context] >= 0 or len(view.free) <= several:
+            if holders[context] >= need.workers or len(view.free) <= kept:
                 break
             held = [c for c in worker.contexts if c]  # "" is no context.
-            if context in held or any(beyond.get(c, 1) <= 0 for c in held):
+            after = min(SPARE, need.headroom(holders[context] + 1))
+            if context in held or any(c in needs and needs[c].headroom(holders[c] - 1) < after for c in held):
                 continue
-            yield Assignment(worker.id, app.id)
+            yield Assignment(worker.id, need.app.id)
             if context in worker.contexts:  # The load was possible.
                 idle.remove(worker)
                 for changed, by in [(context, 1), *((c, -1) for c in held if c not in worker.contexts)]:
-                    spare[changed] = spare.get(changed, 0) + by
-                    beyond[changed] = beyond.get(changed, 0) + by
+                    if changed in holders:
+                        holders[changed] += by
 
 
-LACKING, SPARE = 1.0, 3.0  # Deviations of the calls that run at once: with fewer workers it lacks some, with more not.
+SPARE = 3.0  # Deviations of the calls that run at once: with so much headroom a context can always give a worker.
 
 
 @dataclasses.dataclass
 class _Need:
     """What a context's apps ask for in a slot, and by how many workers that is served.
 
-    :ivar workers: with fewer it lacks some. :ivar most: with more it has some to spare.
+    :ivar workers: Eq. 6's; infinite where a speed is unknown: holders keep it, and no other worker loads it.
     :ivar app: the one of which most is forecast, None if none is, or one was not measured.
     """
 
     queued: float = 0.0
     expected: float = 0.0
-    seconds: float = 0.0
-    known: bool = True
+    busy: float = 0.0  # Workers that the work of a slot keeps busy.
     workers: float = 0.0
-    most: float = 0.0
     app: AppView | None = None
 
-    def held(self, deviations: float, slot_seconds: float) -> float:
-        """Return Eq. 6's workers; infinite where a speed is unknown: holders keep it, and no other worker loads it."""
-        if not self.known or not self.seconds:
-            return math.inf
-        capacity = slot_seconds * (self.queued + self.expected) / self.seconds
-        needed = target([self.queued], [self.expected], [capacity], [10**9], deviations * math.sqrt(capacity))
-        return float(needed[0])
+    def headroom(self, holders: int) -> float:
+        """Return by how many deviations of the calls that run at once so many workers are beyond those at work."""
+        return (holders - self.busy) / math.sqrt(max(self.busy, 0.25)) if math.isfinite(self.workers) else -math.inf
 
 
 def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need]:
@@ -279,17 +285,19 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
             continue
         need, seconds = needs.setdefault(app.context, _Need()), outlook.item_seconds(app.id)
         if not seconds:
-            need.known = False
+            need.workers = math.inf
             continue
-        need.queued += app.backlog
-        need.expected += expected
-        need.seconds += (app.backlog + expected) * seconds
         if need.app is None or expected > forecast.get(need.app.id, 0.0) * slot_seconds:
             need.app = app
+        need.queued += app.backlog
+        need.expected += expected
+        need.busy += (app.backlog + expected) * seconds / slot_seconds
     for need in needs.values():
-        need.workers, need.most = need.held(LACKING, slot_seconds), need.held(SPARE, slot_seconds)
-        if not need.known or need.expected < 1:
+        if math.isinf(need.workers) or need.expected < 1:
             need.app = None
+        if math.isfinite(need.workers) and need.busy > 0:
+            capacity = (need.queued + need.expected) / need.busy
+            need.workers = float(target([need.queued], [need.expected], [capacity], [len(view.workers)])[0])
     return needs
 
 
