@@ -54,8 +54,8 @@ class Size:
     """
 
     share: float = 0.25
-    slots: int = 60
-    skipped: int = 30
+    slots: int = 40
+    skipped: int = 20
 
 
 @dataclasses.dataclass(frozen=True)

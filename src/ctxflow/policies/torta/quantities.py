@@ -183,6 +183,7 @@ def accuracy(predicted: npt.ArrayLike, actual: npt.ArrayLike, some: float = SOME
 EVERY_SECONDS = 1.0  # How old an outlook may be: its time is in proportion to the workers.
 SAMPLE = 100  # Workers whose speeds the means are over.
 PAIRS = 300  # Of apps and workers, whose speeds are looked at in a second: with more of them speeds are older.
+MOST_ITEMS = 20  # Of an app on a worker that count: its mean is a moving one.
 ALIKE = 0.9  # GPU models that are so near to the fastest are as fast: the rest is chance.
 
 
@@ -276,23 +277,28 @@ def _shares(costs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def _paces(workers: Sequence[WorkerView], apps: Iterable[str]) -> tuple[dict[str, float], dict[str | None, float]]:
-    """Return mean seconds of an item by app, and speeds of models as shares of the fastest one's."""
+    """Return mean seconds of an item by app, and speeds of models as shares of the fastest one's.
+
+    A model's speed is what its items would have taken at the mean of all models, over what they took: sums of all apps,
+    since a mean of ratios favours models that few items were measured on.
+    """
     items: dict[str, float] = {}
-    shares: dict[str | None, list[float]] = defaultdict(list)
+    usual: dict[str | None, float] = defaultdict(float)
+    took: dict[str | None, float] = defaultdict(float)
     for app in apps:
-        by_model: dict[str | None, list[float]] = defaultdict(list)
+        found: list[tuple[str | None, float, int]] = []
         for worker in workers:
             seconds = worker.seconds_per_item(app)
             if seconds is not None and seconds > 0:
-                by_model[worker.gpu_model].append(seconds)
-        if not by_model:
+                found.append((worker.gpu_model, seconds, max(1, min(MOST_ITEMS, worker.items_done(app)))))
+        if not found:
             continue
-        means = {model: _mean(found) for model, found in by_model.items()}
-        items[app] = _mean([seconds for found in by_model.values() for seconds in found])
-        fastest = min(means.values())
-        for model, mean in means.items():
-            shares[model].append(fastest / mean)
-    speeds = {model: _mean(found) for model, found in shares.items()}
+        items[app] = _mean([seconds for _, seconds, _ in found])
+        mean = sum(seconds * count for _, seconds, count in found) / sum(count for _, _, count in found)
+        for model, seconds, count in found:
+            usual[model] += mean * count
+            took[model] += seconds * count
+    speeds = {model: usual[model] / seconds for model, seconds in took.items()}
     best = max(speeds.values(), default=1.0)
     return items, {model: 1.0 if speed >= ALIKE * best else speed / best for model, speed in speeds.items()}
 
