@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ctxflow.policies.torta.quantities import Floats
-from ctxflow.simulator.experiments import ExperimentRequest, Figure, rounded
+from ctxflow.simulator.experiments import ExperimentRequest, Figure, median, rounded
 from ctxflow_papers.torta import experiments, printed
 from ctxflow_papers.torta.experiments import RESIZED, UNSIZED, Compared, Size
 from ctxflow_papers.torta.pictures import Results, draw_all
@@ -72,8 +72,7 @@ def of_seeds(values: Floats, unit: str, better: str = "lower", paper: float | No
     >>> of_seeds(np.array([1.0, 5.0, 2.0]), "s").value
     2.0
     """
-    spread = rounded(float(values.max() - values.min()))
-    return Figure(rounded(float(np.median(values))), unit, better, spread, len(values), paper)
+    return dataclasses.replace(median(values.tolist(), unit, better), paper=paper)
 
 
 def _figures(results: Results) -> Iterator[tuple[str, Figure]]:

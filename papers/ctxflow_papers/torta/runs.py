@@ -80,7 +80,7 @@ class ServerTimes:
     def call(self, app: str, machine: SimulatedMachine, items: Sequence[int], generator: random.Random) -> float:
         """Return the seconds of processing."""
         gpu = _gpu(machine.tier)
-        return sum(self._seconds[n] * slower(gpu, self._kind[n], self._tflops[n]) for n in items)
+        return float(sum(self._seconds[n] * slower(gpu, self._kind[n], self._tflops[n]) for n in items))
 
 
 def price_of(place: World, region: int, slots: int) -> float:

@@ -40,8 +40,6 @@ VERBS = {
     "simulate": "Predict a run in virtual time, before GPU time is spent on it.",
     "profile-scaling": 'Find the levels of `scaling = "closed-loop"`, in simulation.',
     "reproduce": "Run a paper's experiments and print its figures beside ours.",
-    "train": "Train a policy's networks on the simulation, and write them. "
-    "Ctrl-C ends it early and keeps the best so far.",
     "env": "Pack the environment for workers that see neither it nor a shared filesystem.",
     "site": "Check a site file, and print all that it says.",
 }
@@ -59,7 +57,7 @@ MODULES = {
     "factory_commands": ("factory", "worker-command"),
     "simulate_command": ("simulate",),
     "profile_scaling": ("profile-scaling",),
-    "experiment_commands": ("reproduce", "train"),
+    "experiment_commands": ("reproduce",),
     "env_command": ("env",),
     "site_command": ("site",),
 }

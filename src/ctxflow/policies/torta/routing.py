@@ -336,7 +336,8 @@ class Prices:
         for origin in {wish.app.region for wish in wishes}:
             ways = self._outlook.ways(self._view, origin)
             rows[origin] = np.array([ways.get(worker.region, 0.0) for worker in workers])
-        return found + np.array([rows[wish.app.region] / self._seconds(wish) for wish in wishes])
+        ways = np.array([rows[wish.app.region] / self._seconds(wish) for wish in wishes])
+        return np.asarray(found + ways, dtype=np.float64)
 
     def _seconds(self, wish: Wish) -> float:
         seconds = self._outlook.item_seconds(wish.app.id)
