@@ -13,10 +13,10 @@ the greedy matching and the local search reach, in per cent of the optimum (SciP
 and load does not count: 600 tasks for 660 places on 60 servers.
 
 With `--regions`, the figures of TORTA's experiments (docs/routing.md), TOPOLOGY_LOAD_WHAT: `torta` (sized) and
-`torta_unsized` beside the best of round-robin, SkyLB and SDIB (`vs_best`), beside the best of SkyLB and SDIB sized by the
-same policy (`vs_sized`), by metric and seed, and beside bounds that no policy can be below (`vs_bound`). Seeds are 0 to
-9, none of which settings were chosen on. That takes three quarters of an hour on one core of its own; `--seeds 3` is what
-`ctxflow reproduce torta` does.
+`torta_unsized` beside the best of round-robin, SkyLB and SDIB (`vs_best`), beside the best of SkyLB and SDIB sized by
+the same policy (`vs_sized`), by metric and seed, and beside bounds that no policy can be below (`vs_bound`). Seeds are
+0 to 9, none of which settings were chosen on: half an hour of one core. `--seeds 3` is what `ctxflow reproduce torta`
+does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The experiments: the comparison, the failure of a region, and the exact program's time.
 
-All that routes and scales are the policy classes that a site file names, on the simulated engine (`runs`). Their options
-are the same for all topologies and loads, and were chosen on the seeds from 1000 on; what is measured are those from 0.
-A seed draws the servers and their places, the regions' demand and its phase, power prices, and all that comes.
+All that routes and scales are the policy classes that a site file names, on the simulated engine (`runs`). Their
+options are the same for all topologies and loads, and were chosen on the seeds from 1000 on; what is measured are those
+from 0. A seed draws the servers and their places, the regions' demand and its phase, power prices, and all that comes.
 """
 
 from __future__ import annotations
@@ -172,5 +172,3 @@ def milp_seconds(tasks: int, seed: int, limit: float) -> tuple[float, bool]:
         options={"time_limit": limit},
     )  # fmt: skip
     return time.perf_counter() - begun, found.status == 0
-
-

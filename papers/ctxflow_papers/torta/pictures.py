@@ -25,7 +25,13 @@ STYLES = {
     "sdib_sized": ("SDIB, sized", COLOURS[5]),
     "round_robin": ("round-robin", COLOURS[4]),
 }
-FIGURES = {"figure8": "response", "figure9": "power", "figure9b": "overhead", "figure10": "balance", "figure11": "waiting"}
+FIGURES = {
+    "figure8": "response",
+    "figure9": "power",
+    "figure9b": "overhead",
+    "figure10": "balance",
+    "figure11": "waiting",
+}
 UNITS = {"response": "s", "power": "$", "overhead": "hours", "balance": "1/(1+CV)", "waiting": "s"}
 
 

@@ -130,5 +130,3 @@ def _methods(topology: str, load: float, each: Compared) -> Iterator[tuple[str, 
             yield f"{begin}_{metric}", of_seeds(ratio, "of round-robin's", "lower", paper(table, True))
         yield f"{begin}_balance", of_seeds(values["balance"], "1/(1+CV)", "higher", paper(printed.BALANCE))
         yield f"{begin}_servers", of_seeds(values["active"], "servers", "lower")
-
-

@@ -16,7 +16,6 @@ import typer
 from rich.table import Table
 
 from ctxflow.cli.screen import AsJson, Seed, native_output_aside
-from ctxflow.errors import UsageError
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:

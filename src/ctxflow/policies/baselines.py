@@ -1,9 +1,9 @@
 """What TORTA is compared with: SkyLB and SDIB, as the routing policies `skylb` and `sdib`.
 
 SkyLB (Xia et al., "SkyLB: A Locality-aware Cross-Region Load Balancer for LLM Inference"): home first, forward what
-does not fit; where the longest prefix was seen, the least loaded replica (a worker here). SDIB (after MERL-LB by Yang et
-al., whose two objectives TORTA's authors adapt): the least standard deviation of the servers' occupancy, and the least
-idle time; here they are one sum, and each task goes to the server that makes it smallest.
+does not fit; where the longest prefix was seen, the least loaded replica (a worker here). SDIB (after MERL-LB by Yang
+et al., whose two objectives TORTA's authors adapt): the least standard deviation of the servers' occupancy, and the
+least idle time; here they are one sum, and each task goes to the server that makes it smallest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.micro import NOWHERE
 from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts
 from ctxflow.policies.views import AppView, WorkerView
+
 
 def spread(
     sizes: Floats,
@@ -76,7 +77,7 @@ class SkyLB:
     """
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
-        """Choose for each call in turn: first those for workers that hold their contexts, the most urgent app's first."""
+        """Choose for each call in turn, the most urgent app's first; first of all for workers that hold its context."""
         running = {worker.id: worker.slots - worker.free_slots for worker in view.free.values()}
         left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
         for held, number in itertools.product((True, False), left):

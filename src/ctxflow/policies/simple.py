@@ -127,22 +127,19 @@ class RoundRobin:
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Give each free slot the next app in turn."""
         left = {app.id: app.backlog for app in ready}
-        slots = [(worker, worker.free_slots) for worker in view.free.values()]
+        places = {worker.id: worker.free_slots for worker in view.free.values()}
         for held in (True, False) if self._keep else (False,):
-            for number, (worker, free_slots) in enumerate(slots):
-                for taken in range(free_slots):
-                    apps = [
-                        app for app in ready
-                        if left[app.id] > 0 and (not held or app.context in worker.contexts) and view.can_run(app, worker)
-                    ]  # fmt: skip
-                    slots[number] = worker, free_slots - taken
+            for worker in list(view.free.values()):
+                while places[worker.id] > 0:
+                    apps = [app for app in ready if left[app.id] > 0 and (not held or app.context in worker.contexts)]
+                    apps = [app for app in apps if view.can_run(app, worker)]
                     if not apps:
                         break
                     app = apps[self._turn % len(apps)]
                     self._turn += 1
+                    places[worker.id] -= 1
                     yield Assignment(worker.id, app.id)
                     left[app.id] -= max(1, view.batch_size(app, worker))
-                    slots[number] = worker, free_slots - taken - 1
 
 
 # --- what no choice is made in, and where sessions go

@@ -1,11 +1,12 @@
 """The scaling policy `activation` in whole runs: as many workers as Eq. 6 says, gradually fewer, cheap ones first."""
 
+import dataclasses
 import math
 
 import pytest
 from simulated_runs import REGIONS, Run, machine
 
-from ctxflow.policies.torta.scaling import Activation
+from ctxflow.policies.torta.scaling import LEAST_SAFETY, MOST_SAFETY, Activation, _Demand, _Work
 from ctxflow.scheduler import events as ev
 
 STREAM = [(1.0 * n, "a0", 2) for n in range(300)]  # Two workers' work, until 300 s.
@@ -71,3 +72,63 @@ def test_a_forecast_that_is_no_number_counts_as_none(rate):
 def test_options_that_make_no_sense_are_refused(option):
     with pytest.raises(ValueError, match=option):
         Activation(**{option: -1})
+
+
+def test_fewer_are_held_though_every_worker_is_used_in_turn():
+    """Once fewer were enough for a warm-up, some go: a routing that lets no worker rest keeps none of them."""
+    machines = [machine(f"m{n}") for n in range(10)]
+    arrivals = [(0.5 * n, "a0", 4) for n in range(200)] + [(100.0 + 4 * n, "a0", 4) for n in range(100)]
+    found = Run(
+        {"policy": "round-robin", "keep": True}, machines, arrivals, contexts=1, load=5.0, regions=(), size=4,
+        scaling={"policy": "activation"}, tiers=[ev.TierSpec("default", 0, 10, gpus=1, boot_seconds=10.0)],
+    )  # fmt: skip
+    assert asked_at(found, 90) >= 8, "eight items a second, a second each"
+    assert asked_at(found, 390) <= 4, "an item a second"
+    assert found.outcome.done == found.outcome.items
+
+
+PRICED = [
+    ev.TierSpec("cheap", 0, 4, gpus=1, price=1.0, boot_seconds=10.0),
+    ev.TierSpec("dear", 0, 4, gpus=1, price=3.0, boot_seconds=10.0),
+]
+
+
+def priced(cheap, arrivals):
+    machines = [machine(f"c{n}", tier="cheap") for n in range(cheap)]
+    return run([*machines, *(machine(f"d{n}", tier="dear") for n in range(4))], arrivals, tiers=PRICED)
+
+
+def test_the_cheapest_tier_is_asked_alone_while_it_gives():
+    found = priced(4, STREAM)
+    assert max(workers for _, tier, workers in found.asked if tier == "cheap") >= 3
+    assert all(workers == 0 for time, tier, workers in found.asked if tier == "dear" and time > 100)
+
+
+def test_what_a_tier_does_not_give_is_asked_of_the_next_after_three_boots():
+    found = priced(1, STREAM)
+    spilled = [time for time, tier, workers in found.asked if tier == "dear" and workers and time > 60]
+    assert spilled, "one of the cheap tier's four workers is there"
+    assert asked_at(found, 250, "cheap") >= 3, "it is asked all the same, should it have one"
+    assert asked_at(found, 250, "dear") >= 2
+
+
+def test_the_safety_follows_how_wrong_the_forecast_was():
+    """A stream without surprises needs the least; bursts that no trend shows need more."""
+    even = _Demand(45.0)
+    bursts = _Demand(45.0)
+    for second in range(0, 2000, 5):
+        work = _Work(running=8, calls=8.0, arrived={"a": 2 * second}, _seconds=4.0, _items=1.0)
+        even.look(float(second), work, 30.0, {})
+        more = 12.0 if second % 100 < 10 else 0.0
+        bursts.look(float(second), dataclasses.replace(work, calls=8.0 + more), 30.0, {})
+    assert even.expected == pytest.approx(90.0, rel=0.05), "two a second"
+    assert even.safety == LEAST_SAFETY and bursts.safety == MOST_SAFETY
+    assert Activation(safety=2.0)._safety == 2.0
+
+
+def test_an_app_that_comes_from_another_group_is_no_surge():
+    demand = _Demand(45.0)
+    for second in range(0, 500, 5):
+        arrived = {"a": second} if second < 300 else {"a": second, "b": 10**6}
+        demand.look(float(second), _Work(calls=1.0, arrived=arrived, _seconds=1.0, _items=1.0), 30.0, {})
+    assert demand.expected == pytest.approx(45.0, rel=0.1)

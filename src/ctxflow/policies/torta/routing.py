@@ -32,9 +32,10 @@ class Torta:
     """Calls go by urgency to the workers that suit them, and contexts are loaded only where that pays.
 
     In the order of priorities: first an app whose deadline is at risk, or that got no worker for `longest_wait`
-    seconds; then work for workers that hold its context; then loads, the longest queue per holder first. A context is
-    loaded on one more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was
-    measured. Where the macro layer divides calls among regions, one waits `patience` seconds for a worker in the region of the macro layer.
+    seconds; then work for workers that hold its context; then loads, the longest queue per holder first. Of workers
+    that can take a call, the fastest, cheapest and nearest to where it comes from is taken. A context is loaded on one
+    more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was measured. Where
+    the macro layer divides calls among regions, one waits `patience` seconds for a worker of its region.
 
     Guarantees: only free workers are given what they can run, none more than it has slots; of apps of one priority,
     none waits for ever while a worker could run it.
@@ -189,7 +190,9 @@ class Torta:
             holders, queued = view.holders(context), self._queued[context]
             loads = {region: self._outlook.load_seconds(context, region) for region in self._outlook.slots}
             self._worth[context] = {
-                region: max(0, math.ceil(queued / load) - 1 - holders) if load and holders and queued < math.inf else math.inf
+                region: max(0, math.ceil(queued / load) - 1 - holders)
+                if load and holders and queued < math.inf
+                else math.inf
                 for region, load in loads.items()
             }
         return self._worth[context]
@@ -336,8 +339,8 @@ class Prices:
         for origin in {wish.app.region for wish in wishes}:
             ways = self._outlook.ways(self._view, origin)
             rows[origin] = np.array([ways.get(worker.region, 0.0) for worker in workers])
-        ways = np.array([rows[wish.app.region] / self._seconds(wish) for wish in wishes])
-        return np.asarray(found + ways, dtype=np.float64)
+        added = np.array([rows[wish.app.region] / self._seconds(wish) for wish in wishes])
+        return np.asarray(found + added, dtype=np.float64)
 
     def _seconds(self, wish: Wish) -> float:
         seconds = self._outlook.item_seconds(wish.app.id)

@@ -82,8 +82,8 @@ def for_buffer(waiting: int, limit: int, capacity: float, share: float = 0.8) ->
 class Activation:
     """As many workers as Eq. 6 says: for what is queued, what is forecast, and its deviation.
 
-    More are asked for at once, from the cheapest tiers: by the price of a worker, or else of the region's power, then by
-    the way from the home region. A tier that does not give what it is asked for counts for what it gives after three
+    More are asked for at once, from the cheapest tiers: by the price of a worker, or else of its region's power, then
+    by the way from the home region. A tier that does not give what it is asked for counts for what it gives after three
     of its boots, so that the next tiers are asked. Fewer are held once fewer were enough for as long as a worker takes
     to warm up: to boot, and to load. While no item was measured, each call has a worker. When more items wait than the
     buffer is made for, as many more as they would fill are requested. Active sessions get workers besides, by what a
