@@ -20,7 +20,7 @@ from ctxflow_papers.torta.runs import Measures, least_power, served
 from ctxflow_papers.torta.settings import SLOT
 from ctxflow_papers.torta.world import world
 
-SIZED = {"policy": "activation", "patience": 4.0}
+SIZED = {"policy": "activation", "patience": 4.0, "safety": "measured"}
 """An idle server draws a quarter of its power, so that a start, at all of it, costs as much as four idle starts."""
 ROUTINGS: Mapping[str, Any] = {
     "round_robin": {"policy": "round-robin", "keep": True},

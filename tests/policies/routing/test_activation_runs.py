@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 from simulated_runs import REGIONS, Run, machine
@@ -106,7 +107,7 @@ def test_the_cheapest_tier_is_asked_alone_while_it_gives():
 
 def test_what_a_tier_does_not_give_is_asked_of_the_next_after_three_boots():
     found = priced(1, STREAM)
-    spilled = [time for time, tier, workers in found.asked if tier == "dear" and workers and time > 60]
+    spilled = [time for time, tier, workers in found.asked if tier == "dear" and workers and time >= 30]
     assert spilled, "one of the cheap tier's four workers is there"
     assert asked_at(found, 250, "cheap") >= 3, "it is asked all the same, should it have one"
     assert asked_at(found, 250, "dear") >= 2
@@ -117,18 +118,40 @@ def test_the_safety_follows_how_wrong_the_forecast_was():
     even = _Demand(45.0)
     bursts = _Demand(45.0)
     for second in range(0, 2000, 5):
-        work = _Work(running=8, calls=8.0, arrived={"a": 2 * second}, _seconds=4.0, _items=1.0)
+        work = _Work(items=8, calls=8.0, arrived={"a": 2 * second}, _seconds=4.0, _counted=1.0)
         even.look(float(second), work, 30.0, {})
         more = 12.0 if second % 100 < 10 else 0.0
         bursts.look(float(second), dataclasses.replace(work, calls=8.0 + more), 30.0, {})
     assert even.expected == pytest.approx(90.0, rel=0.05), "two a second"
     assert even.safety == LEAST_SAFETY and bursts.safety == MOST_SAFETY
-    assert Activation(safety=2.0)._safety == 2.0
 
 
 def test_an_app_that_comes_from_another_group_is_no_surge():
     demand = _Demand(45.0)
     for second in range(0, 500, 5):
         arrived = {"a": second} if second < 300 else {"a": second, "b": 10**6}
-        demand.look(float(second), _Work(calls=1.0, arrived=arrived, _seconds=1.0, _items=1.0), 30.0, {})
+        demand.look(float(second), _Work(calls=1.0, arrived=arrived, _seconds=1.0, _counted=1.0), 30.0, {})
     assert demand.expected == pytest.approx(45.0, rel=0.1)
+
+
+def test_a_measured_safety_holds_more_and_waits_less():
+    """A stream of single items: what runs at once varies more than what comes in a slot."""
+    arrivals = [(0.0, "a0", 1)] + [(30 + time, "a0", 1) for time in poisson(1.0, 600.0)]
+    runs = {
+        safety: Run(
+            "torta", [machine(f"m{n}") for n in range(12)], arrivals, contexts=1, load=5.0, item=3.0, size=1,
+            regions=(), scaling={"policy": "activation", "safety": safety},
+            tiers=[ev.TierSpec("default", 0, 12, gpus=1, boot_seconds=10.0)],
+        )
+        for safety in (1.0, "measured")
+    }  # fmt: skip
+    held = {safety: sum(asked_at(found, time) for time in range(200, 600, 20)) for safety, found in runs.items()}
+    assert held["measured"] > held[1.0]
+    with pytest.raises(ValueError, match="measured"):
+        Activation(safety="guessed")
+
+
+def poisson(rate, end):
+    chance, now = random.Random(3), 0.0
+    while (now := now + chance.expovariate(rate)) < end:
+        yield now

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +91,9 @@ class Activation:
     worker was measured to serve. Where no tier and no region has a price, all tiers are asked for what lacks.
 
     :param slot_seconds: the slot in which the work is to be done.
-    :param safety: standard deviations of the calls that run at once, held beyond what is forecast; None for as many as
-        the forecast was wrong by lately, from 1 to 3.
+    :param safety: Eq. 6's sigma, standard deviations of the forecast; what runs counts as queued then. Or "measured":
+        what runs does not count, but by how many deviations of the calls that run at once the forecast was wrong
+        lately, from 1 to 3: more workers and shorter waits, for items that arrive steadily.
     :param buffer: items that may wait; from four fifths of it on it asks for workers.
     :param boot_seconds: what a worker takes from its request to joining, for tiers of which the site does not
         say it.
@@ -103,7 +105,7 @@ class Activation:
     def __init__(
         self,
         slot_seconds: float = 45.0,
-        safety: float | None = None,
+        safety: float | Literal["measured"] = SAFETY,
         buffer: int = 1000,
         boot_seconds: float = 30.0,
         patience: float = 1.0,
@@ -114,7 +116,10 @@ class Activation:
         for name, count in (("buffer", buffer), ("batch_size", batch_size)):
             if count < 1:
                 raise ValueError(f"{name} is a number of items: give 1 or more")
-        for name, value in (("safety", safety or 0.0), ("boot_seconds", boot_seconds), ("patience", patience)):
+        sigma = 0.0 if safety == "measured" else safety
+        if isinstance(sigma, str):
+            raise ValueError(f'safety cannot be {safety!r}: give a number, or "measured"')
+        for name, value in (("safety", sigma), ("boot_seconds", boot_seconds), ("patience", patience)):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} cannot be {value:g}: give 0 or more")
         self._slot_seconds, self._safety, self._buffer = slot_seconds, safety, buffer
@@ -129,11 +134,14 @@ class Activation:
         self._outlook.look(view)
         works: dict[frozenset[str], _Work] = {}
         calls, sessions = outstanding(view, self._batch_size), active(view)
+        running = dict.fromkeys(view.apps, 0)
+        for attempt in view.attempts.values():
+            running[attempt.app] += len(attempt.items)
         groups: dict[str, frozenset[str]] = {}
         for app in view.apps.values():
             group = groups.get(app.context) or groups.setdefault(app.context, tiers_for(view, app))
             work = works.setdefault(group, _Work())
-            work.add(app, calls[app.id], self._outlook)
+            work.add(app, running[app.id], calls[app.id], self._outlook)
             if app.id in sessions:
                 work.carriers += len(sessions[app.id]) / sessions_of_worker(view, app, SESSIONS)
         # What other tiers may run since there is another plan is counted there.
@@ -155,14 +163,14 @@ class Activation:
         seconds = work.item_seconds
         capacity = self._slot_seconds / seconds if seconds else 0.0
         most = sum(view.tiers[name].maximum for name in tiers)
-        number = 0
-        if work.waiting + work.running + demand.expected > 0:
-            safety = demand.safety if self._safety is None else self._safety
+        number, queued, expected, safety = 0, work.waiting + work.items, demand.rate * self._slot_seconds, self._safety
+        if safety == "measured":
             # The calls that run at once deviate by the root of their number, which is F / C.
-            deviation = safety * math.sqrt(capacity)
-            number = int(target([work.waiting], [demand.expected], [capacity], [most], deviation)[0])
+            queued, expected, safety = work.waiting, demand.expected, demand.safety * math.sqrt(capacity)
+        if work.waiting + work.items + expected > 0:
+            number = int(target([queued], [expected], [capacity], [most], safety)[0])
             number += for_buffer(int(work.waiting), self._buffer, capacity)
-            number = min(max(number, work.running), math.ceil(work.calls + demand.expected))
+            number = min(number, math.ceil(work.calls + expected))
         return min(most, number + math.ceil(work.carriers))
 
     def _warm_up(self, view: View, tiers: frozenset[str], work: _Work) -> float:
@@ -221,40 +229,40 @@ PATIENT_BOOTS = 3.0  # After so many boots a tier counts for the workers that it
 class _Work:
     """What some tiers may do: items that wait, and their seconds.
 
-    :ivar running: calls that run. :ivar calls: those, and what the waiting items make; more workers would be idle.
+    :ivar items: those that run. :ivar calls: what these and the waiting ones make; more workers would be idle.
     :ivar carriers: workers for the active sessions. :ivar arrived: app -> items submitted so far.
     """
 
     waiting: float = 0.0
-    running: int = 0
+    items: int = 0
     calls: float = 0.0
     carriers: float = 0.0
     arrived: dict[str, int] = dataclasses.field(default_factory=dict)
     contexts: set[str] = dataclasses.field(default_factory=set)
     _seconds: float = 0.0
-    _items: float = 0.0
+    _counted: float = 0.0
     _known: bool = True
 
-    def add(self, app: AppView, calls: int, outlook: Outlook) -> None:
+    def add(self, app: AppView, running: int, calls: int, outlook: Outlook) -> None:
         """Add the work of an app."""
         self.contexts.add(app.context)
         self.arrived[app.id] = app.arrived
         self.waiting += app.backlog
-        self.running += app.running
+        self.items += running
         self.calls += calls
         if not app.arrived:
             return
         seconds = outlook.item_seconds(app.id)
         if seconds is None:
-            self._known = self._known and not app.backlog and not app.running
+            self._known = self._known and not app.backlog and not running
             return
-        self._items += app.arrived
+        self._counted += app.arrived
         self._seconds += app.arrived * seconds
 
     @property
     def item_seconds(self) -> float | None:
         """Return the mean seconds of an item, None where that of one that waits or runs is unknown."""
-        return self._seconds / self._items if self._known and self._seconds else None
+        return self._seconds / self._counted if self._known and self._seconds else None
 
 
 HISTORY = 10  # Slots of which a forecast is made.
@@ -267,13 +275,14 @@ LEAST_SAFETY, MOST_SAFETY = 1.0, 3.0
 class _Demand:
     """What comes to some tiers, slot by slot, and by how much what ran or waited was beyond what had been forecast.
 
+    :ivar rate: items a second that the run's forecast says.
     :ivar expected: items of a slot, at its most until a worker that is asked for now is warm.
     :ivar safety: of the calls that run at once, the standard deviations that the errors' tail is beyond the forecast.
     """
 
     def __init__(self, slot_seconds: float) -> None:
         self.peak = Peak()
-        self.expected = 0.0
+        self.rate = self.expected = 0.0
         self.safety = (LEAST_SAFETY + MOST_SAFETY) / 2
         self._slot_seconds = slot_seconds
         self._slots: deque[tuple[float, dict[str, int]]] = deque(maxlen=HISTORY + 1)
@@ -287,9 +296,9 @@ class _Demand:
             if len(self._slots) > 2:
                 idle = not work.calls and self._slots[-1][1] == self._slots[-2][1]
                 self.expected = 0.0 if idle else self._forecast(1 + math.ceil(warm_up / self._slot_seconds))
+        self.rate = sum(float(amounts(forecast.get(app, 0.0))) for app in work.arrived)
         if len(self._slots) <= 2:
-            rates = sum(float(amounts(forecast.get(app, 0.0))) for app in work.arrived)
-            self.expected = rates * self._slot_seconds
+            self.expected = self.rate * self._slot_seconds
         seconds = work.item_seconds
         if seconds is None or (self._said and now < self._said[-1][0] + self._slot_seconds / 9):
             return
