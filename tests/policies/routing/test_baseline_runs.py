@@ -34,10 +34,9 @@ def test_no_call_loads_a_context_while_a_free_worker_holds_it(routing, arrivals,
     assert run.outcome.done == run.outcome.items
     running: dict[str, float] = {}
     held: dict[str, str] = {}
-    for time, worker, kind, context in sorted(
-        [(t, w, "load", c) for t, w, c in run.loads] + [(t, w, "call", a.replace("a", "c")) for t, w, a in run.calls]
-    ):
-        if kind == "load":
+    done = [(t, 0, w, a.replace("a", "c")) for t, w, a in run.calls] + [(t, 1, w, c) for t, w, c in run.loads]
+    for time, is_load, worker, context in sorted(done):  # Of one time, calls come first.
+        if is_load:
             free = [w for w, until in running.items() if held.get(w) == context and until < time and w != worker]
             assert not free, (time, worker, context)
             held[worker], running[worker] = context, time + 8.0

@@ -1,7 +1,7 @@
-"""How many workers are active: TORTA's Eq. 6, gradual switching, and the scaling policy `activation` of a live run.
+"""How many workers are active: TORTA's Eq. 6, and the scaling policy `activation` of a live run.
 
 In the policy, tasks are items, and a worker's capacity is what it does in a slot at its measured speed. Unlike in the
-paper, a region without work needs no worker, running items count as queued, and regions share the work by transport.
+paper, a region without work needs no worker, running items count as queued, and the cheapest tiers are asked first.
 """
 
 from __future__ import annotations
