@@ -129,7 +129,7 @@ class Torta:
         wishes = [pair for app in ready for pair in self._wishes(view, app)]
         wishes.sort(key=lambda pair: pair[0])
         ordered = [wish for _, wish in wishes[:MOST_CALLS]]
-        prices = Prices(view, self._outlook, self._thrift)
+        prices = CallPrices(view, self._outlook, self._thrift)
         pairs = given_out(ordered, view.now, self._outlook, self._recent, self._search, prices)
         once = set()  # A window is filled at once, and a context loaded once, whatever slots are free beside.
         chosen = []
@@ -223,7 +223,7 @@ class Torta:
 
 
 def _calls(view: View, app: AppView, holders: Sequence[WorkerView]) -> tuple[int, int, int]:
-    """Return the items of a call, the calls that an app's queue makes, and how many of them free workers with its context take now."""
+    """Return the items of a call, the calls of an app's queue, and how many of them free holders take now."""
     some = holders[0] if holders else next(iter(view.free.values()))
     size, left = max(1, view.batch_size(app, some)), app.backlog
     if app.overlaps and holders:  # A call of a holder is what its window has room for.
@@ -239,7 +239,7 @@ HELD_AGES = 0.05  # How much slower what a worker still holds ages than what it 
 WEIGHTS = Weights()
 
 
-class Prices:
+class CallPrices:
     """What speaks against workers: their price, and the way of a call, as a share of the call's own seconds."""
 
     def __init__(self, view: View, outlook: Outlook, thrift: float) -> None:
@@ -284,7 +284,7 @@ def given_out(
     outlook: Outlook,
     recent: Mapping[str, Mapping[str, float]],
     search: int,
-    prices: Prices,
+    prices: CallPrices,
 ) -> list[tuple[Wish, WorkerView]]:
     """Return which worker takes which call, without the calls that still wait.
 
@@ -316,7 +316,7 @@ def given_out(
 
 
 def _best(
-    wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], prices: Prices
+    wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], prices: CallPrices
 ) -> WorkerView:
     """Return the worker of one call alone: the same scores, without the arrays."""
     weights, context = WEIGHTS, wish.app.context
