@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Routing's decisions: a macro decision for 32 regions, 10,000 tasks matched to 300 servers, how well, and over time.
 
-    benchmarks/routing.py [--json] [--quick] [--seeds 10] [--regions-only]
+    benchmarks/routing.py [--json] [--quick] [--regions] [--seeds 10]
 
 Backs the table of docs/routing.md. A macro decision is a forecast from five slots, the costs, transport within the
 capacities, and whole tasks from its shares (`macro_ms_32`); `lookahead_ms_32` has the linear program over four slots in
@@ -12,11 +12,11 @@ that other programs on the machine do not count. `greedy_of_optimum` and `improv
 the greedy matching and the local search reach, in per cent of the optimum (SciPy's assignment), where places are scarce
 and load does not count: 600 tasks for 660 places on 60 servers.
 
-For each topology of TORTA's experiments (docs/routing.md): `response_vs_best_baseline`, `power_...`, `overhead_...` and
-`waiting_...` are TORTA's mean over the best baseline's at each of the loads 0.5, 0.7 and 0.9, averaged over loads, and
-`balance_minus_best_baseline` the difference; the best is of round-robin, SkyLB and SDIB, by metric and load.
-`lookahead_` before a name is the look-ahead's. Seeds are 0 to 9, none of which was seen in training or tuning. That
-takes half an hour on one core; `--seeds 2` takes a third of it.
+With `--regions`, the figures of TORTA's experiments (docs/routing.md), TOPOLOGY_LOAD_WHAT: `torta` (sized) and
+`torta_unsized` beside the best of round-robin, SkyLB and SDIB (`vs_best`), beside the best of SkyLB and SDIB sized by
+the same policy (`vs_sized`), by metric and seed, and beside bounds that no policy can be below (`vs_bound`). Seeds are
+0 to 9, none of which settings were chosen on: half an hour of one core. `--seeds 3` is what `ctxflow reproduce torta`
+does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from scipy.optimize import linear_sum_assignment
 from ctxflow.policies.torta.micro import fit, improve, match
 from ctxflow.policies.torta.quantities import Recent, Servers, Tasks, forecast
 from ctxflow.policies.torta.transport import capped, costs, lookahead, whole
-from ctxflow_papers.torta import experiments
+from ctxflow.simulator.experiments import Figure
+from ctxflow_papers.torta.experiments import compared
+from ctxflow_papers.torta.reproduction import ratios
+from ctxflow_papers.torta.settings import LOADS
 from ctxflow_papers.torta.world import TOPOLOGIES
 
 REGIONS, SLOTS, AHEAD = 32, 5, 4
@@ -112,41 +115,31 @@ def quality(seed: int) -> dict[str, float]:
     return {name: 100 * float(score[np.arange(600), each].sum() / optimum) for name, each in reached.items()}
 
 
-def regions(seeds: int, slots: int, topologies: tuple[str, ...]) -> dict[str, list[float]]:
-    """TORTA and the look-ahead beside the best baselines; a number for each seed."""
-    networks = experiments.trained()
-    chosen = {
-        name: method
-        for name, method in experiments.methods(networks).items()
-        if name in (*experiments.BASELINES, "torta", "lookahead")
-    }
-    samples: dict[str, list[float]] = {}
-    for topology in topologies:
-        found = {}
-        for name, method in chosen.items():
-            common.progress(f"routing: {topology}, {name}, {seeds} seeds")
-            found[name] = experiments.compared(topology, method, range(seeds), slots=slots)
-        for name, prefix in (("torta", ""), ("lookahead", "lookahead_")):
-            for metric in ("response", "power", "overhead", "waiting"):
-                ratios = experiments.over_best(found, metric, name)
-                samples[f"{topology}_{prefix}{metric}_vs_best_baseline"] = ratios.tolist()
-            gained = experiments.above_best(found, name)
-            samples[f"{topology}_{prefix}balance_minus_best_baseline"] = gained.tolist()
-    return samples
+def regions(seeds: int) -> dict[str, Figure]:
+    """TORTA beside the best baselines, medians of seeds."""
+    found: dict[str, Figure] = {}
+    for topology in TOPOLOGIES:
+        for load in LOADS:
+            common.progress(f"routing: {topology} at {load}, {seeds} seeds")
+            found |= ratios(topology, load, compared(topology, load, range(seeds)))
+    return found
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Routing's decisions: macro for 32 regions, 10,000 tasks matched.")
     parser.add_argument("--rounds", type=int, default=10, help="how often all is measured (10)")
-    parser.add_argument("--seeds", type=int, default=10, help="of the runs over time (10)")
-    parser.add_argument("--regions-only", action="store_true", help="the runs over time alone")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, 1 short run: to see that it runs")
+    parser.add_argument("--regions", action="store_true", help="the runs of TORTA's experiments instead")
+    parser.add_argument("--seeds", type=int, default=10, help="of these runs (10)")
+    parser.add_argument("--quick", action="store_true", help="2 rounds: to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     if given.rounds < 1 or given.seeds < 1:
         parser.error("give 1 round and 1 seed or more")
-    rounds = 0 if given.regions_only else 2 if given.quick else given.rounds
+    if given.regions:
+        common.report("routing-regions", regions(given.seeds), common.versions(("numpy",)), given.json)
+        return
+    rounds = 2 if given.quick else given.rounds
     samples: dict[str, list[float]] = {}
     macro(0)  # The solvers are imported.
     for number in range(rounds):
@@ -159,10 +152,6 @@ def main() -> None:
         else common.figure(values, "ms" if "_ms_" in name else "s", "lower")
         for name, values in samples.items()
     }
-    runs = regions(1, 10, TOPOLOGIES[:1]) if given.quick else regions(given.seeds, 480, TOPOLOGIES)
-    for name, values in runs.items():
-        above = "minus" in name
-        figures[name] = common.figure(values, "of 1" if above else "of the best's", "higher" if above else "lower")
     common.report("routing", figures, common.versions(("numpy", "scipy", "POT")), given.json)
 
 

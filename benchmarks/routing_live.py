@@ -102,7 +102,7 @@ def run(routing: str, name: str, seed: int) -> dict[str, float]:
             came.update(dict.fromkeys(event.items, event.time))
         for command in commands:
             if isinstance(command, cmd.Run):
-                placed[command.attempt] = simulation.scheduler.state.workers[command.worker].region
+                placed[command.attempt] = simulation.scheduler.view.workers[command.worker].region
             elif isinstance(command, cmd.Deliver):
                 took.extend(event.time - came.pop(item) for item in command.items)
                 where[placed[command.attempt]] += len(command.items)

@@ -78,8 +78,6 @@ RENAMED: dict[str, str] = {
     "ctxflow.policies.sessions:LeastLoadedSessions": "ctxflow.policies.simple:LeastLoadedSessions",
     "ctxflow.policies.sessions:TurboServe": "ctxflow.policies.turboserve.session_placement:TurboServe",
     "ctxflow.policies.torta.forecast": "ctxflow.policies.torta.quantities",
-    "ctxflow.policies.torta.networks": "ctxflow.policies.torta.macro",
-    "ctxflow.policies.torta.networks:write": "ctxflow_papers.torta.forecasting:write",
     "ctxflow.policies.torta.scores": "ctxflow.policies.torta.micro",
     "ctxflow.policies.turboserve.assignment": "ctxflow.policies.turboserve.rebalancing",
     "ctxflow.policies.turboserve.profiling": "ctxflow.policies.turboserve.autoscaling",

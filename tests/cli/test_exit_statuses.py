@@ -30,7 +30,6 @@ SITE = Path(__file__).parents[2] / "site-configs" / "local.toml"
         ("simulate local nope.toml --set workers", 2, "'workers' changes nothing: write KEY=VALUE"),
         ("simulate local nope.toml --sweep workers=", 2, "is no sweep"),
         ("topo --file machines.ads --classad", 2, "--classad is for one machine's ad: the file has several"),
-        ("train torta -o nope/networks.npz", 2, "there is no folder nope"),
     ],
 )
 def test_exit_statuses(tmp_path, monkeypatch, capsys, words, status, said):

@@ -1,4 +1,4 @@
-"""`ctxflow reproduce` and `ctxflow train` find experiments by their entry points, and say what is missing."""
+"""`ctxflow reproduce` finds experiments by their entry points, and says what is missing."""
 
 import importlib.metadata
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from ctxflow.cli.app import main
 from ctxflow.simulator import experiments
-from ctxflow.simulator.experiments import Experiment, Figure, Training, find_experiment
+from ctxflow.simulator.experiments import Experiment, Figure, find_experiment
 
 ASKED = []
 
@@ -20,13 +20,7 @@ def _run(request):
     return {"seconds": Figure(2.0, "s", "lower", paper=4.0)}
 
 
-def _train(request):
-    request.progress(1.0, "done")
-    request.output.write_text(" ".join(request.names))
-    return "as good as it gets"
-
-
-MINE = Experiment("mine", "a paper of somebody's", _run, Training(("one", "two"), _train))
+MINE = Experiment("mine", "a paper of somebody's", _run)
 NO_EXPERIMENT = "mine"
 
 
@@ -57,10 +51,9 @@ def ctxflow(monkeypatch, capsys, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [("reproduce", "torta"), ("train", "torta")])
-def test_where_the_papers_are_not_installed_one_sentence_says_how_to_install_them(words, offered, ctxflow):
+def test_where_the_papers_are_not_installed_one_sentence_says_how_to_install_them(offered, ctxflow):
     offered()
-    status, _, said = ctxflow(*words)
+    status, _, said = ctxflow("reproduce", "torta")
     assert status == 2
     assert said.startswith("ctxflow: the papers' experiments are not installed here: ") and said.count("\n") == 1
     assert "pip" in said and "papers" in said.partition("here: ")[2]
@@ -83,17 +76,6 @@ def test_an_unknown_paper_is_refused_with_those_that_there_are(offered, ctxflow)
     offered(mine="MINE", yours="MINE")
     status, _, said = ctxflow("reproduce", "thine")
     assert (status, said) == (2, "ctxflow: there is no 'thine' here: choose one of mine, yours\n")
-
-
-def test_training_is_asked_for_all_names_unless_some_are_given(offered, ctxflow, tmp_path):
-    offered(mine="MINE")
-    status, text, _ = ctxflow("train", "mine", "-o", "networks.npz")
-    assert (status, text) == (0, "networks.npz: as good as it gets\n")
-    assert (tmp_path / "networks.npz").read_text() == "one two"
-    ctxflow("train", "mine", "-o", "networks.npz", "--topologies", "two")
-    assert (tmp_path / "networks.npz").read_text() == "two"
-    status, _, said = ctxflow("train", "mine", "--topologies", "three")
-    assert status == 2 and "there is no topology 'three'" in said
 
 
 def test_what_is_no_experiment_is_told(offered):

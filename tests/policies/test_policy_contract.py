@@ -21,7 +21,9 @@ from ctxflow.testing.policies import (
 
 OPTIONS = {
     "fixed": [{}],
-    "torta": [{}, {"macro": "lookahead"}, {"macro": "trained", "prewarm": False}],
+    "torta": [{}, {"macro": "lookahead"}, {"macro": "transport", "prewarm": False}],
+    "round-robin": [{}, {"keep": True}],
+    "sdib": [{}, {"keep": True}],
     "closed-loop": [{}, {"levels": [[0.5, 0.8], [0.4]]}],
     "agh": [{"period": 20.0, "clear": 100.0}],
     "imp": [{}, {"basis": "victims", "alpha": 0.5}],

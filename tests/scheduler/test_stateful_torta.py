@@ -17,7 +17,7 @@ from ctxflow.scheduler import events as ev
 
 
 def nonsense(demand, capacity, costs, previous):
-    """What a network may say that was trained badly."""
+    """What a form of one's own may say."""
     return np.full((len(capacity), len(capacity)), np.nan)
 
 

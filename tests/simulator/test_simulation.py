@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import random
 
@@ -9,7 +10,7 @@ from simulator_data import TIMES, play, policies, pool, prepared
 from ctxflow.executors.simulated import SimulatedEngine
 from ctxflow.scheduler import Policies, Scheduler, log
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.commands import Release
+from ctxflow.scheduler.commands import Deliver, Release
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, TreeStaging, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
 
@@ -193,3 +194,31 @@ def test_what_happens_besides_is_told_at_its_time_and_the_run_goes_on_until_the_
         assert min(chunks) > 5.0 and 250.0 < max(chunks) < 302.0 and len(chunks) > 100
         assert (outcome.done, engine.now) == (items, 300.0)
         assert outcome.seconds == (300.0 if not items else pytest.approx(outcome.times[-1]))
+
+
+def test_a_call_s_way_depends_on_where_its_app_s_items_come_from():
+    """The way to the far region takes three seconds, in which its worker does nothing else."""
+
+    class Ways(GpuTimes):
+        def way(self, app, machine):
+            return 0.0 if app == machine.region else 3.0
+
+    machines = [dataclasses.replace(machine, region="north") for machine in pools.machines(1, "gpu", pools.during(0.0))]
+    answered = {}
+
+    def listener(event, commands):
+        for command in commands:
+            if isinstance(command, Deliver):
+                answered[command.items[0]] = event.time
+
+    apps = [ev.AppSpec(region, region, "context", batch_size=1, region=region) for region in ("north", "south")]
+    workload = Workload([ev.ContextSpec("context", "context")], apps, [(10.0, "north", 1), (20.0, "south", 1)])
+    times = Ways({"gpu": 2.0})
+    regions = [ev.RegionSpec("north", home=True), ev.RegionSpec("south")]
+    simulation = Simulation(
+        SimulatedEngine(machines, times), Policies.chosen({}), workload, tiers_of(machines), listener=listener,
+        regions=regions,
+    )  # fmt: skip
+    simulation.run()
+    assert answered == {0: 12.0, 1: 25.0}
+    assert [app.region for app in simulation.scheduler.view.apps.values()] == ["north", "south"]

@@ -18,6 +18,7 @@ from ctxflow_papers.torta.settings import (
     KINDS,
     LASTS,
     MEMORY,
+    OPENING,
     POPULARITY,
     RAMP,
     SECONDS,
@@ -61,8 +62,7 @@ Shape = Callable[[World, np.random.Generator, int], Floats]
 
 def usual(world: World, chance: np.random.Generator, slots: int) -> Floats:
     """The demand of the paper's comparison: slow swings, wobbles and bursts of each region."""
-    phase = np.random.default_rng(world.regions).uniform(0, 2 * np.pi, world.regions)
-    swing = world.demand * (1 + SWING * np.sin(2 * np.pi * np.arange(slots)[:, None] / SLOTS + phase))
+    swing = world.demand * (1 + SWING * np.sin(2 * np.pi * np.arange(slots)[:, None] / SLOTS + world.phase))
     swing /= swing.sum(axis=1, keepdims=True)  # Who asks moves around; how much is asked of all regions stays.
     noise = chance.normal(0, WOBBLE, (slots, world.regions))
     wobble = np.empty_like(noise)
@@ -91,7 +91,8 @@ def tasks_of(world: World, load: float, seed: int, slots: int = SLOTS, shape: Sh
     """
     chance = np.random.default_rng((seed, world.regions))
     expected = shape(world, chance, slots)
-    expected *= load * TASKS_PER_SLOT * world.there.sum() / expected.sum(axis=1).max()
+    expected *= load * TASKS_PER_SLOT * len(world.gpu) / expected.sum(axis=1).max()
+    expected *= np.minimum(1.0, np.arange(1, slots + 1) / OPENING)[:, None]
     counts = chance.poisson(expected)
     total = int(counts.sum())
     slot = np.repeat(np.arange(slots), counts.sum(axis=1))

@@ -1,230 +1,142 @@
-"""The experiments: the comparison, the surge, the failure, forecasts' accuracy, the MILP's time, and the condition.
+"""The experiments: the comparison, the failure of a region, and the exact program's time.
 
-Settings are the same for all topologies and loads. The baselines' were chosen for the least mean response time on
-Abilene and Gabriel, ours on all four for hardly more than the best baseline's at less power and overhead, both on seed
-1000; training has the seeds from 1000 on, and what is measured those from 0.
+All that routes and scales are the policy classes that a site file names, on the simulated engine (`runs`). Their
+options are the same for all topologies and loads, and were chosen on the seeds from 1000 on; what is measured are those
+from 0. A seed draws the servers and their places, the regions' demand and its phase, power prices, and all that comes.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ctxflow.errors import CtxflowError
-from ctxflow.policies.torta.macro import Networks, read
-from ctxflow.policies.torta.quantities import Bools, Floats
+from ctxflow.policies.torta.quantities import Floats
 from ctxflow_papers.torta.demand import tasks_of
-from ctxflow_papers.torta.forecasting import Imperfect, Trained
-from ctxflow_papers.torta.methods import (
-    Activation,
-    Forecaster,
-    Lookahead,
-    Method,
-    RoundRobin,
-    Sdib,
-    SkyLB,
-    Torta,
-    Transport,
-    plain,
-    planned,
-)
-from ctxflow_papers.torta.rules import Even, InTurn, KnownPrefix, Scored, Soonest
-from ctxflow_papers.torta.serving import Failure, Served, Simulation, simulate
-from ctxflow_papers.torta.settings import KINDS, LOADS, SLOT, SLOTS
-from ctxflow_papers.torta.sizing import Sizing
-from ctxflow_papers.torta.world import World, world
+from ctxflow_papers.torta.runs import Measures, least_power, served
+from ctxflow_papers.torta.settings import SLOT
+from ctxflow_papers.torta.world import world
 
-BASELINES = ("round_robin", "skylb", "sdib")
-METRICS = ("response", "network", "waiting", "loading", "inference", "power", "overhead", "balance", "active", "moved")
-RULE = Soonest(reluctance=3.0, power=4.0, even=6.0)
-ALWAYS = Activation(always=True)
-"""The baselines', and the printed form's: Eq. 6, region by region, cost each more overhead than it saved power."""
-SIZED = Activation(preheats=True, sizing=Sizing())
-"""Ours: one number for all regions, which is lowered once, and raised where demand outgrows it."""
-MOST, MARGIN = 0.6, 0.6
-
-
-def trained() -> Networks | None:
-    """The networks that come with ctxflow; None, which is the transport form, if there are none."""
-    try:
-        return read()
-    except CtxflowError:
-        return None
+SIZED = {"policy": "activation", "patience": 4.0, "safety": "measured"}
+"""An idle server draws a quarter of its power, so that a start, at all of it, costs as much as four idle starts."""
+ROUTINGS: Mapping[str, Any] = {
+    "round_robin": {"policy": "round-robin", "keep": True},
+    "skylb": "skylb",
+    "sdib": {"policy": "sdib", "keep": True},
+    "torta": "torta",
+    "transport": {"policy": "torta", "macro": "transport", "patience": 0.0},
+}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "round_robin": {"routing": ROUTINGS["round_robin"], "scaling": "fixed"},
+    "skylb": {"routing": ROUTINGS["skylb"], "scaling": "fixed"},
+    "sdib": {"routing": ROUTINGS["sdib"], "scaling": "fixed"},
+    "skylb_sized": {"routing": ROUTINGS["skylb"], "scaling": SIZED},
+    "sdib_sized": {"routing": ROUTINGS["sdib"], "scaling": SIZED},
+    "torta_unsized": {"routing": ROUTINGS["torta"], "scaling": "fixed"},
+    "torta": {"routing": ROUTINGS["torta"], "scaling": SIZED},
+    "torta_transport": {"routing": ROUTINGS["transport"], "scaling": "fixed"},
+}
+"""What a site file says: `routing` and `scaling`. The last has the paper's macro layer beside the micro layer."""
+UNSIZED = ("round_robin", "skylb", "sdib")
+RESIZED = ("skylb_sized", "sdib_sized")
+METRICS = ("response", "waiting", "network", "power", "overhead", "loads", "starts", "balance", "active")
 
 
-def torta(networks: Networks | None, forecaster: Forecaster | None = None) -> Torta:
-    """TORTA as it is compared; without networks it is transport, and the plain forecast."""
-    chosen = forecaster or (plain if networks is None else Trained(networks))
-    return Torta(networks, MOST, MARGIN, RULE, SIZED, chosen)
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large a run is.
 
+    :ivar share: of Table I's servers. :ivar slots: of 45 s, in which tasks come. :ivar skipped: slots at the beginning
+        that are not measured: servers start and models are loaded in them.
+    """
 
-def methods(networks: Networks | None) -> dict[str, Method]:
-    """All that are compared."""
-    forecaster = plain if networks is None else Trained(networks)
-    return {
-        "round_robin": RoundRobin(InTurn(2.0, suited=True)),
-        "skylb": SkyLB(1.0, KnownPrefix(2.0)),
-        "sdib": Sdib(Even(2.0)),
-        "transport": Transport(RULE),
-        "torta_printed": Torta(networks, MOST, MARGIN, Scored(limit=2.0), ALWAYS, forecaster),
-        "lookahead": Lookahead(0.05, RULE, SIZED, forecaster, 3, 2, MOST, MARGIN),
-        "torta": torta(networks),
-    }
+    share: float = 0.25
+    slots: int = 40
+    skipped: int = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A method on a topology: each metric (loads, seeds), and all response times of a load, thinned."""
+    """All methods at one load of a topology.
 
-    values: Mapping[str, Floats]
-    responses: Floats
-    balances: Floats
+    :ivar values: method -> metric -> (seeds,).
+    :ivar bounds: of response and power, (seeds,): no policy can be below.
+    """
 
+    values: Mapping[str, Mapping[str, Floats]]
+    bounds: Mapping[str, Floats]
 
-def measured(served: Served, shape: tuple[int, int]) -> dict[str, Floats]:
-    """Each metric by load and seed: seconds; dollars; hours of overhead; Eq. 11; servers; |A_t - A_{t-1}|^2."""
-    parts = {name: served.mean(getattr(served, name)) for name in METRICS[:5]}
-    parts |= {"power": served.power.sum(axis=0), "overhead": served.overhead.sum(axis=0) / 3600}
-    parts |= {name: getattr(served, name)[1:].mean(axis=0) for name in METRICS[7:]}
-    return {name: value.reshape(shape) for name, value in parts.items()}
+    def over(self, name: str, others: Sequence[str], metric: str) -> Floats:
+        """Return (seeds,) a method's metric over the least of others', on each seed."""
+        best = np.min([self.values[each][metric] for each in others], axis=0)
+        return np.asarray(np.maximum(self.values[name][metric], 1e-9) / np.maximum(best, 1e-9))
 
 
 def compared(
-    topology: str, method: Method, seeds: Sequence[int], loads: Sequence[float] = LOADS, slots: int = SLOTS
-) -> Compared:
-    """All loads and seeds side by side."""
-    place = world(topology)
-    served = simulate(place, [tasks_of(place, load, seed, slots) for load in loads for seed in seeds], method)
-    middle = served.run // len(seeds) == len(loads) // 2
-    responses = served.response[middle & served.done]
-    balances = served.balance[:, len(seeds) * (len(loads) // 2) : len(seeds) * (len(loads) // 2 + 1)]
-    return Compared(
-        measured(served, (len(loads), len(seeds))), responses[:: max(len(responses) // 20_000, 1)], balances.ravel()
-    )
-
-
-def over_best(found: Mapping[str, Compared], metric: str, name: str = "torta") -> Floats:
-    """(seeds,) the ratio to the best baseline, the mean of all loads: by its mean, one baseline for each load."""
-    ratios = []
-    ours = found[name].values[metric]
-    for load in range(len(ours)):
-        best = min((found[each].values[metric][load] for each in BASELINES), key=lambda values: float(values.mean()))
-        ratios.append(ours[load] / best)
-    return np.asarray(np.mean(ratios, axis=0))
-
-
-def above_best(found: Mapping[str, Compared], name: str = "torta") -> Floats:
-    """(seeds,) the balance less the best baseline's, the mean of all loads."""
-    ours = found[name].values["balance"]
-    best = [
-        max((found[each].values["balance"][load] for each in BASELINES), key=lambda values: float(values.mean()))
-        for load in range(len(ours))
-    ]
-    return np.asarray((ours - np.stack(best)).mean(axis=0))
-
-
-SURGE_RISES = 4
-"""Slots."""
-
-
-def surge_begins(slots: int) -> int:
-    """The slot of the surge: with 200 slots from 8:00 on it is 9:00, as in Fig. 2."""
-    return 2 * slots // 5
-
-
-def surge(place: World, chance: np.random.Generator, slots: int) -> Floats:
-    """Fig. 2a: a third of the demand, until it triples within three minutes; it stays, and falls as it rose."""
-    del chance
-    begins = surge_begins(slots)
-    points = [begins, begins + SURGE_RISES, 7 * slots // 10, 7 * slots // 10 + SURGE_RISES]
-    level = np.interp(np.arange(slots), points, [1.0, 3.0, 3.0, 1.0])
-    return np.asarray(level[:, None] * place.demand)
-
-
-@dataclasses.dataclass(frozen=True)
-class Course:
-    """A run slot by slot (T,): mean waiting of the tasks that come in it, servers that are active; and the waits of
-    those that come in the first ten minutes of the surge."""
-
-    waiting: Floats
-    active: Floats
-    at_surge: Floats
-
-
-def surges(networks: Networks | None, seed: int, slots: int = 200) -> dict[str, Course]:
-    """Fig. 2: a method that scales by what it saw, ours by its forecast, and ours with a perfect one for 15 minutes."""
-    place = world("abilene")
-    quick = Activation(safety=2.0, hold=8)
-    ours = dataclasses.replace(quick, preheats=True, thrifty=True)
-    runs: dict[str, Method] = {
-        "reactive": Sdib(Even(2.0), quick),
-        "torta": dataclasses.replace(torta(networks), activation=ours),
-        "ideal": dataclasses.replace(torta(networks, Imperfect(1.0)), activation=ours, horizon=20),
-    }
-    found = {}
-    for name, method in runs.items():
-        served = simulate(place, [tasks_of(place, 0.8, seed, slots, surge)], method)
-        slot = np.minimum((served.arrival / SLOT).astype(np.int64), slots - 1)
-        count = np.maximum(np.bincount(slot, minlength=slots), 1)
-        waiting = served.waiting + served.loading
-        window = (slot >= surge_begins(slots)) & (slot < surge_begins(slots) + 14)
-        found[name] = Course(np.bincount(slot, waiting, slots) / count, served.active[:, 0], waiting[window])
-    return found
-
-
-def failures(networks: Networks | None, seeds: Sequence[int], slots: int = 180) -> dict[str, dict[str, Floats]]:
-    """Fig. 4: the largest region vanishes half way, for a quarter of the run; what becomes of its tasks then.
-
-    Its tasks are those that ran there, and those that come from there in the next four slots. (seeds,) of each method:
-    `completed`, the share of them that is served within a minute's wait; `waiting` and `response` of these, in seconds.
-    """
-    place = world("abilene")
-    region, fails = int(place.there.sum(axis=1).argmax()), slots // 2
-    found = {}
-    for name, method in methods(networks).items():
-        if name in ("transport", "torta_printed"):
-            continue
-        tasks = [tasks_of(place, 0.7, seed, slots) for seed in seeds]
-        method.reset()
-        simulation = Simulation(place, tasks, method, Failure(region, fails, fails + slots // 4))
-        lost: Bools = np.zeros(len(simulation.time), dtype=bool)
-        for slot in range(slots):
-            simulation.step()
-            if slot == fails:
-                lost = simulation.resent
-        served = simulation.served
-        slots_of = (served.arrival / SLOT).astype(np.int64)
-        mine = lost | ((served.origin == region) & (slots_of >= fails) & (slots_of < fails + 4))
-        rows = []
-        for run in range(len(seeds)):
-            these = mine & (served.run == run)
-            done = these & served.done
-            rows.append((done.sum() / max(these.sum(), 1), served.waiting[done].mean(), served.response[done].mean()))
-        found[name] = dict(zip(("completed", "waiting", "response"), np.array(rows).T, strict=True))
-    return found
-
-
-def accuracies(
-    networks: Networks | None,
-    wanted: Sequence[float],
+    topology: str,
+    load: float,
     seeds: Sequence[int],
-    topology: str = "abilene",
-    slots: int = SLOTS,
-) -> dict[float, dict[str, Floats]]:
-    """Fig. 12: ours with forecasts of each accuracy, at the middle load."""
-    load = LOADS[len(LOADS) // 2]
+    size: Size | None = None,
+    methods: Sequence[str] = tuple(METHODS),
+    told: Callable[[str], None] = lambda name: None,
+) -> Compared:
+    """Run methods at one load on the same tasks and servers of each seed."""
+    chosen = size or Size()
+    found: dict[str, dict[str, list[float]]] = {name: {metric: [] for metric in METRICS} for name in methods}
+    bounds: dict[str, list[float]] = {"response": [], "power": []}
+    for seed in seeds:
+        place = world(topology, seed, chosen.share)
+        tasks = tasks_of(place, load, seed, chosen.slots)
+        begin, longest = chosen.skipped * SLOT, 0.0
+        for name in methods:
+            told(name)
+            measures = served(place, tasks, METHODS[name], begin, seed)
+            longest = max(longest, measures.seconds)
+            for metric, value in measures.summary().items():
+                if metric in METRICS:
+                    found[name][metric].append(value)
+        bounds["response"].append(float(tasks.seconds[tasks.time >= begin].mean()))
+        bounds["power"].append(least_power(place, tasks, begin, longest))
+    values = {name: {metric: np.array(each) for metric, each in table.items()} for name, table in found.items()}
+    return Compared(values, {name: np.array(each) for name, each in bounds.items()})
+
+
+def failures(
+    seeds: Sequence[int], size: Size | None = None, methods: Sequence[str] = (*UNSIZED, "torta")
+) -> dict[str, dict[str, Floats]]:
+    """Fig. 4: the largest region of Abilene vanishes, for a quarter of what is measured; what becomes of its tasks.
+
+    Its tasks are those that come from there then and in the four slots before. (seeds,) of each method: `completed`,
+    the share of them that is answered within a minute's wait; `waiting` and `response` of these, in seconds.
+    """
+    chosen = size or Size()
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"completed": [], "waiting": [], "response": []} for name in methods
+    }
+    for seed in seeds:
+        place = world("abilene", seed, chosen.share)
+        tasks = tasks_of(place, 0.7, seed, chosen.slots)
+        region = int(np.bincount(place.region, minlength=place.regions).argmax())
+        fails = (chosen.skipped + (chosen.slots - chosen.skipped) // 2) * SLOT
+        until = fails + (chosen.slots - chosen.skipped) * SLOT / 4
+        for name in methods:
+            measures = served(place, tasks, METHODS[name], 0.0, seed, failure=(region, fails, until))
+            mine = (tasks.origin == region) & (tasks.time >= fails - 4 * SLOT) & (tasks.time < until)
+            row = _of(measures, mine)
+            for metric, value in row.items():
+                found[name][metric].append(value)
+    return {name: {metric: np.array(each) for metric, each in table.items()} for name, table in found.items()}
+
+
+def _of(measures: Measures, mine: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[str, float]:
+    prompt = mine & (measures.waiting <= 60.0)
     return {
-        each: {
-            name: values[0]
-            for name, values in compared(
-                topology, torta(networks, Imperfect(each)), seeds, (load,), slots
-            ).values.items()
-        }
-        for each in wanted
+        "completed": float(prompt.sum() / max(mine.sum(), 1)),
+        "waiting": float(measures.waiting[prompt].mean()),
+        "response": float(measures.response[prompt].mean()),
     }
 
 
@@ -260,87 +172,3 @@ def milp_seconds(tasks: int, seed: int, limit: float) -> tuple[float, bool]:
         options={"time_limit": limit},
     )  # fmt: skip
     return time.perf_counter() - begun, found.status == 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """The advantage condition, (1 - 1/s) / eps > (L_R + beta L_P) / (alpha K_0), from measured constants.
-
-    :ivar eps: the mean of |A_t - P*_t|. :ivar reactive: K_0, the mean of |A_t - A_{t-1}|^2 of single-slot transport on
-        each slot's counts, `least` that of the reactive baseline that has the least. :ivar own: ours.
-    :ivar response, power: L_R and beta L_P by finite differences, seconds (and seconds' worth of power, beta such that
-        power counts as much as response) for a unit of |A - A'|.
-    """
-
-    eps: float
-    reactive: float
-    least: float
-    own: float
-    response: float
-    power: float
-
-    @property
-    def s(self) -> float:
-        """How much smaller the switching cost is than the reactive method's."""
-        return self.reactive / self.own
-
-    @property
-    def left(self) -> float:
-        """(1 - 1/s) / eps."""
-        return (1 - 1 / self.s) / self.eps
-
-    @property
-    def right(self) -> float:
-        """(L_R + beta L_P) / K_0, with alpha = 1 second for a unit of switching cost."""
-        return (self.response + self.power) / self.reactive
-
-
-def condition(networks: Networks, topology: str, seeds: Sequence[int], slots: int = 160, tries: int = 12) -> Condition:
-    """Measure its constants on some seeds."""
-    place = world(topology)
-    tasks = [tasks_of(place, LOADS[n % len(LOADS)], seed, slots) for n, seed in enumerate(seeds)]
-    moved = {
-        name: float(simulate(place, tasks, method).moved[1:].mean())
-        for name, method in methods(networks).items()
-        if name in ("transport", "skylb", "sdib")
-    }
-    method = torta(networks)
-    method.reset()
-    simulation = Simulation(place, tasks, method)
-    far, slopes = [], []
-    chance = np.random.default_rng(0)
-    for slot in range(slots):
-        state = simulation.state()
-        ahead = method.forecaster(state, method.horizon)
-        seen = method.seen(state, ahead, method.before)
-        if slot and slot % max(slots // tries, 1) == 0:
-            slopes.append(_slopes(simulation, chance))
-        simulation.step()
-        shares = method.before
-        assert shares is not None
-        weights = np.maximum(seen.demand, 1e-9)[..., None].reshape(len(seeds), len(KINDS), -1, 1)
-        apart = ((shares - seen.transport).reshape(len(seeds), len(KINDS), *shares.shape[1:]) * weights).sum(axis=1)
-        far.append(np.sqrt(((apart / weights.sum(axis=1)) ** 2).sum(axis=(1, 2))).mean())
-    response, power = np.mean(slopes, axis=0)
-    own = float(simulation.served.moved[1:].mean())
-    return Condition(
-        float(np.mean(far)), moved["transport"], min(moved["skylb"], moved["sdib"]), own, float(response), float(power)
-    )
-
-
-def _slopes(simulation: Simulation, chance: np.random.Generator) -> tuple[float, float]:
-    """How response and power of one slot change with the allocation: as it is planned, and mixed with another."""
-    base, other = copy.deepcopy(simulation), copy.deepcopy(simulation)
-    plan = base.step()
-    assert plan.planned is not None
-    regions = plan.planned.shape[-1]
-    mixed = 0.9 * plan.planned + 0.1 * chance.dirichlet(np.ones(regions), plan.planned.shape[:-1])
-    ahead = simulation.method.forecaster(other.state(), simulation.method.horizon)  # type: ignore[attr-defined]
-    changed = planned(mixed, ahead, other.state())
-    other.step(changed)
-    slot = simulation.slot
-    here = slice(base.starts[slot], base.starts[slot + 1])
-    distance = float(np.sqrt(((plan.shares(regions) - changed.shares(regions)) ** 2).sum(axis=(1, 2))).mean())
-    first, second = base.served.response[here].mean(), other.served.response[here].mean()
-    power = np.abs(base.served.power[slot] - other.served.power[slot]).mean() / base.served.power[slot].mean()
-    return abs(second - first) / distance, power * first / distance

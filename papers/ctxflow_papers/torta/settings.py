@@ -111,7 +111,5 @@ WOBBLE, MEMORY = 0.15, 0.9
 """Beside it the standard deviation and the autocorrelation of a region's (logarithmic) demand from slot to slot."""
 BURSTS, BURST, RAMP, LASTS = 2.0, 1.0, 6, 20
 """A region's bursts in a run on average, what a burst adds to demand, and in how many slots it rises, lasts, falls."""
-MOST_OF_REGION = 0.8
-"""Fig. 5b: a plan fills a region so far and no farther if it can be helped."""
-POWER_WEIGHT, NETWORK_WEIGHT = 1.0, 0.1
-"""w1 and w2 of a region's costs: dollars for a kWh, and seconds. The paper says w1 is far above w2."""
+OPENING = 12
+"""Slots in which demand rises from nothing at the start of a run: servers start and models are loaded in them."""

@@ -1,4 +1,4 @@
-"""The regions of a topology: who is where, how far apart, and what power costs there."""
+"""The regions of a topology: who is where, how far apart, what power costs there, and which servers they have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.torta.quantities import Bools, Floats, Ints
+from ctxflow.policies.torta.quantities import Floats, Ints
 from ctxflow_papers.torta.settings import (
     BANDWIDTH,
     FOOTPRINT,
@@ -21,7 +21,6 @@ from ctxflow_papers.torta.settings import (
     PAYLOAD,
     POPULARITY,
     SLOT,
-    STOP_STAGES,
     SWITCH_STAGES,
     UNEVEN,
     UNSUITED,
@@ -37,12 +36,12 @@ FOOTPRINTS: Floats = np.array([KINDS[kind].weights * FOOTPRINT for kind in KIND_
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """R regions of at most S servers each; what is not there is False in `there`.
+    """R regions with S servers.
 
     :ivar names: of the regions. :ivar latency: (R, R) seconds one way. :ivar transfer: seconds of a task's payload.
-    :ivar price: (24, R) dollars for a kWh by the hour of the day.
-    :ivar demand: (R,) shares of all demand, before it swings.
-    :ivar gpu: (R, S) its number in `GPUS`. :ivar there: (R, S).
+    :ivar price: (24, R) dollars for a kWh by the hour of the day; `hour`: at which runs start.
+    :ivar demand: (R,) shares of all demand, before it swings; `phase`: (R,) of the swing.
+    :ivar gpu: (S,) each server's number in `GPUS`. :ivar region: (S,) its region.
     """
 
     name: str
@@ -50,44 +49,35 @@ class World:
     latency: Floats
     transfer: float
     price: Floats
+    hour: int
     demand: Floats
+    phase: Floats
     gpu: Ints
-    there: Bools
+    region: Ints
 
     @property
     def regions(self) -> int:
         """R."""
         return len(self.names)
 
-    @functools.cached_property
-    def servers(self) -> Ints:
-        """(R, K) of each region, those that suit each type of task."""
-        suits = np.array([gpu.suits for gpu in GPUS])[self.gpu]
-        counts = [(self.there & (suits == kind)).sum(axis=1) for kind in range(len(KINDS))]
-        return np.stack(counts, axis=1).astype(np.int64)
-
     @property
     def types(self) -> Floats:
         """(K,) the shares of the types of tasks: as the servers that suit them, so that a load is every type's."""
-        counts = self.servers.sum(axis=0)
-        return np.asarray(counts / counts.sum(), dtype=np.float64)
+        suits = np.array([gpu.suits for gpu in GPUS])[self.gpu]
+        return np.asarray(np.bincount(suits, minlength=len(KINDS)) / len(suits), dtype=np.float64)
+
+    def way(self, origin: int, region: int) -> float:
+        """Return the seconds of a task's way to a region and of its result's way back."""
+        return 0.0 if origin == region else float(2 * self.latency[origin, region] + self.transfer)
 
 
-def rates() -> Floats:
-    """(G, K) how fast a kind of GPU does a type of task, on average, over one that suits it; 0 if it does not fit.
+def slower(gpu: int, kind: int, tflops: float) -> float:
+    """Return how many times longer a task takes on a GPU than on one that suits it.
 
-    >>> rates().round(2)[3].tolist()
-    [0.46, 1.0, 0.8]
+    >>> slower(3, 1, 100.0), slower(3, 0, 250.0)
+    (1.0, 2.5)
     """
-    found = np.zeros((len(GPUS), len(KINDS)))
-    for g, gpu in enumerate(GPUS):
-        for k, kind in enumerate(KINDS):
-            if kind.weights * FOOTPRINT > gpu.memory:
-                continue
-            asked = np.linspace(*kind.tflops, 101)
-            slower = np.maximum(asked / gpu.tflops, 1.0).mean()
-            found[g, k] = 1.0 / slower / (1.0 if gpu.suits == k else UNSUITED)
-    return found
+    return max(tflops / GPUS[gpu].tflops, 1.0) * (1.0 if GPUS[gpu].suits == kind else UNSUITED)
 
 
 def switch_seconds() -> Floats:
@@ -102,40 +92,41 @@ def start_seconds() -> Floats:
     return np.array([warm_up(gpu) for gpu in GPUS])
 
 
-def stop_seconds() -> Floats:
-    """(G,) seconds of a stop."""
-    return np.array([gpu.stages * sum(STOP_STAGES) for gpu in GPUS])
+@functools.lru_cache(16)
+def world(name: str, seed: int = 0, share: float = 1.0) -> World:
+    """Return a topology of the paper, with the servers, the demand and the power prices that a seed places in it.
 
-
-@functools.cache
-def world(name: str) -> World:
-    """A topology of the paper with its servers; it is the same every time.
-
+    :param share: of Table I's servers.
     :raises ValueError: if there is no such topology.
 
     >>> abilene = world("abilene")
-    >>> abilene.regions, round(float(abilene.latency.sum() / (12 * 11)), 6), bool(200 <= abilene.there.sum() <= 300)
+    >>> abilene.regions, round(float(abilene.latency.sum() / (12 * 11)), 6), 200 <= len(abilene.gpu) <= 300
     (12, 0.025, True)
     """
     if name not in TOPOLOGIES:
         raise ValueError(f"there is no topology {name!r}: choose one of {', '.join(TOPOLOGIES)}")
-    chance = np.random.default_rng(zlib.crc32(name.encode()))
+    chance = np.random.default_rng((zlib.crc32(name.encode()), seed))
     data = _data()
     nodes = tuple(data["topologies"][name]["nodes"])
     count = len(nodes)
     latency = _paths(count, data["topologies"][name]["edges_km"])
     latency *= LATENCY[name] * count * (count - 1) / latency.sum()
     prices = np.array(list(data["prices_per_kwh"].values())).T
-    gpu, there = _servers(chance, count)
+    places = chance.permutation(np.arange(count) % prices.shape[1])
+    shares = chance.dirichlet(np.full(count, UNEVEN))
+    counts = [max(1, round(share * chance.integers(gpu.count[0], gpu.count[1] + 1))) for gpu in GPUS]
+    gpu = np.repeat(np.arange(len(GPUS)), counts)
     return World(
         name,
         nodes,
         latency,
         PAYLOAD * 8 / (BANDWIDTH[name] * 1e9),
-        prices[:, np.arange(count) % prices.shape[1]],
+        prices[:, places],
+        int(chance.integers(24)),
         chance.dirichlet(np.full(count, UNEVEN)),
-        gpu,
-        there,
+        chance.uniform(0, 2 * np.pi, count),
+        gpu.astype(np.int64),
+        chance.choice(count, len(gpu), p=shares).astype(np.int64),
     )
 
 
@@ -154,21 +145,6 @@ def _paths(count: int, edges: list[tuple[int, int, float]]) -> Floats:
     for middle in range(count):
         ways = np.minimum(ways, ways[:, middle, None] + ways[None, middle, :])
     return ways
-
-
-def _servers(chance: np.random.Generator, regions: int) -> tuple[Ints, Bools]:
-    """Table I's servers over the regions, unevenly; each region has one V100 at least, so that it can do any task."""
-    shares = chance.dirichlet(np.full(regions, UNEVEN))
-    held: list[list[int]] = [[] for _ in range(regions)]
-    for number, gpu in enumerate(GPUS):
-        total = int(chance.integers(gpu.count[0], gpu.count[1] + 1))
-        first = 1 if gpu.name == "V100" else 0
-        for region, servers in enumerate(chance.multinomial(total - first * regions, shares) + first):
-            held[region] += [number] * int(servers)
-    most = max(map(len, held))
-    kinds = np.array([each + [0] * (most - len(each)) for each in held], dtype=np.int64)
-    there = np.arange(most)[None, :] < np.array([len(each) for each in held])[:, None]
-    return kinds, there
 
 
 TASKS_PER_SLOT = SLOT / 15.0

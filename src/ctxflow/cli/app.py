@@ -41,8 +41,6 @@ VERBS = {
     "profile-scaling": 'Find the levels of `scaling = "closed-loop"`, in simulation.',
     "league": "Rank the policies of a family on public workloads, against bounds.",
     "reproduce": "Run a paper's experiments and print its figures beside ours.",
-    "train": "Train a policy's networks on the simulation, and write them. "
-    "Ctrl-C ends it early and keeps the best so far.",
     "env": "Pack the environment for workers that see neither it nor a shared filesystem.",
     "site": "Check a site file, and print all that it says.",
 }
@@ -61,7 +59,7 @@ MODULES = {
     "simulate_command": ("simulate",),
     "profile_scaling": ("profile-scaling",),
     "league_command": ("league",),
-    "experiment_commands": ("reproduce", "train"),
+    "experiment_commands": ("reproduce",),
     "env_command": ("env",),
     "site_command": ("site",),
 }

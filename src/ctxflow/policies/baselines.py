@@ -1,118 +1,24 @@
-"""What TORTA is compared with: SkyLB and SDIB, as functions and as the routing policies `skylb` and `sdib`.
+"""What TORTA is compared with: SkyLB and SDIB, as the routing policies `skylb` and `sdib`.
 
 SkyLB (Xia et al., "SkyLB: A Locality-aware Cross-Region Load Balancer for LLM Inference"): home first, forward what
-does not fit; in a region, where the longest prefix was seen. A replica (a server here) has at most ten requests at
-once; a request with no known prefix, or whose replicas are full, goes to the least loaded one. SDIB (after MERL-LB by
-Yang et al., whose two objectives TORTA's authors adapt): the least standard deviation of the servers' occupancy, and
-the least idle time; here they are one sum, and each task goes to the server that makes it smallest.
+does not fit; where the longest prefix was seen, the least loaded replica (a worker here). SDIB (after MERL-LB by Yang
+et al., whose two objectives TORTA's authors adapt): the least standard deviation of the servers' occupancy, and the
+least idle time; here they are one sum, and each task goes to the server that makes it smallest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ctxflow.policies.helpers import FreeSlots, urgency
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.micro import NOWHERE
-from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts, prices
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts
 from ctxflow.policies.views import AppView, WorkerView
-
-AT_ONCE = 10  # Requests that a replica has at a time, at most.
-
-
-def forward(demand: npt.ArrayLike, room: npt.ArrayLike, latency: npt.ArrayLike) -> Ints:
-    """Return how many tasks of each region go where: home while there is room, then to the nearest region with room.
-
-    Regions forward in their order; what is left then waits at home, or in the nearest region that has not vanished.
-
-    :param demand: (R,) tasks that arrived.
-    :param room: (R,) tasks that each region can take at once; less than nothing or NaN if it has vanished.
-    :param latency: (R, R) from row to column.
-
-    >>> forward([5, 0, 1], [2, 2, 9], [[0, 1, 2], [1, 0, 1], [2, 1, 0]]).tolist()
-    [[2, 2, 1], [0, 0, 0], [0, 0, 1]]
-    """
-    wanted = np.floor(amounts(demand)).astype(np.int64)
-    given = np.asarray(room, dtype=np.float64)
-    free = np.floor(amounts(room)).astype(np.int64)
-    alive = given >= 0 if (given >= 0).any() else np.ones(len(given), dtype=bool)
-    near = prices(latency)
-    flows = np.diag(np.minimum(wanted, free))
-    free -= flows.diagonal()
-    for origin in np.flatnonzero(wanted > flows.sum(axis=1)).tolist():
-        order = np.argsort(near[origin], kind="stable")
-        over = int(wanted[origin] - flows[origin].sum())
-        taken = np.minimum(np.cumsum(free[order]), over)
-        given_now = np.diff(taken, prepend=0)
-        flows[origin, order] += given_now
-        free[order] -= given_now
-        home = origin if alive[origin] else int(np.where(alive, near[origin], np.inf).argmin())
-        flows[origin, home] += over - int(taken[-1])
-    return flows
-
-
-class PrefixTree:
-    """Which replicas have seen which prefixes.
-
-    >>> tree = PrefixTree()
-    >>> tree.insert(["be", "brief"], 3)
-    >>> tree.longest(["be", "kind"], {3, 4}), tree.longest(["no"], {3, 4})
-    ([3], [])
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[object, ...], dict[int, None]] = {}
-
-    def insert(self, prefix: Sequence[object], replica: int) -> None:
-        """Note that a replica has it now, and all that it begins with."""
-        for length in range(1, len(prefix) + 1):
-            self._seen.setdefault(tuple(prefix[:length]), {})[replica] = None
-
-    def longest(self, prefix: Sequence[object], among: set[int]) -> list[int]:
-        """Return those of some replicas that have seen the longest part of its beginning; none if nobody saw any."""
-        for length in range(len(prefix), 0, -1):
-            found = [replica for replica in self._seen.get(tuple(prefix[:length]), ()) if replica in among]
-            if found:
-                return found
-        return []
-
-
-def replicas(
-    prefixes: Sequence[Sequence[object]],
-    tree: PrefixTree,
-    running: Ints | Floats,
-    allowed: Sequence[int],
-    limit: float = AT_ONCE,
-) -> Ints:
-    """Return the replica of each request: the least loaded of those that know its prefix best, else of all.
-
-    :param prefixes: what each request begins with, in steps, such as its model and its user.
-    :param tree: what has been seen; these requests are added to it, and nothing is ever forgotten.
-    :param running: (S,) requests that each replica has, or how full it is.
-    :param allowed: the replicas that are there.
-    :param limit: requests that a replica has at once.
-    :returns: (N,) `NOWHERE` for those that wait because all are full.
-
-    >>> replicas([["a"], ["b"], ["a"]], PrefixTree(), np.array([0, 0]), [0, 1]).tolist()
-    [0, 1, 0]
-    """
-    held = running.tolist()
-    open_to = {replica for replica in allowed if held[replica] < limit}
-    where = np.full(len(prefixes), NOWHERE, dtype=np.int64)
-    for number, prefix in enumerate(prefixes):
-        if not open_to:
-            break
-        known = tree.longest(prefix, open_to)
-        chosen = min(known or open_to, key=lambda replica: (held[replica], replica))
-        where[number] = chosen
-        held[chosen] += 1
-        tree.insert(prefix, chosen)
-        if held[chosen] >= limit:
-            open_to.discard(chosen)
-    return where
 
 
 def spread(
@@ -163,65 +69,70 @@ def spread(
 
 
 class SkyLB:
-    """Home first, then the nearest region with room; in a region, where the context (SkyLB's prefix) was last."""
+    """Home first, then the nearest region with room; in a region the least loaded worker.
 
-    def __init__(self) -> None:
-        self._tree = PrefixTree()
-        self._numbers: dict[str, int] = {}
+    Workers that hold the context (SkyLB's prefix) come first, wherever they are: only where none of them is free is the
+    context loaded on another.
+    """
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
-        """Choose for each call in turn, the most urgent app's first."""
+        """Choose for each call in turn, the most urgent app's first; first of all for workers that hold its context."""
         slots = FreeSlots(view)
-        if len(self._numbers) > 2 * len(view.workers) + 64:  # Most of them are gone.
-            self._tree, self._numbers = PrefixTree(), {}
-        numbers = {self._numbers.setdefault(worker, len(self._numbers)): worker for worker in slots.left}
-        distance = _distances(view)
-        for app in sorted(ready, key=urgency):
-            left, able = app.backlog, slots.able(app)
-            while left > 0 and able:
-                nearest = min(distance.get(worker.region, np.inf) for worker in able)
-                there = [self._numbers[w.id] for w in able if distance.get(w.region, np.inf) == nearest]
-                held = np.zeros(max(there) + 1)
-                held[there] = [slots.used[numbers[number]] for number in there]
-                # Whether they are full is in their free slots.
-                chosen = int(replicas([[app.context]], self._tree, held, there, limit=np.inf)[0])
-                worker = view.workers[numbers[chosen]]
+        left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
+        for held, number in itertools.product((True, False), left):
+            app = view.apps[number]
+            distance = _distances(view, app.region)
+            able = _keepers(slots, app) if held else slots.able(app)
+            while left[number] > 0 and able:
+                worker = min(able, key=lambda w: (distance.get(w.region, math.inf), slots.used[w.id]))
                 if view.can_run(app, worker):
-                    left -= slots.take(app, worker)
-                    yield Assignment(worker.id, app.id)
-                able = slots.rest(app, able, worker)
+                    left[number] -= slots.take(app, worker)
+                    yield Assignment(worker.id, number)
+                able = slots.rest(app, able, worker, () if held else None)
 
 
-def _distances(view: View) -> dict[str, float]:
-    """Return region -> seconds from the driver's, infinite where the site does not say."""
-    home = next((region for region in view.regions.values() if region.home), None)
-    if home is None:
-        return {}
-    return {name: 0.0 if name == home.name else home.latency.get(name, np.inf) for name in view.regions}
+def _keepers(slots: FreeSlots, app: AppView) -> list[WorkerView]:
+    """Return the free workers that hold an app's context, and are not drained for it."""
+    able = slots.able(app, slots.view.free_holders(app.context))
+    return [worker for worker in able if not slots.view.drains(app, worker)]
+
+
+def _distances(view: View, origin: str) -> Mapping[str, float]:
+    """Return region -> seconds from the one where items come from; empty where the site does not say it."""
+    home = view.regions.get(origin) or next((region for region in view.regions.values() if region.home), None)
+    return {} if home is None else {**home.latency, home.name: 0.0}
 
 
 class Sdib:
-    """Each call goes where the workers' occupancy is then the evenest, and who idled longest stays no longer idle."""
+    """Each call goes where the workers' occupancy is then the evenest, and who idled longest stays no longer idle.
+
+    :param keep: whether free workers that hold the call's context come first; else it is loaded wherever it is evenest.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
+        self._keep = keep
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""
         workers = list(view.free.values())
         capacity = np.array([worker.slots for worker in workers], dtype=np.float64)
         places = np.array([worker.free_slots for worker in workers], dtype=np.int64)
-        slots, number = FreeSlots(view), {worker.id: number for number, worker in enumerate(workers)}
-        held, idle = np.array(list(slots.used.values())), np.array([_idle_seconds(view, each) for each in workers])
-        for app in sorted(ready, key=urgency):
-            left, able = app.backlog, slots.able(app)
-            while left > 0 and able:
+        slots, column = FreeSlots(view), {worker.id: number for number, worker in enumerate(workers)}
+        busy, idle = np.array(list(slots.used.values())), np.array([_idle_seconds(view, each) for each in workers])
+        left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
+        for held, number in itertools.product((True, False) if self._keep else (False,), left):
+            app = view.apps[number]
+            able = _keepers(slots, app) if held else slots.able(app)
+            while left[number] > 0 and able:
                 allowed = np.zeros((1, len(workers)), dtype=bool)
-                allowed[0, [number[worker.id] for worker in able]] = True
-                where = int(spread(np.ones(1), held, capacity, places, idle, allowed=allowed)[0])
+                allowed[0, [column[worker.id] for worker in able]] = True
+                where = int(spread(np.ones(1), busy, capacity, places, idle, allowed=allowed)[0])
                 worker = workers[where]
                 if view.can_run(app, worker):
-                    left -= slots.take(app, worker)
-                    held[where], places[where], idle[where] = slots.used[worker.id], slots.left[worker.id], 0.0
-                    yield Assignment(worker.id, app.id)
-                able = slots.rest(app, able, worker)
+                    left[number] -= slots.take(app, worker)
+                    busy[where], places[where], idle[where] = slots.used[worker.id], slots.left[worker.id], 0.0
+                    yield Assignment(worker.id, number)
+                able = slots.rest(app, able, worker, () if held else None)
 
 
 def _idle_seconds(view: View, worker: WorkerView) -> float:

@@ -57,12 +57,17 @@ class FreeSlots:
         some = self.view.free.values() if workers is None else workers
         return with_room(self.view, app, (worker for worker in some if self.left.get(worker.id)))
 
-    def rest(self, app: AppView, able: list[WorkerView], last: WorkerView) -> list[WorkerView]:
-        """Return who could take the next call, of those that could take one before the last was given, or refused."""
+    def rest(
+        self, app: AppView, able: list[WorkerView], last: WorkerView, among: Iterable[WorkerView] | None = None
+    ) -> list[WorkerView]:
+        """Return who could take the next call, of those that could take one before the last was given, or refused.
+
+        :param among: who is asked once none of them is left; all free workers by default.
+        """
         if self.left[last.id] and self.view.can_run(app, last):
             return able
         able.remove(last)
-        return able or self.able(app)
+        return able or self.able(app, among)
 
     def take(self, app: AppView, worker: WorkerView) -> int:
         """Give a slot, or the places left in a window, to an app; return the items that this is for.
@@ -277,7 +282,10 @@ def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int
         view.tiers.values(),
         key=lambda tier: (rank.get(tier.name, len(rank)), math.inf if tier.price is None else tier.price),
     )
-    tiers = [_Tier(tier, view.workers.values()) for tier in order]
+    staying: dict[str, list[WorkerView]] = {tier.name: [] for tier in order}
+    for worker in serving(view.workers.values(), staying):
+        staying[worker.tier].append(worker)
+    tiers = [_Tier(tier, staying[tier.name]) for tier in order]
     groups = sorted(left, key=lambda group: (len(group), [tier.name in group for tier in tiers]))
     there_anyway = {tier.name: float(tier.by_hand + tier.kept) for tier in tiers}
     _serve(left, groups, tiers, there_anyway)
@@ -295,9 +303,8 @@ def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int
 class _Tier:
     """A tier with the workers of it that stay."""
 
-    def __init__(self, tier: TierView, workers: Iterable[WorkerView]) -> None:
+    def __init__(self, tier: TierView, staying: Sequence[WorkerView]) -> None:
         self.name, self._minimum, self._maximum = tier.name, tier.minimum, tier.maximum
-        staying = serving(workers, (tier.name,))
         self.connected = sum(worker.acquired for worker in staying)  # Those that were asked for.
         self.by_hand = len(staying) - self.connected
         self.kept = min(self.connected, tier.minimum)  # They are there anyway, as are those started by hand.
@@ -375,3 +382,20 @@ def scipy_modules(user: str, *names: str) -> list[Any]:
         return [importlib.import_module(f"scipy.{name}") for name in names]
     except ModuleNotFoundError:
         raise ModuleNotFoundError(f"{user} SciPy: {how_to_install('scipy', extra='policies')}") from None
+
+
+def tier_costs(view: View) -> dict[str, tuple[float, float]]:
+    """Return what a worker of each tier costs, and the seconds to it, to be compared; empty where no price is known.
+
+    The cost is the tier's price, or else that of its region's power; infinite for a tier with neither.
+    """
+    home = next((region for region in view.regions.values() if region.home), None)
+    places = {name: region for region in view.regions.values() for name in region.tiers}
+    found, known = {}, False
+    for name, tier in view.tiers.items():
+        region = places.get(name, home)
+        price = tier.price if tier.price is not None else None if region is None else region.power_price
+        known = known or price is not None
+        way = 0.0 if home is None or region is None or region is home else home.latency.get(region.name, math.inf)
+        found[name] = (math.inf if price is None else price, way)
+    return found if known else {}

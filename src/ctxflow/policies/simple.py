@@ -124,29 +124,36 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """Apps in turn, workers in turn: the baseline that knows nothing.
+    """Apps in turn, workers in turn, those free longest first: the baseline that knows nothing but what is loaded.
 
     But a window is not drained for an app's turn while its own apps wait, unless no worker has that app's context.
+
+    :param keep: whether an app's turn goes to free workers that hold its context first; without it each free slot gets
+        the next app in turn, and loads what that needs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: bool = False) -> None:
         self._turn = 0
+        self._keep = keep
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Give each free slot the next app in turn."""
         left = {app.id: app.backlog for app in ready}
         slots = FreeSlots(view)
         able = {app.id: {worker.id for worker in slots.able(app)} for app in ready}
-        for worker, free_slots in [(worker, slots.left[worker.id]) for worker in view.free.values()]:
-            for _ in range(free_slots):
-                apps = [a for a in ready if left[a.id] > 0 and worker.id in able[a.id] and view.can_run(a, worker)]
-                apps = [a for a in apps if not (view.drains(a, worker) and view.holders(a.context))] or apps
-                if not apps:
-                    break
-                app = apps[self._turn % len(apps)]
-                self._turn += 1
-                left[app.id] -= slots.take(app, worker)
-                yield Assignment(worker.id, app.id)
+        for held in (True, False) if self._keep else (False,):
+            for worker in list(view.free.values()):
+                while slots.left[worker.id] > 0:
+                    apps = [a for a in ready if left[a.id] > 0 and worker.id in able[a.id] and view.can_run(a, worker)]
+                    if held:
+                        apps = [a for a in apps if a.context in worker.contexts and not view.drains(a, worker)]
+                    apps = [a for a in apps if not (view.drains(a, worker) and view.holders(a.context))] or apps
+                    if not apps:
+                        break
+                    app = apps[self._turn % len(apps)]
+                    self._turn += 1
+                    left[app.id] -= slots.take(app, worker)
+                    yield Assignment(worker.id, app.id)
 
 
 # --- what no choice is made in, and where sessions go

@@ -330,6 +330,10 @@ class AppView(Protocol):
         """Its place in the order of declaration."""
 
     @property
+    def region(self) -> str:
+        """The region from which its items come; "" for the home region."""
+
+    @property
     def chunk_target(self) -> float | None:
         """Seconds that a chunk of its sessions may take."""
 

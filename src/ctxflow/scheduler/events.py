@@ -66,6 +66,7 @@ class AppSpec:
     :ivar constants: what its calls have in common, in words, which tell it from others of its name.
     :ivar keep_every: after how many chunks a session's state is kept beside its worker, None for never.
     :ivar overlaps: whether its calls, of one item each, overlap on a worker, as many as the batching policy's window.
+    :ivar region: from which its items come, and where its answers go; "" for the driver's.
     """
 
     id: str
@@ -85,6 +86,7 @@ class AppSpec:
     keep_every: int | None = None
     constants: str = ""
     overlaps: bool = False
+    region: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

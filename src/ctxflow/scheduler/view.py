@@ -179,6 +179,7 @@ class ShownApp(_Proxy):
 
     __slots__: tuple[str, ...] = ("alternative_of", "batch_size", "chunk_target", "context")
     __slots__ += ("concurrency", "deadline", "error", "id", "max_delay", "max_error", "order", "priority")
+    __slots__ += ("region",)
 
     id: str
     context: str
@@ -191,6 +192,7 @@ class ShownApp(_Proxy):
     error: float
     alternative_of: str
     order: int
+    region: str
     chunk_target: float | None
     overlaps: bool = _live("windowed")
     backlog: int = _live("backlog")

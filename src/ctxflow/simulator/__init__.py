@@ -7,7 +7,7 @@
 - `recorded_log.py`, `recorded_run.py`: an event log, and the parameters that are measured of it.
 - `studies.py`: a scenario simulated, once and many times.
 - `session_serving.py`, `scaling_profile.py`: sessions in virtual time, and the offline profiler of `closed-loop`.
-- `experiments.py`: what `ctxflow reproduce` and `ctxflow train` run; the papers' experiments are in ctxflow-papers.
+- `experiments.py`: what `ctxflow reproduce` runs; the papers' experiments are in ctxflow-papers.
 """
 
 from ctxflow.simulator.pools import Drawn, GpuTimes

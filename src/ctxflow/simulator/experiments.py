@@ -1,4 +1,4 @@
-"""What an experiment for `ctxflow reproduce` and `ctxflow train` is, and where experiments are found.
+"""What an experiment for `ctxflow reproduce` is, and where experiments are found.
 
 A distribution offers one with an entry point in the group `ctxflow.experiments`, whose value is an `Experiment` and
 whose name is its name; those of five papers are in `ctxflow-papers`, in the folder `papers/` of ctxflow's tree:
@@ -66,38 +66,6 @@ class ExperimentRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingRequest:
-    """The arguments of a training.
-
-    :ivar names: what to train on, of those that the training knows.
-    :ivar minutes: how long, on one core.
-    :ivar seed: of all its randomness.
-    :ivar output: the file to write.
-    :ivar command: the command line that asks for the same, to be noted in the file.
-    """
-
-    names: Sequence[str]
-    minutes: float
-    seed: int
-    output: Path
-    command: str
-    progress: Tell = lambda done, what: None
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """How the networks of a paper's policy are trained.
-
-    :ivar names: the topologies to train on.
-    :ivar run: trains and writes the networks, and returns what was reached, in words. An interrupt (Ctrl-C) ends it
-        early and keeps the best so far.
-    """
-
-    names: tuple[str, ...]
-    run: Callable[[TrainingRequest], str]
-
-
-@dataclasses.dataclass(frozen=True)
 class Experiment:
     """The evaluation of a paper.
 
@@ -106,13 +74,11 @@ class Experiment:
     :ivar name: what the command line calls it.
     :ivar help: what the paper is about, in a line.
     :ivar run: runs all of it.
-    :ivar training: how its networks are trained; None where it has none.
     """
 
     name: str
     help: str
     run: Callable[[ExperimentRequest], Mapping[str, Figure]]
-    training: Training | None = None
 
 
 def experiment_names() -> list[str]:

@@ -158,6 +158,7 @@ class SceneApp:
     overlaps: bool = False
     running: int = 0
     concurrency: int | None = None
+    region: str = ""
     shared_seconds: float | None = None
     paces: dict[str | None, float] = dataclasses.field(default_factory=dict)
 

@@ -27,7 +27,7 @@ class Run:
 
     def __init__(
         self, routing, machines, arrivals, contexts=2, load=8.0, item=1.0, size=4, regions=REGIONS, scaling="fixed",
-        tiers=None, shared=False,
+        tiers=None, shared=False, origins=(), tick=1.0,
     ):  # fmt: skip
         names = [f"c{number}" for number in range(contexts)]
         kinds = {(machine.tier, machine.gpu_model) for machine in machines}
@@ -37,7 +37,10 @@ class Run:
             {name: {kind: Drawn(load) for kind in kinds} for name in names},
         )
         specs = [ev.ContextSpec(name, name, gpus=1) for name in names]
-        apps = [ev.AppSpec(f"a{n}", f"a{n}", names[0] if shared else name) for n, name in enumerate(names)]
+        apps = [
+            ev.AppSpec(f"a{n}", f"a{n}", names[0] if shared else name, region=origins[n] if origins else "")
+            for n, name in enumerate(names)
+        ]
         policies = Policies.chosen(
             {"routing": routing, "batching": {"policy": "fixed", "size": size}, "scaling": scaling}
         )
@@ -46,8 +49,9 @@ class Run:
         self._heards = 0
         workload = Workload(specs, apps, sorted(arrivals))
         self.simulation = Simulation(
-            SimulatedEngine(machines, times), policies, workload, tiers, listener=self._heard, regions=regions
-        )
+            SimulatedEngine(machines, times), policies, workload, tiers, listener=self._heard, regions=regions,
+            tick=tick,
+        )  # fmt: skip
         self.outcome = self.simulation.run()
 
     def _heard(self, event, commands):

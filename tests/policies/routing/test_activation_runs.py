@@ -1,11 +1,13 @@
 """The scaling policy `activation` in whole runs: as many workers as Eq. 6 says, gradually fewer, cheap ones first."""
 
+import dataclasses
 import math
+import random
 
 import pytest
 from simulated_runs import REGIONS, Run, machine
 
-from ctxflow.policies.torta.scaling import Activation
+from ctxflow.policies.torta.scaling import LEAST_SAFETY, MOST_SAFETY, Activation, _Demand, _Work
 from ctxflow.scheduler import events as ev
 
 STREAM = [(1.0 * n, "a0", 2) for n in range(300)]  # Two workers' work, until 300 s.
@@ -64,11 +66,92 @@ def test_a_forecast_that_is_no_number_counts_as_none(rate):
     found = run([machine("m0")], [(0.0, "a0", 4)])
     view = found.simulation.scheduler.view
     found.simulation.scheduler.state.arrivals._forecast = {"a0": rate}
-    assert Activation(boot_seconds=1e9).target(view) == {"default": 1}, "who is there stays until he has rested"
-    assert Activation(boot_seconds=0.0, patience=0.0).target(view) in ({"default": 0}, {"default": 1})
+    assert Activation().target(view) == {"default": 0}
 
 
 @pytest.mark.parametrize("option", ["slot_seconds", "buffer", "safety", "boot_seconds", "patience", "batch_size"])
 def test_options_that_make_no_sense_are_refused(option):
     with pytest.raises(ValueError, match=option):
         Activation(**{option: -1})
+
+
+def test_fewer_are_held_though_every_worker_is_used_in_turn():
+    """Once fewer were enough for a warm-up, some go: a routing that lets no worker rest keeps none of them."""
+    machines = [machine(f"m{n}") for n in range(10)]
+    arrivals = [(0.5 * n, "a0", 4) for n in range(200)] + [(100.0 + 4 * n, "a0", 4) for n in range(100)]
+    found = Run(
+        {"policy": "round-robin", "keep": True}, machines, arrivals, contexts=1, load=5.0, regions=(), size=4,
+        scaling={"policy": "activation"}, tiers=[ev.TierSpec("default", 0, 10, gpus=1, boot_seconds=10.0)],
+    )  # fmt: skip
+    assert asked_at(found, 90) >= 8, "eight items a second, a second each"
+    assert asked_at(found, 390) <= 4, "an item a second"
+    assert found.outcome.done == found.outcome.items
+
+
+PRICED = [
+    ev.TierSpec("cheap", 0, 4, gpus=1, price=1.0, boot_seconds=10.0),
+    ev.TierSpec("dear", 0, 4, gpus=1, price=3.0, boot_seconds=10.0),
+]
+
+
+def priced(cheap, arrivals):
+    machines = [machine(f"c{n}", tier="cheap") for n in range(cheap)]
+    return run([*machines, *(machine(f"d{n}", tier="dear") for n in range(4))], arrivals, tiers=PRICED)
+
+
+def test_the_cheapest_tier_is_asked_alone_while_it_gives():
+    found = priced(4, STREAM)
+    assert max(workers for _, tier, workers in found.asked if tier == "cheap") >= 3
+    assert all(workers == 0 for time, tier, workers in found.asked if tier == "dear" and time > 100)
+
+
+def test_what_a_tier_does_not_give_is_asked_of_the_next_after_three_boots():
+    found = priced(1, STREAM)
+    spilled = [time for time, tier, workers in found.asked if tier == "dear" and workers and time >= 30]
+    assert spilled, "one of the cheap tier's four workers is there"
+    assert asked_at(found, 250, "cheap") >= 3, "it is asked all the same, should it have one"
+    assert asked_at(found, 250, "dear") >= 2
+
+
+def test_the_safety_follows_how_wrong_the_forecast_was():
+    """A stream without surprises needs the least; bursts that no trend shows need more."""
+    even = _Demand(45.0)
+    bursts = _Demand(45.0)
+    for second in range(0, 2000, 5):
+        work = _Work(items=8, calls=8.0, arrived={"a": 2 * second}, _seconds=4.0, _counted=1.0)
+        even.look(float(second), work, 30.0, {})
+        more = 12.0 if second % 100 < 10 else 0.0
+        bursts.look(float(second), dataclasses.replace(work, calls=8.0 + more), 30.0, {})
+    assert even.expected == pytest.approx(90.0, rel=0.05), "two a second"
+    assert even.safety == LEAST_SAFETY and bursts.safety == MOST_SAFETY
+
+
+def test_an_app_that_comes_from_another_group_is_no_surge():
+    demand = _Demand(45.0)
+    for second in range(0, 500, 5):
+        arrived = {"a": second} if second < 300 else {"a": second, "b": 10**6}
+        demand.look(float(second), _Work(calls=1.0, arrived=arrived, _seconds=1.0, _counted=1.0), 30.0, {})
+    assert demand.expected == pytest.approx(45.0, rel=0.1)
+
+
+def test_a_measured_safety_holds_more_and_waits_less():
+    """A stream of single items: what runs at once varies more than what comes in a slot."""
+    arrivals = [(0.0, "a0", 1)] + [(30 + time, "a0", 1) for time in poisson(1.0, 600.0)]
+    runs = {
+        safety: Run(
+            "torta", [machine(f"m{n}") for n in range(12)], arrivals, contexts=1, load=5.0, item=3.0, size=1,
+            regions=(), scaling={"policy": "activation", "safety": safety},
+            tiers=[ev.TierSpec("default", 0, 12, gpus=1, boot_seconds=10.0)],
+        )
+        for safety in (1.0, "measured")
+    }  # fmt: skip
+    held = {safety: sum(asked_at(found, time) for time in range(200, 600, 20)) for safety, found in runs.items()}
+    assert held["measured"] > held[1.0]
+    with pytest.raises(ValueError, match="measured"):
+        Activation(safety="guessed")
+
+
+def poisson(rate, end):
+    chance, now = random.Random(3), 0.0
+    while (now := now + chance.expovariate(rate)) < end:
+        yield now

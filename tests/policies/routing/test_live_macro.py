@@ -34,8 +34,13 @@ def outlook(slots, seconds=1.0):
 
 
 def view(regions, backlog, rate=0.0):
-    app = types.SimpleNamespace(id="a", backlog=backlog)
+    app = types.SimpleNamespace(id="a", backlog=backlog, region="")
     return View({region.name: region for region in regions}, {"a": app}, {"a": rate})
+
+
+def divided(macro, view, outlook):
+    macro.divide(view, outlook)
+    return macro.shares()
 
 
 CHEAP_FAR = [
@@ -76,7 +81,7 @@ def test_one_region_s_demand_is_divided_as_the_solver_divides_it(world):
 )
 def test_shares_are_on_the_simplex_or_work_may_go_anywhere(slots, seconds, backlog, rate, price, form):
     regions = [CHEAP_FAR[0], dataclasses.replace(CHEAP_FAR[1], power_price=price)]
-    shares = Macro(form, 45.0).shares(view(regions, backlog, rate), outlook(slots, seconds))
+    shares = divided(Macro(form, 45.0), view(regions, backlog, rate), outlook(slots, seconds))
     if shares is not None:
         assert math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6) and min(shares.values()) >= 0
         assert all(slots.get(name, 0) > 0 for name, share in shares.items() if share > 0)
@@ -84,8 +89,8 @@ def test_shares_are_on_the_simplex_or_work_may_go_anywhere(slots, seconds, backl
 
 def test_a_region_that_vanishes_has_its_work_divided_anew():
     macro, world = Macro(by_transport, 1e9), view(CHEAP_FAR, 40)
-    assert macro.shares(world, outlook({"home": 4, "far": 4})) == {"home": 0.0, "far": 1.0}
-    assert macro.shares(world, outlook({"home": 4})) == {"home": 1.0, "far": 0.0}
+    assert divided(macro, world, outlook({"home": 4, "far": 4})) == {"home": 0.0, "far": 1.0}
+    assert divided(macro, world, outlook({"home": 4})) == {"home": 1.0, "far": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -94,17 +99,18 @@ def test_a_region_that_vanishes_has_its_work_divided_anew():
     ids=["one region", "none", "more work than can be done", "an unknown speed"],
 )
 def test_work_may_go_anywhere(regions, backlog, seconds):
-    assert Macro(by_transport, 45.0).shares(view(regions, backlog), outlook({"home": 2, "far": 2}, seconds)) is None
+    known = outlook({"home": 2, "far": 2}, seconds)
+    assert divided(Macro(by_transport, 45.0), view(regions, backlog), known) is None
 
 
 def test_calls_follow_the_shares():
     macro = Macro(by_transport, 10.0)
     # 20 s of work in a slot of 10 s: one worker's in the cheap region, the rest at home.
-    macro.shares(view(CHEAP_FAR, 20), outlook({"home": 9, "far": 1}))
+    macro.divide(view(CHEAP_FAR, 20), outlook({"home": 9, "far": 1}))
     order = []
     for _ in range(6):
         region = macro.next_region()
-        macro.gave(region)
+        macro.gave("", region)
         order.append(region)
     assert sorted(order) == ["far"] * 3 + ["home"] * 3 and order[:2] != order[1:3]
 
@@ -113,3 +119,21 @@ def test_what_the_site_does_not_say_is_dearer_than_what_it_says():
     silent = RegionSpec("silent")
     costs = region_costs([*CHEAP_FAR, silent])
     assert np.isfinite(costs).all() and costs[0].argmax() == 2 and costs[0].argmin() == 1
+
+
+def test_each_region_s_work_has_shares_of_its_own():
+    """Twenty seconds come from home, twenty from far, where one worker is cheap: what is nearer stays there."""
+    apps = {
+        name: types.SimpleNamespace(id=name, backlog=20, region=region)
+        for name, region in (("a", "home"), ("b", "far"), ("c", "unheard of"))
+    }
+    known = outlook({"home": 9, "far": 4})
+    known._items = dict.fromkeys("abc", 1.0)
+    macro = Macro(by_transport, 10.0)
+    macro.divide(View({region.name: region for region in CHEAP_FAR}, apps, None), known)
+    home, far = macro.shares("home"), macro.shares("far")
+    assert home == macro.shares("unheard of") == macro.shares()
+    assert math.isclose(sum(home.values()), 1.0) and math.isclose(sum(far.values()), 1.0)
+    assert math.isclose(40 * home["far"] + 20 * far["far"], 40.0), "the cheap region is full, and no fuller"
+    macro.gave("far", macro.next_region("far"))
+    assert macro._given.keys() == {"far"}, "one region's calls are no other's"

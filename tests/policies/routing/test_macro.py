@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from ctxflow.policies.baselines import forward
 from ctxflow.policies.torta.macro import by_lookahead
 from ctxflow.policies.torta.quantities import accuracy, amounts, forecast
 from ctxflow.policies.torta.transport import balanced, capped, costs, lookahead, whole
-from ctxflow_papers.torta.cyclic import even_shares
 
 SETTINGS = settings(max_examples=40, deadline=None)
 anything = st.one_of(
@@ -40,7 +38,6 @@ def test_whatever_is_given_the_rows_are_on_the_simplex_and_nobody_goes_where_not
         "balanced": balanced(demand, capacity, cost),
         "capped": capped(demand, capacity, cost),
         "lookahead": lookahead(np.array([demand, demand]), capacity, cost, before),
-        "turn": even_shares(capacity),
     }
     there = amounts(capacity) > 0
     for name, shares in plans.items():
@@ -163,20 +160,6 @@ def test_a_history_that_is_no_table_is_refused():
         forecast([1.0, 2.0])
     with pytest.raises(ValueError, match="memory"):
         forecast([[1.0]], memory=0.0)
-
-
-@SETTINGS
-@given(worlds())
-def test_skylb_forwards_whole_tasks_and_only_what_does_not_fit(world):
-    demand, room, latency, _ = world
-    demand, room = np.minimum(amounts(demand), 1e6), np.where(np.abs(room) > 1e6, np.nan, room)
-    flows = forward(demand, room, latency)
-    assert np.array_equal(flows.sum(axis=1), np.floor(demand))
-    assert (flows >= 0).all()
-    free = np.floor(amounts(room))
-    if flows.sum() <= free.sum():
-        assert (flows.sum(axis=0) <= free).all()
-    assert (flows.diagonal() >= np.minimum(np.floor(demand), free)).all()
 
 
 def test_whole_tasks_and_the_look_ahead_take_what_counts_as_none():

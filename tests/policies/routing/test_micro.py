@@ -1,4 +1,4 @@
-"""Scores, matching, local search, activation and the baselines: what they guarantee for any servers and tasks."""
+"""Scores, matching, local search, Eq. 6 and the baselines: what they guarantee for any servers and tasks."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.baselines import PrefixTree, replicas, spread
+from ctxflow.policies.baselines import spread
 from ctxflow.policies.torta.micro import (
     MISMATCH,
     NOWHERE,
@@ -22,8 +22,7 @@ from ctxflow.policies.torta.micro import (
     objective,
 )
 from ctxflow.policies.torta.quantities import Recent, Servers, Tasks
-from ctxflow.policies.torta.scaling import for_buffer, switches, target
-from ctxflow_papers.torta.cyclic import in_turn
+from ctxflow.policies.torta.scaling import for_buffer, target
 
 SETTINGS = settings(max_examples=60, deadline=None)
 
@@ -182,30 +181,6 @@ def test_the_target_is_equation_6():
     assert target([10], [100], [0], [99]).tolist() == [99]
 
 
-@SETTINGS
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(0, 12), st.integers(0, 4))
-def test_switching_is_gradual_and_never_past_the_target(seed, servers, wanted, step):
-    chance = np.random.default_rng(seed)
-    active = chance.random(servers) < 0.5
-    warm_up, suitable, used, idle = chance.uniform(0, 60, (4, servers))
-    used *= chance.random(servers) < 0.3
-    change = switches(wanted, active, warm_up, suitable, used, idle, step)
-    assert not (len(change.activate) and len(change.deactivate))
-    assert len(change.activate) + len(change.deactivate) <= min(step, abs(wanted - active.sum()))
-    assert not active[change.activate].any()
-    assert active[change.deactivate].all()
-    assert (used[change.deactivate] == 0).all()
-    assert (idle[change.deactivate] >= warm_up[change.deactivate]).all()
-
-
-def test_quick_and_suitable_servers_start_first_and_the_longest_idle_stop_first():
-    nobody, nothing = np.zeros(3, dtype=bool), np.zeros(3)
-    started = switches(2, nobody, np.array([30.0, 30.0, 10.0]), np.array([0.5, 1.0, 0.1]), nothing, nothing)
-    assert started.activate.tolist() == [1, 0]
-    stopped = switches(1, ~nobody, np.full(3, 30.0), np.ones(3), nothing, np.array([40.0, 90, 60]))
-    assert stopped.deactivate.tolist() == [1, 2]
-
-
 def test_a_buffer_asks_for_servers_only_when_it_is_nearly_full():
     assert for_buffer(0, 0, 4.0) == 0
     assert [for_buffer(n, 20, 4.0) for n in (15, 16, 40)] == [0, 4, 10]
@@ -214,32 +189,13 @@ def test_a_buffer_asks_for_servers_only_when_it_is_nearly_full():
 
 @SETTINGS
 @given(*sizes)
-def test_the_baselines_respect_places_too(seed, tasks, servers, odd):
+def test_sdib_respects_places_too(seed, tasks, servers, odd):
     region, asked, _, allowed = made(seed, tasks, servers, odd)
-    turn, _ = in_turn(tasks, region.places, 3, allowed)
-    assert valid(turn, region, allowed)
     evened = spread(1 + asked.work, region.used, region.capacity, region.places, region.queue, allowed=allowed)
     assert valid(evened, region, allowed)
-
-
-def test_servers_take_turns_over_calls():
-    first, turn = in_turn(2, np.array([5, 5, 5]))
-    second, turn = in_turn(2, np.array([5, 5, 5]), turn)
-    assert [*first, *second] == [0, 1, 2, 0]
-    assert in_turn(2, np.array([0, 1]), turn)[0].tolist() == [1, NOWHERE]
 
 
 def test_sdib_fills_the_least_occupied_server_first():
     capacity = np.array([4.0, 8.0])
     where = spread(np.ones(6), np.zeros(2), capacity, np.array([9, 9]), np.zeros(2))
     assert np.bincount(where).tolist() == [2, 4]
-
-
-def test_skylb_stays_with_the_replica_that_knows_the_prefix_until_it_is_full():
-    tree = PrefixTree()
-    first = replicas([["model", "ann"], ["other", "bob"]], tree, np.array([0, 0]), [0, 1])
-    assert first.tolist() == [0, 1]
-    again = replicas([["model", "ann"], ["model", "eve"], ["other", "bob"]], tree, np.array([5, 0]), [0, 1])
-    assert again.tolist() == [0, 0, 1]
-    full = replicas([["model", "ann"]] * 3, tree, np.array([9, 9]), [0, 1])
-    assert full.tolist() == [0, 1, NOWHERE]

@@ -1,13 +1,17 @@
 """Whole runs in virtual time with `torta` and the reactive baselines: they end, whatever the regions do."""
 
+import dataclasses
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import Run, machine
 
+from ctxflow.policies.torta.quantities import _paces
 from ctxflow.policies.torta.routing import Torta
+from ctxflow.scheduler import events as ev
 
 MACHINES = st.lists(
     st.tuples(
@@ -122,3 +126,91 @@ def test_what_was_loaded_ahead_gives_way_to_what_is_wanted():
 def test_options_that_make_no_sense_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         Torta(**options)
+
+
+def used(run, after=60.0):
+    """Return how many calls each tier's workers did, by the first letter of their names."""
+    later = [worker[0] for time, worker, _ in run.calls if time > after]
+    return {name: later.count(name) for name in sorted(set(later))}
+
+
+def test_work_goes_to_the_cheapest_tier_as_far_as_it_has_room():
+    tiers = [ev.TierSpec("cheap", 0, 2, gpus=1, price=1.0), ev.TierSpec("dear", 0, 2, gpus=1, price=2.0)]
+    machines = [machine(f"{tier[0]}{n}", tier=tier) for tier in ("dear", "cheap") for n in range(2)]
+    half = [(0.0, "a0", 4)] + [(20.0 + 2.0 * n, "a0", 1) for n in range(200)]
+    run = Run("torta", machines, half, contexts=1, load=2.0, size=1, regions=(), tiers=tiers)
+    assert used(run).keys() == {"c"}
+    over = [(0.0, "a0", 4)] + [(20.0 + 0.4 * n, "a0", 1) for n in range(600)]
+    busy = used(Run("torta", machines, over, contexts=1, load=2.0, size=1, regions=(), tiers=tiers))
+    assert busy["c"] > 1.5 * busy["d"] > 0
+    careless = Run({"policy": "torta", "thrift": 0.0}, machines, half, contexts=1, load=2.0, regions=(), tiers=tiers)
+    assert "d" in used(careless)
+
+
+def test_of_workers_at_one_price_the_nearest_to_where_items_come_from_is_taken():
+    far = [
+        ev.RegionSpec("campus", {"north": 0.4}, home=True, tiers=["here"]),
+        ev.RegionSpec("north", {"campus": 0.4}, tiers=["there"]),
+    ]
+    tiers = [ev.TierSpec(name, 0, 2, gpus=1, price=1.0) for name in ("here", "there")]
+    machines = [
+        machine(f"{region[0]}{n}", region, tier=tier)
+        for region, tier in (("north", "there"), ("campus", "here"))
+        for n in range(2)
+    ]
+    arrivals = [(0.0, "a0", 8)] + [(20.0 + 2.0 * n, f"a{n % 2}", 1) for n in range(200)]
+    run = Run(
+        "torta", machines, arrivals, load=2.0, size=1, shared=True, regions=far, tiers=tiers,
+        origins=("campus", "north"),
+    )  # fmt: skip
+    later = {(app, run.regions[worker]) for time, worker, app in run.calls if time > 60}
+    assert later == {("a0", "campus"), ("a1", "north")}
+
+
+def test_apps_of_one_context_share_its_queue():
+    """Eight apps of eight items each: each queue is over before a load is, all together are worth one."""
+    machines = [machine("m0"), *(machine(f"m{n}", since=50.0) for n in (1, 2))]
+    arrivals = [(0.0, "a0", 4)] + [(60.0, f"a{n}", 8) for n in range(8)]
+    run = Run("torta", machines, arrivals, contexts=8, load=20.0, shared=True, regions=())
+    assert len({worker for _, worker, _ in run.loads}) == 3
+    alone = Run("torta", machines, arrivals[:2], contexts=8, load=20.0, shared=True, regions=())
+    assert len({worker for _, worker, _ in alone.loads}) == 1
+
+
+def test_a_worker_goes_over_to_the_context_that_has_less_headroom():
+    """Six workers, two streams: one of them grows fivefold; it gets workers before its queue is worth a load."""
+    machines = [machine(f"m{n}") for n in range(6)]
+    even = [(1.0 * n, f"a{k}", 1) for n in range(100) for k in range(2)]
+    more = [(100.0 + 0.25 * n, "a0", 1) for n in range(800)] + [(100.0 + 2.0 * n, "a1", 1) for n in range(100)]
+    runs = [
+        Run({"policy": "torta", "prewarm": on}, machines, sorted(even + more), load=10.0, size=1, regions=())
+        for on in (True, False)
+    ]
+    holders = [len({w for t, w, app in run.calls if app == "a0" and 200 < t < 300}) for run in runs]
+    assert holders[0] >= 4 and holders[0] >= holders[1]
+    assert all(run.outcome.done == run.outcome.items for run in runs)
+
+
+def test_few_items_make_no_model_fast():
+    """Both models are as fast; on one of them each app was measured on one item."""
+
+    @dataclasses.dataclass
+    class Seen:
+        gpu_model: str
+        paces: dict[str, float]
+        items: int
+
+        def seconds_per_item(self, app):
+            return self.paces.get(app)
+
+        def items_done(self, app):
+            return self.items
+
+    chance = random.Random(5)
+    apps = [f"a{n}" for n in range(200)]
+    many = [Seen("usual", {app: chance.uniform(13, 17) for app in apps}, 20) for _ in range(8)]
+    few = [Seen("rare", {app: chance.uniform(5, 25) for app in apps}, 1)]
+    items, speeds = _paces([*many, *few], apps)
+    assert speeds == {"usual": 1.0, "rare": 1.0} and 14 < items["a0"] < 16
+    slow = [Seen("slow", {app: chance.uniform(10, 50) for app in apps}, 1)]
+    assert _paces([*many, *slow], apps)[1] == {"usual": 1.0, "slow": pytest.approx(0.5, rel=0.1)}

@@ -168,6 +168,7 @@ class SimulatedEngine:
         self.presence: list[tuple[float, SimulatedMachine, int]] = []
         self._times = times
         self._pace: Callable[[str, SimulatedMachine], SharedPace | None] | None = getattr(times, "pace", None)
+        self._way: Callable[[str, SimulatedMachine], float] | None = getattr(times, "way", None)
         # What may be parked: seconds to park and to wake it, and the bytes of the host that it holds then.
         self._parks: Callable[[str], tuple[float, float, int] | None] = getattr(times, "park", lambda context: None)
         self._seed = seed
@@ -436,7 +437,7 @@ class SimulatedEngine:
         machine, attempt = worker.place.machine, command.attempt
         tokens = sum(pace.draw(self._seed, command.app, item) for item in command.items)
         fault = self._fault(command, command.items, tokens / pace.rate(1), worker) if self._troubled else None
-        begins = self.now + self._times.dispatch(machine, self._generator)
+        begins = self.now + self._dispatch(command.app, machine)
         if fault is not None:
             worker.calls[attempt] = Call(command.context, len(command.items), begins, fault.seconds, salvaged=False)
             self.at(begins + fault.seconds, self._raise, worker, attempt, fault)
@@ -482,12 +483,17 @@ class SimulatedEngine:
             seconds *= self._faults.slower(machine, self.now)
         if fault is not None:
             seconds, end, more = fault.seconds, self._raise, (fault,)
-        begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until[0])
+        begins = max(self.now + self._dispatch(command.app, machine), library.busy_until[0])
         ends = begins + seconds
         heapq.heapreplace(library.busy_until, ends)
         salvaged = type(command) is cmd.Run and command.app in self._salvage and fault is None
         worker.calls[command.attempt] = Call(command.context, len(items), begins, seconds, salvaged)
         self.at(ends, end, worker, command.attempt, *more)
+
+    def _dispatch(self, app: str, machine: SimulatedMachine) -> float:
+        """Return the seconds of a call's way to its worker and back."""
+        seconds = self._times.dispatch(machine, self._generator)
+        return seconds if self._way is None else seconds + self._way(app, machine)
 
     def _fault(self, command: cmd.Run, items: Sequence[int], seconds: float, worker: SimulatedWorker) -> Fault | None:
         """Return what makes a call raise, if anything does: its host, or one of its items, once it has been at work."""

@@ -102,6 +102,7 @@ class Times(Protocol):
     def call(self, app: str, machine: SimulatedMachine, items: Sequence[int], generator: random.Random) -> float:
         """Return the time that running a batch takes."""
 
+    # With a method `way(app, machine)`, a call's way takes so many seconds more, by where its app's items come from.
     # With a method `park(context)`, contexts can be parked: it returns None, or the time to park one, the time to wake
     # it, and the bytes of the host's memory that it holds meanwhile.
 

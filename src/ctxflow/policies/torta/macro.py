@@ -1,25 +1,19 @@
 """TORTA's macro layer: which share of each region's demand goes where, once a slot (the algorithms: `transport`).
 
-First its one interface, `Allocate`, its forms, and the layer on a live view, where demand and capacity are seconds of
-work and all items come from the driver's region; then the trained form (section V-B2), with numpy alone.
+First its one interface, `Allocate`, and its forms; then the layer on a live view, where demand and capacity are seconds
+of work. Items come from the regions that their apps name, else from the home region.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.resources
-import json
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from ctxflow.errors import CtxflowError
 from ctxflow.policies.protocols import View
-from ctxflow.policies.torta.quantities import Bools, Floats, Ints, Outlook, amounts, prices, shares_of
+from ctxflow.policies.torta.quantities import Floats, Ints, Outlook, amounts, prices, shares_of
 from ctxflow.policies.torta.transport import capped, costs, fallback, lookahead, needs_scipy
 from ctxflow.policies.views import RegionView
 
@@ -82,16 +76,13 @@ FORMS: dict[str, Allocate] = {"transport": by_transport, "lookahead": by_lookahe
 
 
 def form(name: str) -> Allocate:
-    """Return a form by its name: one of `FORMS`, or "trained", which reads its networks from the package.
+    """Return a form by its name, one of `FORMS`.
 
     :raises ValueError: for an unknown one.
-    :raises CtxflowError: for "trained" without networks.
     :raises ModuleNotFoundError: if it needs a package that is not installed, saying what to install.
     """
-    if name == "trained":
-        return ByNetworks(read())
     if name not in FORMS:
-        raise ValueError(f"macro cannot be {name!r}: write one of {', '.join((*FORMS, 'trained'))}")
+        raise ValueError(f"macro cannot be {name!r}: write one of {', '.join(FORMS)}")
     if name == "lookahead":
         needs_scipy()
     return FORMS[name]
@@ -102,69 +93,81 @@ HORIZON = 4  # Slots of the look-ahead.
 
 
 class Macro:
-    """The shares of regions, kept for a slot, or until a region comes or goes."""
+    """The shares of regions, of the work of each region, kept for a slot, or until a region comes or goes."""
 
     def __init__(self, allocate: Allocate, slot_seconds: float) -> None:
         self._allocate = allocate
         self._slot_seconds = slot_seconds
         self._until = -math.inf
         self._regions: list[str] = []
-        self._shares: dict[str, float] | None = None
+        self._home = ""
+        self._shares: dict[str, dict[str, float]] | None = None
         self._previous: Floats | None = None
-        self._given: dict[str, int] = {}
+        self._given: dict[str, dict[str, int]] = {}
 
-    def shares(self, view: View, outlook: Outlook) -> Mapping[str, float] | None:
-        """Return region -> share of the work; None where it may go anywhere.
+    def divide(self, view: View, outlook: Outlook) -> None:
+        """Divide the work, once a slot.
 
-        That is with one region, while an app's speed is unknown, and while every worker of all regions is needed.
+        It may go anywhere with one region, while an app's speed is unknown, and while every worker of all regions is
+        needed.
         """
         if len(view.regions) < 2:
-            return None
+            self._shares = None
+            return
         regions = sorted(outlook.slots)
         if view.now >= self._until or regions != self._regions:
             self._until, self._regions, self._given = view.now + self._slot_seconds, regions, {}
             self._shares = self._divided(view, outlook)
-        return self._shares
+
+    def shares(self, origin: str = "") -> Mapping[str, float] | None:
+        """Return region -> share of the work of a region, "" for the home region; None where it may go anywhere."""
+        if self._shares is None:
+            return None
+        return self._shares.get(origin) or self._shares[self._home]
 
     @property
     def divides(self) -> bool:
         """Return whether calls are divided among regions now."""
         return self._shares is not None
 
-    def next_region(self) -> str | None:
+    def next_region(self, origin: str = "") -> str | None:
         """Return the region of the next call: the one that got least of its share in this slot."""
-        if self._shares is None:
+        shares = self.shares(origin)
+        if shares is None:
             return None
-        total = sum(self._given.values()) + 1
-        return max(self._shares, key=lambda region: self._shares[region] * total - self._given.get(region, 0))  # type: ignore[index]
+        given = self._given.get(origin, {})
+        total = sum(given.values()) + 1
+        return max(shares, key=lambda region: shares[region] * total - given.get(region, 0))
 
-    def gave(self, region: str) -> None:
-        """Note that a call went to a region."""
+    def gave(self, origin: str, region: str) -> None:
+        """Note that a call of a region went to another."""
         if self._shares is not None:
-            self._given[region] = self._given.get(region, 0) + 1
+            given = self._given.setdefault(origin, {})
+            given[region] = given.get(region, 0) + 1
 
-    def _divided(self, view: View, outlook: Outlook) -> dict[str, float] | None:
-        demand, regions = work_seconds(view, outlook, self._slot_seconds), list(view.regions.values())
+    def _divided(self, view: View, outlook: Outlook) -> dict[str, dict[str, float]] | None:
+        regions = list(view.regions.values())
+        self._home = next((region.name for region in regions if region.home), regions[0].name)
+        demand = work_seconds(view, outlook, self._slot_seconds, self._home)
         capacity = np.array([outlook.slots[region.name] * self._slot_seconds for region in regions])
-        if demand is None or not capacity.any() or demand[0] >= capacity.sum():
+        if demand is None or not capacity.any() or demand[0].sum() >= capacity.sum():
             self._previous = None
             return None
-        home = next((number for number, region in enumerate(regions) if region.home), 0)
-        wanted = np.zeros((len(demand), len(regions)))
-        wanted[:, home] = demand
         prices = region_costs(regions)
-        matrix = _valid(self._allocate(wanted, capacity, prices, self._previous), capacity, prices)
+        matrix = _valid(self._allocate(demand, capacity, prices, self._previous), capacity, prices)
         self._previous = matrix
-        return {region.name: float(matrix[home, number]) for number, region in enumerate(regions)}
+        names = [region.name for region in regions]
+        return {name: dict(zip(names, row, strict=True)) for name, row in zip(names, matrix.tolist(), strict=True)}
 
 
-def work_seconds(view: View, outlook: Outlook, slot_seconds: float) -> Floats | None:
-    """Return (HORIZON,) seconds of work of the coming slots, None where an app's speed is unknown.
+def work_seconds(view: View, outlook: Outlook, slot_seconds: float, home: str) -> Floats | None:
+    """Return (HORIZON, R) seconds of work of the coming slots, None where an app's speed is unknown.
 
     What is queued counts in the first, what is forecast in each.
     """
-    queued = coming = 0.0
     forecast = view.forecast or {}
+    number = {name: place for place, name in enumerate(view.regions)}
+    demand = np.zeros((HORIZON, len(number)))
     for app in view.apps.values():
         expected = float(amounts(forecast.get(app.id, 0.0)))
         if app.backlog <= 0 and expected <= 0:
@@ -172,10 +175,9 @@ def work_seconds(view: View, outlook: Outlook, slot_seconds: float) -> Floats | 
         seconds = outlook.item_seconds(app.id)
         if seconds is None:
             return None
-        queued += max(app.backlog, 0) * seconds
-        coming += expected * slot_seconds * seconds
-    demand = np.full(HORIZON, coming)
-    demand[0] += queued
+        origin = number[app.region if app.region in number else home]
+        demand[0, origin] += max(app.backlog, 0) * seconds
+        demand[:, origin] += expected * slot_seconds * seconds
     return demand
 
 
@@ -204,171 +206,3 @@ def _valid(matrix: Floats, capacity: Floats, prices: Floats) -> Floats:
     if fine and np.allclose(given.sum(axis=1), 1.0, atol=1e-6):
         return np.maximum(given, 0.0)
     return np.asarray(np.eye(regions)[fallback(amounts(capacity), prices)], dtype=np.float64)
-
-
-SHIPPED = "networks.npz"
-
-
-@dataclasses.dataclass(frozen=True)
-class Layers:
-    """A perceptron: linear layers with ReLU between them.
-
-    :ivar weights: (in, out) of each layer. :ivar biases: (out,) of each.
-    """
-
-    weights: tuple[Floats, ...]
-    biases: tuple[Floats, ...]
-
-    def __call__(self, values: Floats) -> Floats:
-        """Return (..., in) to (..., out).
-
-        >>> Layers((np.eye(2), np.ones((2, 1))), (np.zeros(2), np.zeros(1)))(np.array([3.0, -1.0])).tolist()
-        [3.0]
-        """
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            values = values @ weight + bias
-            if number < len(self.weights) - 1:
-                values = np.maximum(values, 0.0)
-        return values
-
-
-@dataclasses.dataclass(frozen=True)
-class Networks:
-    """The trained networks: of the demand (predictor) and of the allocation (body, head), and how they were trained."""
-
-    predictor: Layers
-    body: Layers
-    head: Layers
-    about: dict[str, object] = dataclasses.field(default_factory=dict)
-
-
-def read(path: Path | None = None) -> Networks:
-    """Read networks, by default those that come with ctxflow; raise CtxflowError if they are missing or damaged."""
-    source = path or importlib.resources.files("ctxflow.policies.torta").joinpath(SHIPPED)
-    try:
-        with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            about = json.loads(arrays["about"].tobytes().decode())
-            predictor, body, head = (_layers(arrays, name) for name in ("predictor", "body", "head"))
-            return Networks(predictor, body, head, about)
-    except FileNotFoundError:
-        raise CtxflowError(f"there are no trained networks at {source}: `ctxflow train torta` writes them") from None
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise CtxflowError(f"{source} holds no networks of `ctxflow train torta` ({error})") from None
-
-
-def _layers(arrays: np.lib.npyio.NpzFile, name: str) -> Layers:
-    count = sum(1 for key in arrays.files if key.startswith(f"{name}.") and key.endswith(".weight"))
-    if not count:
-        raise KeyError(name)
-    found = ([arrays[f"{name}.{n}.{what}"].astype(np.float64) for n in range(count)] for what in ("weight", "bias"))
-    weights, biases = found
-    return Layers(tuple(weights), tuple(biases))
-
-
-FEATURES = 14
-LEAST = 1e-4  # Of transport's share in a column that is there, so that a pull can reach it.
-MOST_PULL = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class SlotState:
-    """What is known before a slot: arrays of one decision, or of several (...).
-
-    :ivar demand: (..., R) tasks of the slot. :ivar ahead: (..., H, R) those expected after it.
-    :ivar capacity: (..., R) tasks that a region could do in a slot; 0 for one that has vanished.
-    :ivar room: (..., R) what a plan may use of it. :ivar waiting: (..., R) tasks. :ivar price: (..., R) of power.
-    :ivar active: (..., R) tasks that the active servers could do.
-    :ivar transport: (..., R, R) P*. :ivar before: (..., R, R) A_{t-1}.
-    """
-
-    demand: Floats
-    ahead: Floats
-    capacity: Floats
-    room: Floats
-    waiting: Floats
-    active: Floats
-    price: Floats
-    transport: Floats
-    before: Floats
-
-
-def features(seen: SlotState) -> Floats:
-    """Return (..., R, FEATURES) of each region, all without units."""
-    mean = seen.capacity.mean(axis=-1, keepdims=True) + 1e-9
-    own = seen.capacity + 0.1 * mean
-    planned = np.einsum("...i,...ij->...j", seen.demand, seen.transport)
-    kept = np.einsum("...i,...ij->...j", seen.demand, seen.before)
-    later = seen.ahead.max(axis=-2)
-    apart = np.sqrt(((seen.transport - seen.before) ** 2).sum(axis=-1))
-    home = (np.diagonal(each, axis1=-2, axis2=-1) for each in (seen.transport, seen.before))
-    price = seen.price / (seen.price.mean(axis=-1, keepdims=True) + 1e-9) - 1.0
-    columns = (
-        seen.demand / mean, later / mean, seen.capacity / mean, seen.room / own, seen.waiting / own, seen.active / own,
-        planned / own, kept / own, apart, price, (later - seen.demand) / mean, np.broadcast_to(
-            (seen.demand.sum(axis=-1) / (seen.capacity.sum(axis=-1) + 1e-9))[..., None], apart.shape
-        ), *home,
-    )  # fmt: skip
-    return np.asarray(np.clip(np.nan_to_num(np.stack(columns, axis=-1)), -5.0, 5.0), dtype=np.float64)
-
-
-def outputs(networks: Networks, seen: SlotState) -> Floats:
-    """Return (..., R, 2) the gate and the pull of each region, before `allocated` bounds them."""
-    hidden = np.maximum(networks.body(features(seen)), 0.0)
-    pooled = np.broadcast_to(hidden.mean(axis=-2, keepdims=True), hidden.shape)
-    return networks.head(np.concatenate([hidden, pooled], axis=-1))
-
-
-def allocated(decided: Floats, seen: SlotState) -> Floats:
-    """Return (..., R, R) A_t from gates and pulls (..., R, 2).
-
-    Rows are on the simplex, 0 for a region without capacity while another has some; what is not a number is a gate
-    wide open and no pull, which is transport.
-    """
-    gate = 1.0 / (1.0 + np.exp(-np.clip(np.nan_to_num(decided[..., 0], nan=50.0), -50.0, 50.0)))
-    pull = MOST_PULL * np.tanh(np.nan_to_num(decided[..., 1]))
-    alive = amounts(seen.capacity) > 0
-    alive = np.where(alive.any(axis=-1, keepdims=True), alive, True)[..., None, :]
-    aim = on_simplex((seen.transport + LEAST) * np.exp(pull)[..., None, :], alive)
-    kept = on_simplex(seen.before, alive, aim)
-    return np.asarray((1 - gate[..., None]) * kept + gate[..., None] * aim, dtype=np.float64)
-
-
-def on_simplex(rows: Floats, alive: Bools, otherwise: Floats | None = None) -> Floats:
-    """Return rows without dead columns, scaled to one; an empty row is even, or as in `otherwise`."""
-    masked = np.where(alive, amounts(rows), 0.0)
-    sums = masked.sum(axis=-1, keepdims=True)
-    even = np.broadcast_to(alive / alive.sum(axis=-1, keepdims=True), masked.shape)
-    instead = even if otherwise is None else otherwise
-    return np.where(sums > 0, masked / np.where(sums > 0, sums, 1.0), instead)
-
-
-def allocate(networks: Networks, seen: SlotState) -> Floats:
-    """Return (..., R, R) A_t, as the policy decides."""
-    return allocated(outputs(networks, seen), seen)
-
-
-MOST = 0.6  # The share of a region's capacity that transport fills, as in training.
-
-
-@dataclasses.dataclass(frozen=True)
-class ByNetworks:
-    """The trained policy as a form of the macro layer; queues are in the demand, and all capacity counts as active.
-
-    It says how far to go from the last allocation towards optimal transport P*. The paper's network has an output for
-    each pair of regions of one topology; ours sees one region at a time, and the mean of all, and so serves any number.
-    For each it gives a *gate*, how far its row moves, and a *pull*, how much more its column takes than in P*:
-
-        A_t[i] = (1 - gate_i) A_{t-1}[i] + gate_i softmax_j(log P*_t[i, j] + pull_j)
-    """
-
-    networks: Networks
-
-    def __call__(self, demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
-        """Return the shares of the first slot: (R, R), rows on the simplex."""
-        wanted, possible, priced = amounts(np.atleast_2d(demand)), amounts(capacity), prices(costs)
-        transport = capped(wanted.mean(axis=0), MOST * possible, priced)
-        nothing, price = np.zeros(len(possible)), priced.mean(axis=0)
-        before = transport if previous is None else amounts(previous)
-        ahead = wanted[1:] if len(wanted) > 1 else wanted
-        seen = SlotState(wanted[0], ahead, possible, MOST * possible, nothing, possible, price, transport, before)
-        return allocate(self.networks, seen)

@@ -10,12 +10,12 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.helpers import forget, paces, serving
+from ctxflow.policies.helpers import forget, paces, serving, tier_costs
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import WorkerView
 
@@ -182,6 +182,9 @@ def accuracy(predicted: npt.ArrayLike, actual: npt.ArrayLike, some: float = SOME
 
 EVERY_SECONDS = 1.0  # How old an outlook may be: its time is in proportion to the workers.
 SAMPLE = 100  # Workers whose speeds the means are over.
+PAIRS = 300  # Of apps and workers, whose speeds are looked at in a second: with more of them speeds are older.
+MOST_ITEMS = 20  # Of an app on a worker that count: its mean is a moving one.
+ALIKE = 0.9  # GPU models that are so near to the fastest are as fast: the rest is chance.
 
 
 class Outlook:
@@ -190,6 +193,8 @@ class Outlook:
     :ivar slots: region -> slots of the workers that stay and serve any app.
     :ivar holders: (context, region) -> workers that stay and hold or load it.
     :ivar speeds: GPU model -> items a second, as a share of the fastest model's.
+    :ivar prices: tier -> what a worker costs (`helpers.tier_costs`), as a share of the dearest; empty if none is known.
+    :ivar priced: whether a tier has a price of its own.
     """
 
     def __init__(self) -> None:
@@ -197,6 +202,10 @@ class Outlook:
         self.slots: Counter[str] = Counter()
         self.holders: Counter[tuple[str, str]] = Counter()
         self.speeds: dict[str | None, float] = {}
+        self.prices: dict[str, float] = {}
+        self.priced = False
+        self._ways: dict[str, dict[str, float]] = {}
+        self._measured = -math.inf
         self._items: dict[str, float] = {}
         self._loads: dict[tuple[str, str | None], float] = {}
         self._longest: dict[str, float] = {}
@@ -211,12 +220,18 @@ class Outlook:
         self.slots = Counter()
         for worker in serving(staying):
             self.slots[worker.region] += worker.slots
+        self.priced = any(tier.price is not None for tier in view.tiers.values())
+        self.prices, self._ways = _shares(tier_costs(view)), {}
+        apps = [app for app in view.apps.values() if app.arrived]
+        if self._measured <= view.now < self._measured + len(apps) * min(len(staying), SAMPLE) / PAIRS:
+            return True
+        self._measured = view.now
         some = list(itertools.islice(staying, 0, None, max(1, len(staying) // SAMPLE)))
-        items, speeds = _paces(some, [app.id for app in view.apps.values() if app.arrived])
+        items, speeds = _paces(some, [app.id for app in apps])
         # Measurements of workers that are gone hold until others replace them.
         self._items.update(items)
         self.speeds.update(speeds)
-        self._loads.update(_loads(some, {app.context for app in view.apps.values() if app.arrived}))
+        self._loads.update(_loads(some, {app.context for app in apps}))
         contexts = {app.context for app in view.apps.values()}
         forget(self._items, view.apps)
         forget(self._loads, contexts, lambda key: key[0])
@@ -238,28 +253,54 @@ class Outlook:
         """Return the seconds of a load in the region where it takes longest, 0 if it was not measured."""
         return self._longest.get(context, 0.0)
 
+    def ways(self, view: View, origin: str) -> Mapping[str, float]:
+        """Return region -> seconds of a call's way there and back, 0 where the site does not say it.
+
+        :param origin: where the call comes from; "" for the home region.
+        """
+        if origin not in self._ways:
+            start = view.regions.get(origin) or next((each for each in view.regions.values() if each.home), None)
+            found = {} if start is None else {name: 2 * seconds for name, seconds in start.latency.items()}
+            self._ways[origin] = {} if start is None else {**found, start.name: 0.0}
+        return self._ways[origin]
+
     def speed(self, gpu_model: str | None) -> float:
         """Return the model's speed, 1 if it was not measured."""
         return self.speeds.get(gpu_model, 1.0)
 
 
+def _shares(costs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return tier -> its cost as a share of the dearest known, 1 where it is unknown."""
+    known = [cost for cost, _ in costs.values() if math.isfinite(cost)]
+    dearest = max(known, default=0.0)
+    return {name: cost / dearest if cost < dearest else 1.0 for name, (cost, _) in costs.items()} if dearest > 0 else {}
+
+
 def _paces(workers: Sequence[WorkerView], apps: Iterable[str]) -> tuple[dict[str, float], dict[str | None, float]]:
-    """Return mean seconds of an item by app, and speeds of models as shares of the fastest one's."""
+    """Return mean seconds of an item by app, and speeds of models as shares of the fastest one's.
+
+    A model's speed is what its items would have taken at the mean of all models, over what they took: sums of all apps,
+    since a mean of ratios favours models that few items were measured on.
+    """
     items: dict[str, float] = {}
-    shares: dict[str | None, list[float]] = defaultdict(list)
+    usual: dict[str | None, float] = defaultdict(float)
+    took: dict[str | None, float] = defaultdict(float)
     for app in apps:
-        by_model: dict[str | None, list[float]] = defaultdict(list)
-        for worker, seconds in paces(workers, app):
-            if seconds > 0:
-                by_model[worker.gpu_model].append(seconds)
-        if not by_model:
+        found = [
+            (worker.gpu_model, seconds, max(1, min(MOST_ITEMS, worker.items_done(app))))
+            for worker, seconds in paces(workers, app)
+            if seconds > 0
+        ]
+        if not found:
             continue
-        means = {model: _mean(found) for model, found in by_model.items()}
-        items[app] = _mean([seconds for found in by_model.values() for seconds in found])
-        fastest = min(means.values())
-        for model, mean in means.items():
-            shares[model].append(fastest / mean)
-    return items, {model: _mean(found) for model, found in shares.items()}
+        items[app] = _mean([seconds for _, seconds, _ in found])
+        mean = sum(seconds * count for _, seconds, count in found) / sum(count for _, _, count in found)
+        for model, seconds, count in found:
+            usual[model] += mean * count
+            took[model] += seconds * count
+    speeds = {model: usual[model] / seconds for model, seconds in took.items()}
+    best = max(speeds.values(), default=1.0)
+    return items, {model: 1.0 if speed >= ALIKE * best else speed / best for model, speed in speeds.items()}
 
 
 def _loads(workers: Sequence[WorkerView], contexts: Iterable[str]) -> dict[tuple[str, str | None], float]:

@@ -17,10 +17,11 @@ from ctxflow.policies.helpers import forget, with_room
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.torta.macro import Allocate, Macro, form
 from ctxflow.policies.torta.micro import NOWHERE, Weights, fit, improve, match
-from ctxflow.policies.torta.quantities import Outlook, Recent, Servers, Tasks, amounts
-from ctxflow.policies.torta.scaling import target
+from ctxflow.policies.torta.prewarming import warmings
+from ctxflow.policies.torta.quantities import Floats, Outlook, Recent, Servers, Tasks
 from ctxflow.policies.views import AppView, WorkerView
 
+THRIFT = 0.05
 MOST_CALLS = 256  # In one matching.
 
 Key = tuple[int, int, float, float, int]
@@ -31,48 +32,63 @@ class Torta:
     """Calls go by urgency to the workers that suit them, and contexts are loaded only where that pays.
 
     In the order of priorities: first an app whose deadline is at risk, or that got no worker for `longest_wait`
-    seconds; then work for workers that hold its context; then loads, the longest queue per holder first. A context is
-    loaded on one more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was
-    measured. With several regions, a call waits `patience` seconds for a worker in the region of the macro layer.
+    seconds; then work for workers that hold its context; then loads, the longest queue per holder first. Of workers
+    that can take a call, the fastest, cheapest and nearest to where it comes from is taken. A context is loaded on one
+    more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was measured. Where
+    the macro layer divides calls among regions, one waits `patience` seconds for a worker of its region.
 
     Guarantees: only free workers are given what they can run, none more than it has slots; of apps of one priority,
     none waits for ever while a worker could run it.
 
-    :param macro: "transport", "lookahead", "trained", or an object of the protocol `macro.Allocate`.
+    :param macro: "transport", "lookahead", or an object of the protocol `macro.Allocate`; None for transport where no
+        tier has a price, and else no division among regions: the micro layer weighs each tier's price itself.
     :param slot_seconds: how long shares of regions hold, and how far ahead contexts are loaded.
     :param patience: seconds that work waits for its region.
     :param longest_wait: seconds, or four times its load if that is longer.
     :param search: rounds of local search over a matching.
     :param prewarm: whether idle workers load what the forecast says will be wanted.
+    :param thrift: what the price of the dearest tier counts against its workers; 1 is what the fastest GPU counts for.
     :raises ValueError: for a form that is not known, or a number that makes no sense.
     :raises ModuleNotFoundError: for the look-ahead without SciPy.
     """
 
     def __init__(
         self,
-        macro: str | Allocate = "transport",
+        macro: str | Allocate | None = None,
         slot_seconds: float = 45.0,
         patience: float = 10.0,
         longest_wait: float = 60.0,
         search: int = 4,
         prewarm: bool = True,
+        thrift: float = THRIFT,
     ) -> None:
         if not (math.isfinite(slot_seconds) and slot_seconds > 0):
             raise ValueError("slot_seconds is how long shares of regions hold: give more than 0")
-        if not (patience >= 0 and longest_wait >= 0 and search >= 0):
-            raise ValueError("patience, longest_wait and search cannot be negative: give 0 or more")
-        self._macro = Macro(form(macro) if isinstance(macro, str) else macro, slot_seconds)
+        if not (patience >= 0 and longest_wait >= 0 and search >= 0 and thrift >= 0):
+            raise ValueError("patience, longest_wait, search and thrift cannot be negative: give 0 or more")
+        chosen = macro or "transport"
+        self._macro = Macro(form(chosen) if isinstance(chosen, str) else chosen, slot_seconds)
+        self._divides = macro is not None
         self._slot_seconds, self._patience, self._longest_wait = slot_seconds, patience, longest_wait
-        self._search, self._prewarm = search, prewarm
+        self._search, self._prewarm, self._thrift = search, prewarm, thrift
         self._outlook = Outlook()
         # App -> when a call of it was last given; worker -> context -> the same there.
         self._served: dict[str, float] = {}
         self._recent: dict[str, dict[str, float]] = {}
+        # Context -> seconds of work that wait, infinite where unknown; region -> on how many more workers a load pays.
+        self._queued: dict[str, float] = {}
+        self._worth: dict[str, dict[str, float]] = {}
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; one free slot is filled without a matching."""
         self._look(view)
-        self._macro.shares(view, self._outlook)
+        if self._divides or not self._outlook.priced:
+            self._macro.divide(view, self._outlook)
+        self._queued, self._worth = {}, {}
+        for app in ready:
+            seconds = self._outlook.item_seconds(app.id)
+            work = math.inf if seconds is None else app.backlog * seconds
+            self._queued[app.context] = self._queued.get(app.context, 0.0) + work
         if len(view.free) == 1:
             (worker,) = view.free.values()
             if worker.free_slots == 1:
@@ -100,9 +116,9 @@ class Torta:
             if held is not None and held.state != "ready":
                 continue
             urgent = self._urgent(view, app)
-            if held is None and not urgent and self._loads_worth(view, app, worker.region) < 1:
+            if held is None and not urgent and self._loads_worth(view, app.context).get(worker.region, math.inf) < 1:
                 continue
-            if self._region_for(view, app, (worker.region,)) in (None, worker.region):
+            if not self._macro.divides or self._region_for(view, app, (worker.region,)) in (None, worker.region):
                 found.append((self._key(view, app, URGENT if urgent else COLD if held is None else HELD), app))
         for _, app in sorted(found, key=lambda pair: pair[0]):
             if view.can_run(app, worker):
@@ -113,7 +129,8 @@ class Torta:
         wishes = [pair for app in ready for pair in self._wishes(view, app)]
         wishes.sort(key=lambda pair: pair[0])
         ordered = [wish for _, wish in wishes[:MOST_CALLS]]
-        pairs = given_out(ordered, view.now, self._outlook, self._recent, self._search)
+        prices = CallPrices(view, self._outlook, self._thrift)
+        pairs = given_out(ordered, view.now, self._outlook, self._recent, self._search, prices)
         once = set()  # A window is filled at once, and a context loaded once, whatever slots are free beside.
         chosen = []
         for wish, worker in pairs:
@@ -129,13 +146,15 @@ class Torta:
         able = (worker for worker in view.free_holders(app.context) if view.can_run(app, worker))
         holders = with_room(view, app, itertools.islice(able, MOST_CALLS))
         urgent = self._urgent(view, app)
-        calls, held = _calls(view, app, holders)
+        size, calls, held = _calls(view, app, holders)
         for number in range(held):
             if where := self._in_region(view, app, holders):
-                yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where)
-        worth = {region: self._loads_worth(view, app, region) for region in self._outlook.slots}
+                yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where, size)
+        if calls <= held:
+            return
+        worth = self._loads_worth(view, app.context)
         first = urgent and not held
-        if calls <= held or not (first or any(count >= 1 for count in worth.values())):
+        if not (first or any(count >= 1 for count in worth.values())):
             return
         able = (w for w in view.free.values() if first or worth.get(w.region, math.inf) >= 1)
         cold = with_room(view, app, (w for w in able if app.context not in w.contexts))
@@ -143,7 +162,7 @@ class Torta:
             paying = [w for w in cold if number < worth.get(w.region, math.inf) or (first and not number)]
             if not (where := self._in_region(view, app, paying)):
                 return
-            yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where)
+            yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where, size)
 
     def _in_region(self, view: View, app: AppView, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """Return the workers in the region of the app's next call."""
@@ -170,18 +189,22 @@ class Torta:
         holders = view.holders(app.context)
         return view.now + app.backlog * seconds / max(1, holders) + (0 if holders else load) > app.deadline
 
-    def _loads_worth(self, view: View, app: AppView, region: str) -> float:
-        """Return on how many more workers of a region a load of the app's context pays; infinite if not measured."""
-        seconds = self._outlook.item_seconds(app.id)
-        load = self._outlook.load_seconds(app.context, region)
-        holders = view.holders(app.context)
-        if seconds is None or not load or not holders:
-            return math.inf
-        return max(0, math.ceil(app.backlog * seconds / load) - 1 - holders)
+    def _loads_worth(self, view: View, context: str) -> Mapping[str, float]:
+        """Return on how many more workers of each region a load of a context pays; infinite if not measured."""
+        if context not in self._worth:
+            holders, queued = view.holders(context), self._queued[context]
+            loads = {region: self._outlook.load_seconds(context, region) for region in self._outlook.slots}
+            self._worth[context] = {
+                region: max(0, math.ceil(queued / load) - 1 - holders)
+                if load and holders and queued < math.inf
+                else math.inf
+                for region, load in loads.items()
+            }
+        return self._worth[context]
 
     def _region_for(self, view: View, app: AppView, regions: Iterable[str]) -> str | None:
         """Return the region of the app's next call; None for any: it waited long enough, or no load pays there."""
-        region = self._macro.next_region()
+        region = self._macro.next_region(app.region)
         if region is None or region in regions:
             return region
         if app.waiting_since is None or view.now >= app.waiting_since + self._patience:
@@ -193,96 +216,57 @@ class Torta:
         return region if pays else None
 
     def _gave(self, view: View, worker: WorkerView, app: AppView) -> Assignment:
-        self._macro.gave(worker.region)
+        self._macro.gave(app.region, worker.region)
         self._served[app.id] = view.now
         self._recent.setdefault(worker.id, {})[app.context] = view.now
         return Assignment(worker.id, app.id)
 
 
-def _calls(view: View, app: AppView, holders: Sequence[WorkerView]) -> tuple[int, int]:
-    """Return the calls that an app's queue makes, and how many of them free workers with its context take now."""
+def _calls(view: View, app: AppView, holders: Sequence[WorkerView]) -> tuple[int, int, int]:
+    """Return the items of a call, the calls of an app's queue, and how many of them free holders take now."""
     some = holders[0] if holders else next(iter(view.free.values()))
     size, left = max(1, view.batch_size(app, some)), app.backlog
     if app.overlaps and holders:  # A call of a holder is what its window has room for.
         places = sum(view.room(app, worker) for worker in holders) or size * len(holders)
         held = min(MOST_CALLS, -(-left * len(holders) // places), len(holders))
-        return min(MOST_CALLS, held + max(0, -(-(left - places) // size))), held
+        return size, min(MOST_CALLS, held + max(0, -(-(left - places) // size))), held
     calls = min(MOST_CALLS, -(-left // size))
-    return calls, min(calls, sum(worker.free_slots for worker in holders))
-
-
-def warmings(
-    view: View, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], slot_seconds: float
-) -> Iterator[Assignment]:
-    """Yield loads ahead of demand, the context that lacks most workers first.
-
-    A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, the capacity being the items
-    of a slot, once its speed was measured. It is loaded on workers that run nothing and hold nothing that is lacking;
-    where several contexts are in use, one free worker is left as it is.
-
-    :param recent: worker -> context -> when a call of it was last given there: such workers come first.
-    """
-    needs = _needs(view, outlook, slot_seconds)
-    spare = {context: view.holders(context) - need.workers for context, need in needs.items()}
-    lacking = sorted((c for c, need in needs.items() if spare[c] < 0 and need.app is not None), key=lambda c: spare[c])
-    if not lacking:
-        return
-    several = len({app.context for app in view.apps.values() if app.arrived}) > 1
-    idle = [worker for worker in view.free.values() if not worker.running and not worker.sessions]
-    for context in lacking:
-        app = needs[context].app
-        assert app is not None
-        for _, worker in sorted([(_rank(w, context, outlook, recent), w) for w in idle], key=lambda pair: pair[0]):
-            if spare[context] >= 0 or len(view.free) <= several:
-                break
-            held = [c for c in worker.contexts if c]  # "" is no context.
-            if context in held or any(spare.get(c, 1) <= 0 for c in held):
-                continue
-            yield Assignment(worker.id, app.id)
-            if context in worker.contexts:  # The load was possible.
-                idle.remove(worker)
-                for changed, by in [(context, 1), *((c, -1) for c in held if c not in worker.contexts)]:
-                    spare[changed] = spare.get(changed, 0) + by
-
-
-@dataclasses.dataclass
-class _Need:
-    """How many workers are to hold a context; `app`: one of its apps that is forecast, and was measured."""
-
-    workers: float = 0.0
-    app: AppView | None = None
-
-
-def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need]:
-    """Return the needs by context, of the apps that are queued or forecast."""
-    forecast = view.forecast or {}
-    needs: dict[str, _Need] = {}
-    for app in view.apps.values():
-        expected = float(amounts(forecast.get(app.id, 0.0))) * slot_seconds
-        if app.backlog <= 0 and expected <= 0:
-            continue
-        need, seconds = needs.setdefault(app.context, _Need()), outlook.item_seconds(app.id)
-        if not seconds:
-            need.workers = math.inf  # Not measured: holders keep it, and no other worker loads it.
-            continue
-        need.workers += int(target([app.backlog], [expected], [slot_seconds / seconds], [len(view.workers)])[0])
-        if expected >= 1:
-            need.app = app
-    for need in needs.values():
-        if need.workers == math.inf:
-            need.app = None
-    return needs
-
-
-def _rank(
-    worker: WorkerView, context: str, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]
-) -> tuple[float, float, int]:
-    """Return a key: workers that had the context last come first, then the fastest, then those that hold least."""
-    had = recent.get(worker.id, {}).get(context, -math.inf)
-    return -had, -outlook.speed(worker.gpu_model), len(worker.contexts)
+    return size, calls, min(calls, sum(worker.free_slots for worker in holders))
 
 
 CROWDED = 0.1  # What each context that a worker holds counts against loading another there.
+HELD_AGES = 0.05  # How much slower what a worker still holds ages than what it held.
+WEIGHTS = Weights()
+
+
+class CallPrices:
+    """What speaks against workers: their price, and the way of a call, as a share of the call's own seconds."""
+
+    def __init__(self, view: View, outlook: Outlook, thrift: float) -> None:
+        self._view, self._outlook, self._thrift = view, outlook, thrift
+
+    def __call__(self, wish: Wish, worker: WorkerView) -> float:
+        """Return it, in the unit of the score."""
+        price = self._thrift * self._outlook.prices.get(worker.tier, 0.0)
+        ways = self._outlook.ways(self._view, wish.app.region)
+        return price + ways.get(worker.region, 0.0) / self._seconds(wish) if ways else price
+
+    def table(self, wishes: Sequence[Wish], workers: Sequence[WorkerView]) -> Floats:
+        """Return (N, S) all of them."""
+        prices = self._outlook.prices
+        found = self._thrift * np.array([[prices.get(worker.tier, 0.0) for worker in workers]])
+        if not self._view.regions:
+            return np.repeat(found, len(wishes), axis=0)
+        rows = {}
+        for origin in {wish.app.region for wish in wishes}:
+            ways = self._outlook.ways(self._view, origin)
+            rows[origin] = np.array([ways.get(worker.region, 0.0) for worker in workers])
+        added = np.array([rows[wish.app.region] / self._seconds(wish) for wish in wishes])
+        return np.asarray(found + added, dtype=np.float64)
+
+    def _seconds(self, wish: Wish) -> float:
+        seconds = self._outlook.item_seconds(wish.app.id)
+        return max(1e-3, seconds * wish.items) if seconds else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,10 +275,16 @@ class Wish:
 
     app: AppView
     where: Sequence[WorkerView]
+    items: int = 1
 
 
 def given_out(
-    wishes: Sequence[Wish], now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], search: int
+    wishes: Sequence[Wish],
+    now: float,
+    outlook: Outlook,
+    recent: Mapping[str, Mapping[str, float]],
+    search: int,
+    prices: CallPrices,
 ) -> list[tuple[Wish, WorkerView]]:
     """Return which worker takes which call, without the calls that still wait.
 
@@ -304,7 +294,7 @@ def given_out(
     :param search: rounds of local search.
     """
     if len(wishes) == 1:
-        return [(wishes[0], _best(wishes[0], now, outlook, recent))]
+        return [(wishes[0], _best(wishes[0], now, outlook, recent, prices))]
     groups = {id(wish.where): wish.where for wish in wishes}
     workers = list({worker.id: worker for where in groups.values() for worker in where}.values())
     if not workers:
@@ -316,26 +306,36 @@ def given_out(
     for row, wish in enumerate(wishes):
         allowed[row, columns[id(wish.where)]] = True
     tasks, servers = _tasks(wishes, contexts), _servers(workers, outlook)
-    score = fit(tasks, servers, _recent(workers, contexts, recent), now)
-    score -= CROWDED * np.array([[len(worker.contexts) for worker in workers]])
+    score = fit(tasks, servers, _recent(workers, contexts, recent, now), now, WEIGHTS)
+    held = np.array([[context in worker.contexts for worker in workers] for context in contexts])[tasks.model]
+    score -= CROWDED * np.where(held, 0, np.array([[len(worker.contexts) for worker in workers]]))
+    score -= prices.table(wishes, workers)
     where = match(score, tasks, servers, allowed=allowed)
     where = improve(score, where, tasks, servers, allowed=allowed, rounds=search)
     return [(wish, workers[number]) for wish, number in zip(wishes, where.tolist(), strict=True) if number != NOWHERE]
 
 
-def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]) -> WorkerView:
+def _best(
+    wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], prices: CallPrices
+) -> WorkerView:
     """Return the worker of one call alone: the same scores, without the arrays."""
-    weights, context = Weights(), wish.app.context
+    weights, context = WEIGHTS, wish.app.context
 
     def score(worker: WorkerView) -> float:
         held, had = worker.contexts.get(context), recent.get(worker.id, {}).get(context, -math.inf)
-        had = had if held is None else max(had, held.last_used)
+        had = had if held is None else _aged(max(had, held.last_used), now)
         locality = weights.same_model * math.exp(-weights.forgetting * max(0.0, now - had))
         free = math.exp(-worker.slots_used / worker.slots)
         hardware = weights.hardware * outlook.speed(worker.gpu_model)
-        return hardware + weights.load * free + weights.locality * locality - CROWDED * len(worker.contexts)
+        crowded = 0.0 if held is not None else CROWDED * len(worker.contexts)
+        return hardware + weights.load * free + weights.locality * locality - crowded - prices(wish, worker)
 
     return max(wish.where, key=score)
+
+
+def _aged(used: float, now: float) -> float:
+    """Return when what a worker holds counts as used last."""
+    return now - HELD_AGES * (now - used)
 
 
 def _tasks(wishes: Sequence[Wish], contexts: Mapping[str, int]) -> Tasks:
@@ -355,14 +355,14 @@ def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
 
 
 def _recent(
-    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]]
+    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]], now: float
 ) -> Recent:
     """Return what each worker holds or had, by when it was used."""
     ran: list[tuple[int, int, float]] = []
     for number, worker in enumerate(workers):
         times = {**recent.get(worker.id, {})}
         for context, held in worker.contexts.items():
-            times[context] = max(held.last_used, times.get(context, -math.inf))
+            times[context] = _aged(max(held.last_used, times.get(context, -math.inf)), now)
         ran += [(number, contexts[context], time) for context, time in times.items() if context in contexts]
     server, model, time = zip(*ran, strict=True) if ran else ((), (), ())
     return Recent(np.array(server, dtype=np.int64), np.array(model, dtype=np.int64), np.array(time, dtype=np.float64))
