@@ -206,6 +206,9 @@ def test_few_items_make_no_model_fast():
         def items_done(self, app):
             return self.items
 
+        def calls_beside(self, app):
+            return None
+
     chance = random.Random(5)
     apps = [f"a{n}" for n in range(200)]
     many = [Seen("usual", {app: chance.uniform(13, 17) for app in apps}, 20) for _ in range(8)]
