@@ -84,9 +84,8 @@ def requirements(extras: Iterable[str]) -> list[str]:
 
 
 def for_papers() -> list[str]:
-    """What the papers' experiments ask for besides ctxflow, all extras with it."""
-    project = tomllib.loads(PAPERS.read_text())["project"]
-    lines = [*project["dependencies"], *(line for extra in project.get("optional-dependencies", {}).values() for line in extra)]
+    """What the papers' experiments ask for besides ctxflow."""
+    lines = tomllib.loads(PAPERS.read_text())["project"]["dependencies"]
     return [line for line in lines if not line.startswith("parsl-ctxflow")]
 
 

@@ -64,7 +64,7 @@ def test_the_help_names_all_families():
 
 
 def test_the_screen_has_places_ties_and_the_default(capfd):
-    done = ctxflow("league", *SHORT, "--seeds", 2, "--policies", "least-loaded,context-affinity,skylb")
+    done = ctxflow("league", *SHORT, "--seeds", 2, "--policies", "least-loaded,context-affinity,sdib")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("6 games: 3 policies on 1 workload, 2 seeds.")

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxflow.planning.job_file import Speed
+from ctxflow.planning.job_problem import SiteOffer, problem_of
 from ctxflow.policies.agh import Solution, check, solve
 from ctxflow.policies.agh.margins import with_margins
-from ctxflow.policies.agh.problem import Arrays, paper_instance
+from ctxflow.policies.agh.problem import Arrays, Model, QueryType, paper_instance
 from ctxflow_papers.gh_agh.instances import draw
 
 TABLES = ("compute_seconds_per_token", "communication_seconds_per_token", "error")
@@ -54,7 +56,25 @@ def test_a_type_that_cannot_be_served_with_its_margin_is_planned_without():
     asked = problem.model_copy(update={"query_types": kinds, "budget_dollars": 1e5, "storage_gb": 1e5})
     found = solve(asked, margins=[0.25] * 6)
     assert isinstance(found, Solution) and found.margins == (0.0, *[0.25] * 5)
-    assert found.allocation.unserved == solve(asked).allocation.unserved
+    assert found.allocation.unserved == pytest.approx(solve(asked).allocation.unserved)
+
+
+def test_margins_that_keep_another_type_from_being_served_are_given_up():
+    """With its margin the first needs the one fast worker, which the second cannot do without."""
+    kinds = [
+        QueryType(name=name, queries_per_hour=rate, input_tokens=1, output_tokens=0, max_delay_seconds=1.1, max_error=1,
+                  unserved_dollars=price)
+        for name, rate, price in (("first", 1800.0, 1e6), ("second", 3000.0, 1e5))
+    ]  # fmt: skip
+    offers = [SiteOffer("fast", 1, 1.0, 24.0), SiteOffer("slow", 9, 1.0, 24.0)]
+    speeds = [[[Speed(0.5, 1.0), Speed(1.0, 1.0)]], [[Speed(0.5, 1.0), None]]]
+    problem = problem_of("p", kinds, [Model(name="m", weights_gb=3)], offers, speeds, hours=1)
+    found = solve(problem, margins=[0.25, 0.25])
+    assert found.allocation.unserved == pytest.approx((0.0, 0.0)) and found.margins == (0.0, 0.0)
+    alone = problem.model_copy(
+        update={"query_types": (kinds[0], kinds[1].model_copy(update={"queries_per_hour": 1.0}))}
+    )
+    assert solve(alone, margins=[0.25, 0.25]).margins == (0.25, 0.25)
 
 
 def test_margins_have_to_make_sense():

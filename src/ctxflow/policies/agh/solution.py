@@ -112,8 +112,8 @@ def solve(
     :param seed: of the random orderings of agh and improved.
     :param time_limit: seconds for the solver of exact (600 by default), which ends within `gap`, a share of the cost.
     :param margins: by query type, by how much delays and errors may turn out above what the problem says; none by
-        default. A query type that cannot be served whole with its margin is planned without, and all are if that does
-        not suffice.
+        default. A query type that cannot be served whole with its margin is planned without, and all are where more is
+        served so.
     :raises ValueError: for an unknown method.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
@@ -125,16 +125,21 @@ def solve(
         raise ValueError(f"there is no placement method {method!r}: choose one of {', '.join(METHODS)}")
     begun = time.perf_counter()
     kept = list(margins or [0.0] * len(problem.query_types))
-    while True:
-        planned = with_margins(problem, kept)
-        found = _found(Arrays.of(planned), method, mechanisms, seed, time_limit, gap)
-        unserved = [1.0] * len(kept) if found.allocation is None else found.allocation.unserved
-        missing = [i for i, share in enumerate(unserved) if share > LEAST_SHARE]
-        if not missing or not any(kept):
-            break
-        # First without the margins of those that are short, then without those of others, which take room too.
-        short = [i for i in missing if kept[i]]
-        kept = [0.0 if i in short or not short else margin for i, margin in enumerate(kept)]
+
+    def planned(margins: Sequence[float]) -> tuple[MilpResult, list[float]]:
+        arrays = Arrays.of(with_margins(problem, margins))
+        found = _found(arrays, method, mechanisms, seed, time_limit, gap)
+        return found, [1.0] * len(kept) if found.allocation is None else list(found.allocation.unserved)
+
+    found, unserved = planned(kept)
+    while any(margin and share > LEAST_SHARE for margin, share in zip(kept, unserved, strict=True)):
+        kept = [0.0 if share > LEAST_SHARE else margin for margin, share in zip(kept, unserved, strict=True)]
+        found, unserved = planned(kept)
+    if any(kept) and max(unserved) > LEAST_SHARE:  # The margins of those that are served take room, too.
+        without = [0.0] * len(kept)
+        other, left = planned(without)
+        if sum(left) < sum(unserved) - LEAST_SHARE:
+            found, kept = other, without
     seconds = time.perf_counter() - begun
     allocation = found.allocation
     return Solution(
