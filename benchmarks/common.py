@@ -28,6 +28,15 @@ def figure(samples: Sequence[float], unit: str, better: str = "higher") -> Figur
     return median(samples, unit, better)
 
 
+def single(value: float, unit: str, better: str, count: int, spread: float = 0.0) -> Figure:
+    """A figure that sums up `count` cases, to four digits.
+
+    >>> single(0.123456, "%", "lower", 100).value
+    0.1235
+    """
+    return Figure(float(f"{value:.4g}"), unit, better, float(f"{spread:.4g}"), count)
+
+
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
     """How many times the peer's figure ours is, round by round: the machine's speed drifts between rounds.
 

@@ -31,6 +31,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import common
+from common import single
 
 from ctxflow.cli.screen import native_output_aside
 from ctxflow.policies.agh import Allocation, Problem, Solution, solve
@@ -138,7 +139,7 @@ def gaps(shapes: Sequence[tuple[int, int, int]], instances: int, time_limit: flo
                 common.progress(f"{problem.name}: not closed; improved is {gap:.2f} % above the bound")
     figures = _shares(list(tallies.values()), "")
     for size, tally in tallies.items():
-        figures[f"instances_{size}"] = _one(len(tally.closed), "instances", "higher", 0.0, 1)
+        figures[f"instances_{size}"] = single(len(tally.closed), "instances", "higher", 1)
         figures |= _shares([tally], f"_{size}")
         for method, values in tally.seconds.items():
             figures[f"{method.replace('-', '_')}_{size}_seconds"] = common.figure(values, "s", "lower")
@@ -151,30 +152,28 @@ def _shares(tallies: Sequence[Tally], ending: str) -> dict[str, common.Figure]:
     for method in HEURISTICS:
         name, values = method.replace("-", "_"), [each for tally in tallies for each in tally.over[method]]
         spread = 100 * (max(values) - min(values))
-        figures[f"{name}_gap_mean{ending}"] = _one(100 * sum(values) / len(values), "%", "lower", spread, len(values))
-        figures[f"{name}_gap_max{ending}"] = _one(100 * max(values), "%", "lower", spread, len(values))
+        figures[f"{name}_gap_mean{ending}"] = single(100 * sum(values) / len(values), "%", "lower", len(values), spread)
+        figures[f"{name}_gap_max{ending}"] = single(100 * max(values), "%", "lower", len(values), spread)
         proven = [
             each for tally in tallies for each, closed in zip(tally.over[method], tally.closed, strict=True) if closed
         ]
         if proven:
             spread = 100 * (max(proven) - min(proven))
             mean = 100 * sum(proven) / len(proven)
-            figures[f"{name}_gap_mean_closed{ending}"] = _one(mean, "%", "lower", spread, len(proven))
-            figures[f"{name}_gap_max_closed{ending}"] = _one(100 * max(proven), "%", "lower", spread, len(proven))
+            figures[f"{name}_gap_mean_closed{ending}"] = single(mean, "%", "lower", len(proven), spread)
+            figures[f"{name}_gap_max_closed{ending}"] = single(100 * max(proven), "%", "lower", len(proven), spread)
     worse = [each for tally in tallies for each in tally.worse]
     above = [100 * each for tally in tallies for each in tally.above]
     closed = [each for tally in tallies for each in tally.closed]
-    figures[f"unserved_points_over{ending}"] = _one(max(worse), "points", "lower", max(worse) - min(worse), len(worse))
-    figures[f"agh_over_gh{ending}"] = _one(max(above), "%", "lower", max(above) - min(above), len(above))
-    figures[f"closed{ending}"] = _one(100 * sum(closed) / len(closed), "%", "higher", 0.0, len(closed))
+    figures[f"unserved_points_over{ending}"] = single(
+        max(worse), "points", "lower", len(worse), max(worse) - min(worse)
+    )
+    figures[f"agh_over_gh{ending}"] = single(max(above), "%", "lower", len(above), max(above) - min(above))
+    figures[f"closed{ending}"] = single(100 * sum(closed) / len(closed), "%", "higher", len(closed))
     for name in tallies[0].bound_by:
         which = [each for tally in tallies for each in tally.bound_by[name]]
-        figures[f"binds_{name}{ending}"] = _one(100 * sum(which) / len(which), "% of draws", "lower", 0.0, len(which))
+        figures[f"binds_{name}{ending}"] = single(100 * sum(which) / len(which), "% of draws", "lower", len(which))
     return figures
-
-
-def _one(value: float, unit: str, better: str, spread: float, count: int) -> common.Figure:
-    return common.Figure(float(f"{value:.4g}"), unit, better, float(f"{spread:.4g}"), count)
 
 
 def runtimes(rounds: int, time_limit: float | None) -> dict[str, common.Figure]:
@@ -194,7 +193,7 @@ def runtimes(rounds: int, time_limit: float | None) -> dict[str, common.Figure]:
         found = checked(problem, "exact", time_limit)
         figures["exact_seconds_20"] = common.figure([found.seconds], "s", "lower")
         if found.gap is not None:
-            figures["exact_gap_20"] = _one(100 * found.gap, "%", "lower", 0.0, 1)
+            figures["exact_gap_20"] = single(100 * found.gap, "%", "lower", 1)
     return figures
 
 
@@ -215,7 +214,7 @@ def main() -> None:
     with native_output_aside():
         figures = runtimes(rounds, None if given.quick else given.time_limit)
         figures |= gaps([shape for shape in SHAPES if shape[0] in given.sizes], instances, given.time_limit)
-    common.report("placement", figures, common.versions(("numpy", "scipy")), given.json)
+    common.report("placement", figures, common.versions(("numpy", "highspy")), given.json)
 
 
 if __name__ == "__main__":

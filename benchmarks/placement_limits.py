@@ -29,28 +29,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import common
+from common import single
+from placement import LARGE, SHAPES, checked
 from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
 from ctxflow.cli.screen import native_output_aside
 from ctxflow.planning.job_file import GPUS
-from ctxflow.policies.agh import Problem, Solution, solve
 from ctxflow_papers.gh_agh.instances import BOUND_BY, draw, tightened
 
-SHAPES = ((3, 3, 3), (4, 4, 5), (6, 6, 10))
-LARGE = (20, 20, 20)
 METHODS = ("agh", "improved")
-
-
-def checked(problem: Problem, method: str, time_limit: float | None = None) -> Solution:
-    """A solution that keeps every constraint.
-
-    :raises SystemExit: if it does not.
-    """
-    found = solve(problem, method, time_limit=time_limit)
-    if found.violations:
-        raise SystemExit(f"{method} on {problem.name} breaks {found.violations[0]}")
-    return found
 
 
 def draws(limit: str, seeds: Sequence[int], time_limit: float) -> dict[str, common.Figure]:
@@ -71,20 +59,15 @@ def draws(limit: str, seeds: Sequence[int], time_limit: float) -> dict[str, comm
 
 def shares(over: dict[str, list[float]], closed: Sequence[bool], ending: str) -> dict[str, common.Figure]:
     """The mean and the largest gap of each method, over all and over what was closed, in %."""
-    figures = {f"closed{ending}": one(100 * sum(closed) / len(closed), "%", "higher", len(closed))}
+    figures = {f"closed{ending}": single(100 * sum(closed) / len(closed), "%", "higher", len(closed))}
     for method, gaps in over.items():
         proven = [gap for gap, known in zip(gaps, closed, strict=True) if known]
         for name, values in (("", gaps), ("_closed", proven)):
             if values:
                 mean = 100 * sum(values) / len(values)
-                figures[f"{method}_gap_mean{name}{ending}"] = one(mean, "%", "lower", len(values))
-                figures[f"{method}_gap_max{name}{ending}"] = one(100 * max(values), "%", "lower", len(values))
+                figures[f"{method}_gap_mean{name}{ending}"] = single(mean, "%", "lower", len(values))
+                figures[f"{method}_gap_max{name}{ending}"] = single(100 * max(values), "%", "lower", len(values))
     return figures
-
-
-def one(value: float, unit: str, better: str, count: int) -> common.Figure:
-    """A figure without a spread."""
-    return common.Figure(float(f"{value:.4g}"), unit, better, 0.0, count)
 
 
 def site_and_job(seed: int) -> tuple[str, str]:
@@ -140,7 +123,7 @@ def sites(seeds: Sequence[int], time_limit: float) -> dict[str, common.Figure]:
                 bound = best["bound"]
                 over[method].append(found["costs"]["total"] / bound - 1 if bound else 0.0)  # type: ignore[index]
     figures = shares(over, closed, "_sites")
-    figures["unserved_sites"] = one(left, "sites", "lower", len(closed))
+    figures["unserved_sites"] = single(left, "sites", "lower", len(closed))
     return figures
 
 
@@ -170,8 +153,8 @@ def large(seeds: Sequence[int]) -> dict[str, common.Figure]:
             more.append(100 * (unserved["agh"] - unserved["improved"]) / LARGE[0])
     figures = {f"{method}_seconds_20": common.figure(values, "s", "lower") for method, values in seconds.items()}
     for method, values in seconds.items():
-        figures[f"{method}_seconds_20_max"] = one(max(values), "s", "lower", len(values))
-    figures["unserved_points_20"] = one(max(more), "points", "lower", len(more) - 1)
+        figures[f"{method}_seconds_20_max"] = single(max(values), "s", "lower", len(values))
+    figures["unserved_points_20"] = single(max(more), "points", "lower", len(more) - 1)
     return figures
 
 

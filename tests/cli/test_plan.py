@@ -150,64 +150,6 @@ def test_nonsense_is_refused_with_the_field_s_name(command, change, field):
     assert run.stderr.startswith(f"ctxflow: the problem cannot be: {field}: ") and run.stderr.count("\n") == 1
 
 
-SITE = """
-engine = "taskvine"
-[[tiers]]
-name = "a10"
-workers = 50
-gpus = 1
-price = 0.6
-"""
-JOB = """
-hours = 10
-[[queries]]
-name = "verify"
-items = 3000000
-prompt_tokens = 400
-output_tokens = 20
-max_error = 0.2
-errors = {small = 0.3, large = 0.1}
-[[models]]
-name = "small"
-parameters = 1.7
-kv_bytes_per_token = 196608
-[[models]]
-name = "large"
-parameters = 8
-kv_bytes_per_token = 131072
-[[tiers]]
-name = "a10"
-gpu = "NVIDIA A10"
-"""
-
-
-def test_an_idle_site_serves_what_fits_and_what_is_not_served_though_it_fits_has_a_line_and_a_status(tmp_path):
-    site, job = tmp_path / "site.toml", tmp_path / "job.toml"
-    site.write_text(SITE)
-    job.write_text(JOB)
-    best = json.loads(plan(str(site), str(job), "--method", "exact", "--json").stdout)
-    for method in ("agh", "improved"):
-        run = plan(str(site), str(job), "--method", method, "--json")
-        found = json.loads(run.stdout)
-        assert run.returncode == 0 and found["unserved"]["verify"] < 1e-6
-        assert found["costs"]["total"] <= best["costs"]["total"] * 1.001
-    poor = plan(str(site), str(job), "--method", "gh")  # It takes one worker of a tier, as one keeps the delay.
-    said = " ".join(poor.stdout.split())
-    assert poor.returncode == 3 and "could be served and is not: " in said and "try --method exact" in said
-    data = json.loads(plan(str(site), str(job), "--method", "gh", "--json").stdout)
-    assert data["could_be_served"]["verify"] > 0.5 and data["could_be_served_dollars"] < 0 and data["unserved_settled"]
-
-
-def test_what_does_not_fit_has_a_reason_that_is_true(tmp_path):
-    site, job = tmp_path / "site.toml", tmp_path / "job.toml"
-    site.write_text(SITE.replace("workers = 50", "workers = 3"))
-    job.write_text(JOB)
-    found = json.loads(plan(str(site), str(job), "--json").stdout)
-    assert found["unserved"]["verify"] > 0.1 and not found["could_be_served"] and found["unserved_settled"]
-    assert "5c" not in {each["constraint"] for each in found["reasons"]}
-    assert any("more of them" in each["text"] for each in found["reasons"] if each["constraint"] == "gpus")
-
-
 def test_a_margin_is_said_and_can_be_chosen(command):
     data = json.loads(command(paper(), "--margin", "0.1", "--json").stdout)
     assert set(data["margins"].values()) == {0.1}

@@ -29,7 +29,7 @@ workers = 30
 price = 0.2
 require_gpus = 'DeviceName == "NVIDIA TITAN X (Pascal)"'
 """
-JOB = """
+VERIFY = """
 hours = 10
 [[queries]]
 name = "verify"
@@ -38,13 +38,15 @@ prompt_tokens = 400
 output_tokens = 20
 max_error = 0.2
 errors = {small = 0.3, large = 0.1}
-[[queries]]
+"""
+CHAT = """[[queries]]
 name = "chat"
 rate = 3000
 prompt_tokens = 800
 output_tokens = 200
 max_delay = 20
-[[models]]
+"""
+MODELS = """[[models]]
 name = "small"
 parameters = 1.7
 kv_bytes_per_token = 196608
@@ -53,6 +55,7 @@ name = "large"
 parameters = 8
 kv_bytes_per_token = 131072
 """
+JOB = VERIFY + CHAT + MODELS
 
 
 @pytest.fixture
@@ -192,3 +195,44 @@ def test_a_tier_of_which_nothing_is_known_says_what_to_write(files):
     known = '[[tiers]]\nname = "a10"\ngpu_memory_gb = 24\ntflops = 125\nbandwidth_gb_s = 600\n'
     (files / "job.toml").write_text(JOB + known)
     assert data(files)["feasible"]
+
+
+IDLE = """
+engine = "taskvine"
+[[tiers]]
+name = "a10"
+workers = 50
+gpus = 1
+price = 0.6
+"""
+
+
+def idle(folder, workers=50):
+    """One tier of A10s, and one query type for twice as many items."""
+    (folder / "site.toml").write_text(IDLE.replace("workers = 50", f"workers = {workers}"))
+    tier = '[[tiers]]\nname = "a10"\ngpu = "NVIDIA A10"\n'
+    (folder / "job.toml").write_text(VERIFY.replace("1500000", "3000000") + MODELS + tier)
+    return folder
+
+
+def test_an_idle_site_serves_what_fits_and_what_is_not_served_though_it_fits_has_a_line_and_a_status(tmp_path):
+    folder = idle(tmp_path)
+    best = data(folder, "--method", "exact")
+    for method in ("agh", "improved"):
+        found = data(folder, "--method", method)
+        assert found["unserved"]["verify"] < 1e-6
+        assert found["costs"]["total"] <= best["costs"]["total"] * 1.001
+    poor = plan(folder, "--method", "gh")  # It takes one worker of a tier, as one keeps the delay.
+    said = " ".join(poor.stdout.split())
+    assert poor.exit_code == 3 and "could be served and is not: " in said and "try --method exact" in said
+    found = json.loads(plan(folder, "--method", "gh", "--json").stdout)
+    assert (
+        found["could_be_served"]["verify"] > 0.5 and found["could_be_served_dollars"] < 0 and found["unserved_settled"]
+    )
+
+
+def test_what_does_not_fit_has_a_reason_that_is_true(tmp_path):
+    found = data(idle(tmp_path, workers=3))
+    assert found["unserved"]["verify"] > 0.1 and not found["could_be_served"] and found["unserved_settled"]
+    assert "5c" not in {each["constraint"] for each in found["reasons"]}
+    assert any("more of them" in each["text"] for each in found["reasons"] if each["constraint"] == "gpus")

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.simulator.scenario import Scenario
@@ -202,15 +202,11 @@ def campus_day(seed: int) -> Scenario:
     chance = random.Random(f"campus-day/{seed}")
     workers = {A10: 10, TITAN: 10}
     traces = campus_steps(chance, chance.uniform(0.0, 20.0))
-    apps = []
-    for number in range(3):
-        came = sorted((chance.uniform(0.0, 6 * 3600.0), chance.randint(300, 1800)) for _ in range(4))
-        apps.append(
-            {"name": f"job-{number}", "context": f"model-{number}", "arrivals": came,
-             "item_seconds": _by_tier(chance.uniform(2.0, 4.0), workers), "call_seconds": 0.5}
-        )  # fmt: skip
-    contexts = [{"name": f"model-{n}", "load_seconds": chance.uniform(15.0, 60.0)} for n in range(3)]
-    return _scenario(apps, contexts, workers, traces)
+
+    def came() -> list[Arrival]:
+        return [(chance.uniform(0.0, 6 * 3600.0), chance.randint(300, 1800)) for _ in range(4)]
+
+    return _jobs_of_three(chance, workers, traces, came, item_seconds=(2.0, 4.0), load_seconds=(15.0, 60.0))
 
 
 _ZONES = ("16-node_us-east-2b", "16-node_us-west-2a", "4-node_us-west-2c")
@@ -222,15 +218,25 @@ def spot_market(seed: int) -> Scenario:
     zone = fits()["spot"][_ZONES[seed % len(_ZONES)]]
     workers = {"spot": int(zone["nodes"]), "steady": 4}
     traces = {"spot": spot_nodes(chance, zone, 8 * 3600.0)}
-    apps = []
-    for number in range(3):
-        came = [(time, chance.randint(200, 1000)) for time in poisson(chance, 1 / 3600, 0.0, 4 * 3600.0)]
-        came = sorted([(chance.uniform(0, 600), 500), *came])
-        apps.append(
-            {"name": f"job-{number}", "context": f"model-{number}", "arrivals": came,
-             "item_seconds": _by_tier(chance.uniform(1.0, 4.0), workers), "call_seconds": 0.5}
-        )  # fmt: skip
-    contexts = [{"name": f"model-{n}", "load_seconds": chance.uniform(15.0, 90.0)} for n in range(3)]
+
+    def came() -> list[Arrival]:
+        jobs = [(time, chance.randint(200, 1000)) for time in poisson(chance, 1 / 3600, 0.0, 4 * 3600.0)]
+        return [(chance.uniform(0, 600), 500), *jobs]
+
+    return _jobs_of_three(chance, workers, traces, came, item_seconds=(1.0, 4.0), load_seconds=(15.0, 90.0))
+
+
+def _jobs_of_three(
+    chance: random.Random, workers: Mapping[str, int], traces: Any, came: Callable[[], list[Arrival]], *,
+    item_seconds: tuple[float, float], load_seconds: tuple[float, float],
+) -> Scenario:  # fmt: skip
+    """Return jobs of three apps with a model each; seconds are drawn from their ranges."""
+    apps = [
+        {"name": f"job-{number}", "context": f"model-{number}", "arrivals": sorted(came()),
+         "item_seconds": _by_tier(chance.uniform(*item_seconds), workers), "call_seconds": 0.5}
+        for number in range(3)
+    ]  # fmt: skip
+    contexts = [{"name": f"model-{n}", "load_seconds": chance.uniform(*load_seconds)} for n in range(3)]
     return _scenario(apps, contexts, workers, traces)
 
 
