@@ -27,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import common
 from common import single
@@ -121,19 +122,19 @@ def sites(seeds: Sequence[int], time_limit: float) -> dict[str, common.Figure]:
                 found = planned(files, method, None)
                 left += method == "agh" and bool(found["could_be_served"])
                 bound = best["bound"]
-                over[method].append(found["costs"]["total"] / bound - 1 if bound else 0.0)  # type: ignore[index]
+                over[method].append(found["costs"]["total"] / bound - 1 if bound else 0.0)
     figures = shares(over, closed, "_sites")
     figures["unserved_sites"] = single(left, "sites", "lower", len(closed))
     return figures
 
 
-def planned(files: Sequence[str], method: str, time_limit: float | None) -> dict[str, object]:
+def planned(files: Sequence[str], method: str, time_limit: float | None) -> dict[str, Any]:
     """What `ctxflow plan SITE JOB --json` says."""
     limit = [] if time_limit is None else ["--time-limit", str(time_limit)]
     run = CliRunner().invoke(app, ["plan", *files, "--method", method, "--json", *limit])
     if run.exit_code not in (0, 3):
         raise SystemExit(f"ctxflow plan {' '.join(files)} ended with {run.exit_code}: {run.output or run.exception}")
-    found: dict[str, object] = json.loads(run.stdout)
+    found: dict[str, Any] = json.loads(run.stdout)
     return found
 
 

@@ -118,15 +118,14 @@ class Pauses:
 
     def __call__(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
         """See an event."""
-        kind = type(event)
-        if kind in (ev.SessionOpened, ev.SessionResumed) and event.session < len(self._users):  # type: ignore[attr-defined]
-            self._since[event.session] = event.time  # type: ignore[attr-defined]
+        if isinstance(event, (ev.SessionOpened, ev.SessionResumed)) and event.session < len(self._users):
+            self._since[event.session] = event.time
         for command in commands:
             if type(command) is cmd.DeliverChunk and command.session in self._since:
                 self._note(command.session, event.time)
-        if kind in (ev.SessionSuspended, ev.SessionClosed) and event.session in self._since:  # type: ignore[attr-defined]
-            self._note(event.session, event.time)  # type: ignore[attr-defined]
-            del self._since[event.session]  # type: ignore[attr-defined]
+        if isinstance(event, (ev.SessionSuspended, ev.SessionClosed)) and event.session in self._since:
+            self._note(event.session, event.time)
+            del self._since[event.session]
 
     def _note(self, session: int, time: float) -> None:
         pause = time - self._since[session]

@@ -193,7 +193,11 @@ class _Offers:
         self._lacking: dict[str, float] = {}  # Tier -> since when it has given less than it was asked for.
 
     def divided(
-        self, view: View, wanted: Mapping[frozenset[str], float], costs: Mapping[str, object], boot_seconds: float
+        self,
+        view: View,
+        wanted: Mapping[frozenset[str], float],
+        costs: Mapping[str, tuple[float, float]],
+        boot_seconds: float,
     ) -> dict[str, int]:
         """Return what each tier is asked for: the cheapest first, those with fewest tiers to choose from first."""
         staying: dict[str, list[WorkerView]] = {name: [] for name in view.tiers}
@@ -202,7 +206,7 @@ class _Offers:
         by_hand = {name: sum(not worker.acquired for worker in there) for name, there in staying.items()}
         room = {name: tier.maximum + by_hand[name] for name, tier in view.tiers.items()}
         offers = {name: self._offer(view, name, len(staying[name]) - by_hand[name], boot_seconds) for name in staying}
-        order = sorted(view.tiers, key=lambda name: costs[name])  # type: ignore[arg-type,return-value]
+        order = sorted(view.tiers, key=lambda name: costs[name])
         asked, counted = dict.fromkeys(order, 0.0), dict.fromkeys(order, 0.0)
         for group in sorted(wanted, key=len):
             left = wanted[group]
