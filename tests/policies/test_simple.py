@@ -41,6 +41,8 @@ class Worker:
     slots: int = 1
     parked: tuple[str, ...] = ()
     running: tuple[int, ...] = ()
+    noticed: float | None = None
+    draining: bool = False
 
     @property
     def slots_used(self):
@@ -50,11 +52,19 @@ class Worker:
     def contexts(self):
         return {name: types.SimpleNamespace(context=name, state="ready") for name in self.holds}
 
+    def seconds_per_item(self, app):
+        return None
+
+    load_seconds = stage_seconds = seconds_per_item
+
+    def in_flight(self, context):
+        return 0
+
 
 class View:
     def __init__(self, *workers, size=10, now=0.0):
         self.workers = self.free = {worker.id: worker for worker in workers}
-        self.size, self.now, self.asked = size, now, 0
+        self.size, self.now, self.asked, self.apps = size, now, 0, {}
 
     def batch_size(self, app, worker):
         return self.size
@@ -66,6 +76,12 @@ class View:
 
     def full_window(self, app, worker):
         return self.size if app.overlaps else 1
+
+    def gives_way(self, app, worker):
+        return ()
+
+    def free_holders(self, context):
+        return [worker for worker in self.free.values() if context in worker.contexts]
 
     def can_run(self, app, worker):
         self.asked += 1

@@ -4,6 +4,7 @@ import pytest
 from scheduler_bench import Bench, only, run_of
 
 from ctxflow.policies.protocols import Plan
+from ctxflow.policies.simple import LeastLoaded
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -217,6 +218,33 @@ def test_the_least_recently_used_context_is_unloaded_when_memory_is_short():
     assert bench.submit("c", 1) == [cmd.Unload("w1", "b"), cmd.Load("w1", "c")]
     bench.finish(run_of(bench.ready("w1", "c")))
     assert held(bench) == ["a", "c"]
+
+
+def test_a_policy_sees_what_would_give_way_to_a_context():
+    seen = {}
+
+    class Looks(LeastLoaded):
+        def assign(self, view, ready):
+            seen.update({app.id: tuple(view.gives_way(app, view.workers["w1"])) for app in ready})
+            return super().assign(view, ready)
+
+    bench = Bench(routing=Looks())
+    for name, memory in {"a": 40, "b": 40, "c": 50, "d": 100}.items():
+        bench.context(name, memory=memory)
+        bench.app(name, name)
+    bench.join("w1", memory=100)
+    for name in "ab":
+        bench.submit(name, 1)
+        bench.now += 1
+        bench.finish(run_of(bench.ready("w1", name)))
+    assert seen == {"a": (), "b": ()}, "there is room for both"
+    bench.finish(run_of(bench.submit("b", 1)))
+    assert seen["b"] == (), "it is there"
+    bench.submit("c", 1)
+    assert seen["c"] == ("a",), "least recently used first, as far as it has to"
+    bench.finish(run_of(bench.ready("w1", "c")))
+    bench.submit("d", 1)
+    assert seen["d"] == ("b", "c")
 
 
 def test_the_larger_of_declared_and_measured_memory_counts():

@@ -117,6 +117,9 @@ class View(Protocol):
         there are others), or if other workers are loading the context for all that waits.
         """
 
+    def gives_way(self, app: AppView, worker: WorkerView) -> Sequence[str]:
+        """The contexts that a free worker would unload or park to load the app's; none if it has room or holds it."""
+
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier could run the app at all: they have the GPUs, and the plan allows it."""
 

@@ -11,6 +11,7 @@ How the scaling policy `queue-proportional` counts, and where that is simpler th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -28,19 +29,27 @@ from ctxflow.policies.helpers import (
     tiers_for,
     urgency,
 )
+from ctxflow.policies.load_or_wait import LoadOrWait
 from ctxflow.policies.protocols import Assignment, PlaceRequest, Plan, Trial, Verdict, View
 from ctxflow.policies.views import AppView, SessionView, WorkerView
 
 # --- routing
 
+MOST_IN_VAIN = 8  # Workers whose contexts are not worth giving way: the next ones' would not be either.
+
 
 class ContextAffinity:
-    """Work goes where its context is; what is left over spreads over the other workers.
+    """Work goes where its context is; what these workers do not get done in the time of a load spreads over others.
 
     A free worker that holds the context of a waiting app takes that app's work. Workers left over are shared
-    among the apps with work left, most items per holding worker first; each takes the worker that holds
-    least, so that the fewest contexts are built and unloaded. Who must be drained for it comes last.
+    among the apps for which a load pays (`load_or_wait.LoadOrWait`), most items per holding worker first; each takes
+    the worker that holds least, so that the fewest contexts are built and unloaded. Who must be drained for it comes
+    last.
     """
+
+    @functools.cached_property
+    def _choice(self) -> LoadOrWait:  # Made when it is needed: those who inherit from this class need not call it.
+        return LoadOrWait()
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose by priority, then by affinity."""
@@ -88,20 +97,50 @@ class ContextAffinity:
     def _spread(
         self, view: View, waiting: dict[str, AppView], left: dict[str, int], slots: FreeSlots, drained: bool
     ) -> Iterator[Assignment]:
-        """Give apps to workers that do not hold their contexts, and build them."""
+        """Give apps to workers that do not hold their contexts, and build them, where that pays."""
+        choice = self._choice
+        choice.look(view)
+        work: dict[str, float] = {}  # Context -> seconds of a worker's time that wait for it.
         for app in waiting.values():
             left[app.id] = min(left[app.id], app.unclaimed)
+            work[app.context] = work.get(app.context, 0.0) + left[app.id] * choice.item_seconds(app.id)
+        refused = {name for name, app in waiting.items() if self._refused(app, slots)}
+        waiting = {
+            name: app for name, app in waiting.items() if name in refused or choice.pays(view, app, work[app.context])
+        }
+        if not waiting:
+            return
         holders = {app.id: view.holders(app.context) for app in waiting.values()}
         idle = (worker for name, worker in view.free.items() if slots.left[name] > 0)
+        in_vain = 0
         for worker in sorted(idle, key=lambda worker: len(worker.contexts)):
-            able = [a for a in waiting.values() if left[a.id] > 0 and view.can_run(a, worker)]
-            open_to = [app for app in able if view.drains(app, worker) == drained]
-            if not open_to:
+            able = [
+                a
+                for a in waiting.values()
+                if left[a.id] > 0 and view.can_run(a, worker) and view.drains(a, worker) == drained
+            ]
+            paying = [
+                a for a in able if a.id in refused or choice.pays(view, a, work[a.context], view.gives_way(a, worker))
+            ]
+            if not paying:
+                in_vain += bool(able)
+                if in_vain == MOST_IN_VAIN:
+                    return
                 continue
-            app = min(open_to, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
-            left[app.id] -= slots.take(app, worker)
+            app = min(paying, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
+            items, seconds = slots.take(app, worker), choice.item_seconds(app.id)
+            left[app.id] -= items
+            work[app.context] -= items * seconds if seconds < math.inf else 0.0
+            choice.begins(view, app.context)
             yield Assignment(worker.id, app.id)
             holders[app.id] += 1
+
+    @staticmethod
+    def _refused(app: AppView, slots: FreeSlots) -> bool:
+        """Return whether a worker that holds an app's context and has room may not run what waits: it failed there."""
+        view, context = slots.view, app.context
+        left = (w for w in view.free_holders(context) if slots.left[w.id] > 0 and not w.in_flight(context))
+        return any(not view.can_run(app, worker) for worker in left)
 
 
 class LeastLoaded:

@@ -18,13 +18,16 @@ from ctxflow.scheduler.worker_state import Claim, OnWorker, ParkedContext, Worke
 MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one again need not have it built.
 
 
-def could_load(state: RunState, worker: Worker, app: App) -> bool:
-    """Return whether a free worker that does not hold the app's context could load it for its queue now."""
+def gives_way(state: RunState, worker: Worker, app: App) -> list[str] | None:
+    """Return what a free worker that does not hold the app's context would unload or park to load it for its queue now.
+
+    None if it could not load it.
+    """
     if not admissible(state, worker, app):
-        return False
+        return None
     # A worker with room in a window could be drained, which is what comes of it where a policy chooses to.
     drained = worker.free_slots > worker.unused_slots
-    return _in_the_way(state, worker, state.contexts[app.context].spec, drained) is not None
+    return _in_the_way(state, worker, state.contexts[app.context].spec, drained)
 
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:

@@ -71,7 +71,7 @@ class Scheduler:
         self, policies: Policies, limits: Limits | None = None, seed: int = 0, start_when: float = 0.0
     ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
-        self.view = self.state.view = RunView(self.state, context_moves.could_load, session_moves.can_carry)
+        self.view = self.state.view = RunView(self.state, context_moves.gives_way, session_moves.can_carry)
 
     next_wake: float | None = property(operator.attrgetter("state.wake_at"))  # type: ignore[assignment]
     """When a Tick is wanted, at the latest."""

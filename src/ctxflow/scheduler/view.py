@@ -27,7 +27,7 @@ from ctxflow.scheduler.worker_state import SessionState, TierState, Worker
 ENDLESS = 10**9  # Items that no workers have windows for.
 
 _put = object.__setattr__
-_CouldLoad = Callable[[RunState, Worker, App], bool]
+_GivesWay = Callable[[RunState, Worker, App], Sequence[str] | None]
 _CanCarry = Callable[[RunState, SessionState, Worker], bool]
 
 
@@ -251,7 +251,8 @@ def shown_region(spec: RegionSpec) -> views.RegionView:
 class RunView(ReadOnly):
     """What policies may know of a run (`ctxflow.policies.protocols.View`).
 
-    :param could_load: whether a free worker could load an app's context for its queue now.
+    :param gives_way: what a free worker would unload or park to load an app's context for its queue now, None if it
+        could not.
     :param can_carry: whether a worker may carry a session.
 
     >>> from ctxflow.scheduler import Policies, Scheduler
@@ -262,11 +263,11 @@ class RunView(ReadOnly):
     AttributeError: a policy may only read what it is shown: 'now' cannot be set
     """
 
-    __slots__: tuple[str, ...] = ("_can_carry", "_could_load", "_size", "_state", "_window", "apps", "attempts")
+    __slots__: tuple[str, ...] = ("_can_carry", "_gives_way", "_size", "_state", "_window", "apps", "attempts")
     __slots__ += ("capacity", "free", "now", "random", "regions", "sessions", "tiers", "workers")
 
     _state: RunState
-    _could_load: _CouldLoad
+    _gives_way: _GivesWay
     _can_carry: _CanCarry
     now: float
     random: random.Random
@@ -281,9 +282,9 @@ class RunView(ReadOnly):
     _window: Callable[[views.AppView, views.WorkerView], int]
     capacity: Callable[[views.AppView, views.WorkerView], int]
 
-    def __init__(self, state: RunState, could_load: _CouldLoad, can_carry: _CanCarry) -> None:
+    def __init__(self, state: RunState, gives_way: _GivesWay, can_carry: _CanCarry) -> None:
         _put(self, "_state", state)
-        _put(self, "_could_load", could_load)
+        _put(self, "_gives_way", gives_way)
         _put(self, "_can_carry", can_carry)
         _put(self, "now", state.now)  # Each event's, set by the scheduler: policies read it all the time.
         _put(self, "random", state.random)
@@ -362,12 +363,18 @@ class RunView(ReadOnly):
         queue, there = state.apps[app.id], state.workers[worker.id]
         held = there.contexts.get(queue.context)
         if held is None:
-            return self._could_load(state, there, queue)
+            return self._gives_way(state, there, queue) is not None
         if queue.overlaps:
             flying = there.in_flight.get(queue.context, 0)
             if queue.context in there.turning or (flying and flying >= there.windows[queue.context]):
                 return False
         return held.state == "ready" and (not queue.isolated.items or has_work(state, queue, there))
+
+    def gives_way(self, app: views.AppView, worker: views.WorkerView) -> Sequence[str]:
+        """Return the contexts that a free worker would unload or park to load the app's."""
+        state = self._state
+        queue, there = state.apps[app.id], state.workers[worker.id]
+        return () if queue.context in there.contexts else tuple(self._gives_way(state, there, queue) or ())
 
     def permits(self, app: views.AppView, tier: views.TierView) -> bool:
         """Return whether workers of the tier could run the app, as the plan allows, without a place of their own."""

@@ -278,6 +278,9 @@ class Scene:
         able = here.stays and here.free_slots > 0 and here.gpus >= self.needs.get(app.context, 0)
         return able and not (app.overlaps and app.context in here.flying and self.drains(app, worker))
 
+    def gives_way(self, app: AppView, worker: WorkerView) -> Sequence[str]:
+        return ()
+
     def able(self, app: AppView, tier: TierView) -> bool:
         return tier.gpus >= self.needs.get(app.context, 0)
 
