@@ -49,6 +49,7 @@ class Placed(SessionBench):
 @pytest.mark.parametrize("sessions", ["least-loaded", "turboserve"])
 def test_sessions_gather_on_as_many_workers_as_are_planned(sessions):
     bench = Placed(sessions, t=3)
+    bench.build()
     bench.open(1, 2, 3)
     bench.go()
     assert len(set(bench.where().values())) == 3

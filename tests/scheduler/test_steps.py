@@ -36,6 +36,13 @@ class SessionBench(Bench):
     def open(self, *numbers, wanted=100):
         return [c for number in numbers for c in self.tell(ev.SessionOpened, number, "talk", wanted)]
 
+    def build(self):
+        """Have all workers build the context, each for an item of another app."""
+        self.app("first", "model")
+        for run in only(self.submit("first", len(self.state.workers)), cmd.Run):
+            super().finish(run)
+        assert all("model" in worker.contexts for worker in self.state.workers.values())
+
     def finish(self, step, seconds=0.1, **odd):
         """End a step; `odd` has what else came of a session, as in s1={"idle": 1}."""
         outcomes = []
@@ -124,6 +131,7 @@ def of_tier(*names):
     bench.tell(ev.TierOffered, ev.TierSpec("t", 0, len(names)))
     for name in names:
         bench.join(name, tier="t")
+    bench.build()
     return bench
 
 
@@ -168,6 +176,7 @@ def test_a_suspended_session_is_frozen_and_thawed():
 
 def test_a_session_goes_on_elsewhere_when_its_frozen_state_has_arrived():
     bench = SessionBench(("w1", "w2"))
+    bench.build()
     step = step_of(bench.open(1))
     bench.tell(ev.SessionSuspended, 1)
     bench.finish(step_of(bench.finish(step)))

@@ -210,23 +210,52 @@ class LeastLoadedSessions:
     """A session goes to the worker with the fewest sessions that have something to do, and stays there.
 
     At equal numbers to one that has its context, then to the one with the fewest slots in use: a step waits for calls
-    in flight there. It moves only where its worker is to go, or may not carry it any more.
+    in flight there. Nobody waits for a context to be built that another worker has: where one without it will have two
+    sessions fewer, a session makes its first chunks where it is ready, and moves once it is built; where it is one, it
+    stays there. Afterwards it moves only where its worker is to go, or may not carry it any more.
     """
 
+    def __init__(self) -> None:
+        self._moving: dict[int, str] = {}  # Session -> the worker that is to build its context.
+
     def place(self, view: View) -> Mapping[int, str | None]:
-        """Return a worker for each session that needs one."""
+        """Return a worker for each session that needs one, and for those whose first chunks were made elsewhere."""
         waiting = seekers(view)
-        if not waiting:
+        if not waiting and not self._moving:
             return {}
         counts = loads(view)
-        placed: dict[int, str | None] = {}
+        placed = self._moved(view, counts)
         for session in waiting:
             able = [worker for name in counts if view.can_carry(session, worker := view.workers[name])]
             if able:
                 best = min(able, key=lambda w: (counts[w.id], not _is_built(session, w), w.slots_used))
+                ready = [worker for worker in able if _is_built(session, worker)]
+                now = min(ready, key=lambda w: (counts[w.id], w.slots_used), default=best)
+                if counts[now.id] < counts[best.id] + _FEWER:
+                    best = now
+                elif now is not best:
+                    self._moving[session.id] = best.id
                 counts[best.id] += 1
-                placed[session.id] = best.id
+                placed[session.id] = now.id
         return placed
+
+    def _moved(self, view: View, counts: dict[str, int]) -> dict[int, str | None]:
+        """Return where those go now that were placed elsewhere meanwhile, and count them there."""
+        placed: dict[int, str | None] = {}
+        for number, worker in list(self._moving.items()):
+            session = view.sessions.get(number)
+            if session is not None and session.state == "migrating":
+                continue  # Its state is still on its way to where it makes its first chunks.
+            del self._moving[number]
+            if session is not None and session.state == "placed" and worker in counts and session.worker in counts:
+                counts[session.worker] -= 1
+                counts[worker] += 1
+                placed[number] = worker
+        return placed
+
+
+_FEWER = 2
+"""Sessions that a worker has fewer than one where the context is ready, so that it is to build it for the next."""
 
 
 def _is_built(session: SessionView, worker: WorkerView) -> bool:

@@ -12,12 +12,14 @@ class Pool:
 
     :ivar own: session -> the seconds that it adds to a step instead. :ivar sizes: session -> bytes of its state.
     :ivar paces: GPU model -> how many times as long steps take there.
+    :ivar slow: workers that build a context until `built` says that they have.
     """
 
     def __init__(self, placement, workers=2, chunk_target=None, memory=None, models=()):
         self.scheduler = Scheduler(Policies.chosen({"sessions": placement}))
         self.now, self.steps, self.carries = 0.0, [], 0
         self.own, self.sizes, self.paces = {}, {}, {}
+        self.slow, self.loading = set(), {}
         self.last = {}  # Worker -> seconds of its last step.
         self.tell(ev.ContextDeclared, ev.ContextSpec("model", "model", memory=memory))
         spec = ev.AppSpec("talk", "talk", "model", batch=False, sessions=True, chunk_target=chunk_target)
@@ -39,7 +41,9 @@ class Pool:
 
     def tell(self, kind, *values, **named):
         for command in self.scheduler.handle(kind(self.now, *values, **named)):
-            if isinstance(command, cmd.Load):
+            if isinstance(command, cmd.Load) and command.worker in self.slow:
+                self.loading[command.worker] = command.context
+            elif isinstance(command, cmd.Load):
                 self.tell(ev.ContextReady, command.worker, command.context, 1.0, BUILT)
             elif isinstance(command, cmd.Carry):
                 self.carries += 1
@@ -47,6 +51,11 @@ class Pool:
             elif isinstance(command, cmd.Step):
                 self.steps.append(command)
         self.scheduler.validate()
+
+    def built(self, worker):
+        """Have a slow worker have its context."""
+        self.slow.discard(worker)
+        self.tell(ev.ContextReady, worker, self.loading.pop(worker), 1.0, BUILT)
 
     def go(self, rounds=6):
         """Have all workers make so many steps."""

@@ -1,6 +1,8 @@
 """Which worker carries which session, on a live scheduler's view."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from session_pool import Pool
 
 from ctxflow.policies.registry import make
@@ -27,13 +29,71 @@ def test_least_loaded_moves_nobody_to_a_new_worker_and_turboserve_does():
         assert pool.counts() == counts
 
 
+def test_least_loaded_has_nobody_wait_for_a_context_that_another_worker_has():
+    pool = Pool("least-loaded", workers=1)
+    pool.open(0, 1, 2)
+    pool.go(2)
+    pool.slow = {"new"}
+    pool.join("new")
+    pool.open(3)
+    pool.go(3)
+    assert pool.loading == {"new": "model"} and pool.sessions[3].chunks == 2, (
+        "it makes chunks while the model is loaded"
+    )
+    pool.built("new")
+    pool.go(4)
+    assert [session.worker for session in pool.sessions.values()] == ["w0", "w0", "w0", "new"]
+    pool.open(4, 5)
+    pool.go(2)
+    assert pool.counts() == [3, 3] and pool.carries == 1
+
+
+@given(st.lists(st.sampled_from(["join", "open", "close", "built", "go", "lose"]), max_size=30), st.randoms())
+@settings(max_examples=60)
+def test_least_loaded_places_on_a_ready_worker_while_there_is_one(happenings, chance):
+    pool = Pool("least-loaded", workers=1)
+    workers, opened = pool.scheduler.state.workers, 0
+    for number, happens in enumerate(happenings):
+        if happens == "join":
+            pool.slow.add(f"s{number}")
+            pool.join(f"s{number}")
+        elif happens == "open":
+            ready = {name for name, worker in workers.items() if _ready(worker)}
+            pool.open(opened)
+            assert not ready or pool.sessions[opened].worker in ready
+            opened += 1
+        elif happens == "close" and pool.sessions:
+            pool.tell(ev.SessionClosed, chance.choice(list(pool.sessions)))
+        elif happens == "built" and pool.loading:
+            pool.built(chance.choice(list(pool.loading)))
+        elif happens == "lose" and len(workers) > 1:
+            gone = chance.choice(list(workers))
+            pool.loading.pop(gone, None)
+            pool.steps = [step for step in pool.steps if step.worker != gone]
+            pool.tell(ev.WorkerLost, gone, evicted=True)
+        elif happens == "go":
+            pool.go(1)
+    for name in list(pool.loading):
+        pool.built(name)
+    before = {number: session.chunks for number, session in pool.sessions.items()}
+    pool.go(6)
+    assert all(session.chunks > before[number] for number, session in pool.sessions.items())
+    assert all(session.target is None or session.target in pool.loading for session in pool.sessions.values())
+
+
+def _ready(worker):
+    held = worker.contexts.get("model")
+    return held is not None and held.state == "ready"
+
+
 def test_those_who_have_nothing_to_do_do_not_count():
     pool = Pool("least-loaded")
-    pool.open(0, 1)
-    for session in (0, 1):
+    pool.open(*range(4))
+    pool.go(2)
+    for session in range(4):
         pool.tell(ev.SessionSuspended, session)
     pool.go(2)
-    pool.open(2, 3)
+    pool.open(4, 5)
     assert pool.counts() == [1, 1]
 
 
@@ -56,6 +116,18 @@ def test_turboserve_keeps_no_more_than_k_on_a_worker():
     pool.join("new")
     pool.go(4)
     assert pool.counts()[0] > 0
+
+
+def test_each_worker_has_places_by_its_own_pace():
+    pool = Pool("turboserve", chunk_target=0.65, models=("fast", "slow"))
+    pool.paces = {"slow": 3.0}
+    pool.open(*range(8))
+    pool.go(12)
+    there = {name: len(worker.sessions) for name, worker in pool.scheduler.state.workers.items()}
+    assert there == {"w0": 6, "w1": 2}, "nobody waits, though the slow one has two places"
+    pool.open(8)
+    pool.go(4)
+    assert [session.state for session in pool.sessions.values()].count("waiting") == 1, "there are eight places"
 
 
 def test_a_dear_migration_is_not_worth_it():

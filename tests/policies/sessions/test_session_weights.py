@@ -127,6 +127,14 @@ def test_no_gpu_that_is_given_a_session_gets_longer_chunks_than_it_may(fleet, ta
         assert all(before[gpu] or gpu in found.placed.values() for gpu in before), "an empty GPU may be given anybody"
 
 
+def test_an_empty_gpu_is_given_a_session_though_chunks_are_shorter_where_they_would_be_too_long():
+    weights = SessionWeights({"new": 2.0, "s": 0.5}, longest=0.5)
+    found = assign_by_weight(
+        ["new"], {"fast": ["s"], "slow": []}, PowerCurve(0.0, 1.0), speeds={"fast": 2.0}, weights=weights
+    )
+    assert found.placed == {"new": "slow"}
+
+
 @settings(max_examples=100, deadline=None)
 @given(fleets(), st.sampled_from([0.1, 0.5, 2.0]), st.sets(st.integers(0, 5), max_size=3))
 def test_what_moves_cost_bounds_what_is_lost_and_who_is_fixed_stays(fleet, weight, stay):

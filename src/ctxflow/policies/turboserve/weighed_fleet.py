@@ -142,11 +142,12 @@ class Fleet:
         return self.seconds(gpu, load, len(self._there[gpu]) + count)
 
     def put_best(self, session: Session) -> bool:
-        """Put a session where its chunks are shortest; return whether any GPU may be given it."""
+        """Put a session where its chunks are shortest of the GPUs that may be given it; return whether there is one."""
         load = self._weights.of(session)[0]
-        able = ((self.with_change(gpu, load, count=1), gpu) for gpu in self._there if self.has_room(gpu, session))
+        roomy = ((self.with_change(gpu, load, count=1), gpu) for gpu in self._there if self.has_room(gpu, session))
+        able = (each for each in roomy if self.within(each[0], len(self._there[each[1]])))
         best = min(able, key=lambda each: each[0], default=None)
-        if best is None or not self.within(best[0], len(self._there[best[1]])):
+        if best is None:
             return False
         self.put(session, best[1])
         return True
