@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
@@ -187,6 +187,8 @@ def test_sessions_that_end_leave_their_workers_to_others():
     scaling=st.sampled_from(["fixed", "queue-proportional", "closed-loop"]),
     planning_seconds=st.sampled_from([0.0, 30.0]),
 )
+# The worker that a session was on its way to is released: others that have its context have room.
+@example([(4, 3)], 60, "least-loaded", "queue-proportional", 30.0)
 def test_whatever_comes_and_goes_plans_cut_no_session_off(changes, each, sessions, scaling, planning_seconds):
     arrivals = [(10.0 * at, "talk", count) for at, count in changes]
     arrivals = sorted([*asked(300, each), (0.0, "ask", 1), (5.0, "talk", 3), *arrivals])
