@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ctxflow.policies.turboserve.autoscaling import load, target_gpus
+from ctxflow.policies.turboserve.autoscaling import target_gpus
 
 
 @pytest.mark.parametrize(("sessions", "capacity", "utilization"), [(3, 0, 0.8), (3, 5, 0.0), (math.nan, 5, 0.8)])
@@ -15,8 +15,3 @@ def test_a_target_without_a_capacity_is_refused(sessions, capacity, utilization)
 
 def test_more_sessions_than_can_be_are_all_gpus():
     assert target_gpus(math.inf, 5, 0.8, most=16) == 16
-
-
-def test_a_load_without_room_is_refused():
-    with pytest.raises(ValueError, match="room for 1 session"):
-        load([1], 0)

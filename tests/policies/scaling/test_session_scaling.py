@@ -24,12 +24,9 @@ from ctxflow.policies.turboserve.autoscaling import (
     decide,
     decide_ahead,
     levels,
-    load,
     profile,
-    settled,
     target_gpus,
 )
-from ctxflow.policies.turboserve.fleet_size import consolidate, spread
 from ctxflow.policies.turboserve.rebalancing import (
     MigrationCost,
     Move,
@@ -221,26 +218,6 @@ def test_assignment_prefers_the_faster_gpu():
     assert assign(["a", "b"], {0: [], 1: []}, LINEAR, speeds={1: 3.0}).placed == {"a": 1, "b": 1}
 
 
-@given(counts, st.integers(1, 4), st.integers(4, 6))
-def test_consolidation_empties_what_it_releases(numbers, keep, capacity):
-    before = residents(numbers)
-    found = consolidate(before, keep, LINEAR, capacity)
-    left = after(before, found.moves)
-    assert all(not left[gpu] for gpu in found.released)
-    staying = len(before) - len(found.released)
-    assert staying >= min(keep, len(before))
-    assert max(map(len, left.values())) <= capacity
-    if staying > keep:
-        assert sum(numbers) > capacity * (staying - 1), "one more could have been released"
-    with pytest.raises(ValueError, match="1 GPU or more"):
-        consolidate(before, 0, LINEAR)
-
-
-def test_spreading_uses_what_was_added():
-    found = after({**residents([4, 4]), 2: [], 3: []}, spread(residents([4, 4]), [2, 3], LINEAR))
-    assert [len(each) for each in found.values()] == [2, 2, 2, 2]
-
-
 def test_targets_are_table_10_s_oracle():
     peaks = (38, 18, 8, 28, 58, 77, 13, 68, 23, 73)
     rho = (0.60, 0.88, 0.95, 0.72, 0.55, 0.55, 0.92, 0.55, 0.80, 0.55)
@@ -250,7 +227,7 @@ def test_targets_are_table_10_s_oracle():
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 12), st.floats(0.1, 1.0), st.floats(0.0, 0.2))
 def test_hysteresis_moves_one_way_and_within_bounds(sessions, gpus, capacity, utilization, tolerance):
-    rho = load([math.ceil(sessions / gpus)], capacity)
+    rho = math.ceil(sessions / gpus) / capacity
     wish = decide(rho, sessions, gpus, capacity, Parameters(utilization, tolerance), most=64)
     if rho > utilization + tolerance + 1e-6:
         assert wish >= gpus
@@ -294,12 +271,6 @@ def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahea
         least = max(expected.sessions, sessions + steep + DEVIATIONS * expected.deviation)
         assert turnover.anticipated(now, sessions, ahead).sessions == pytest.approx(least if ahead else sessions)
     assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead, idle=9) == Anticipated(sessions)
-
-
-def test_giving_back_waits_for_a_boot_and_asking_for_nothing():
-    assert settled(3, 5, 10.0, 30.0) == 5
-    assert settled(3, 5, 30.0, 30.0) == 3
-    assert settled(7, 5, 0.0, 30.0) == 7
 
 
 @settings(deadline=None)

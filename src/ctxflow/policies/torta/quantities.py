@@ -124,7 +124,6 @@ class Recent:
 MEMORY = 0.5
 """The weight of the newest slot in level, trend and shares: less is steadier, more follows a surge sooner."""
 DAMPING = 0.5  # What is left of the trend from one slot to the next.
-SOME = 1.0  # The constant in the denominator of Eq. 12, in tasks.
 
 
 def forecast(arrivals: npt.ArrayLike, horizon: int = 1, memory: float = MEMORY, damping: float = DAMPING) -> Floats:
@@ -165,19 +164,6 @@ def _holt(totals: Floats, memory: float, damping: float) -> tuple[float, float]:
         level = memory * float(total) + (1 - memory) * expected
         trend = memory * (level - before) + (1 - memory) * damping * trend
     return level, trend
-
-
-def accuracy(predicted: npt.ArrayLike, actual: npt.ArrayLike, some: float = SOME) -> float:
-    """Compute Eq. 12: exp of minus the mean relative error; 1 is perfect, 0 is worthless.
-
-    >>> accuracy([9.0, 9.0], [9.0, 9.0])
-    1.0
-    >>> round(accuracy([4.0], [9.0]), 3)
-    0.607
-    """
-    there = amounts(actual)
-    wrong = np.abs(amounts(predicted) - there) / (there + some)
-    return float(np.exp(-wrong.mean())) if wrong.size else 1.0
 
 
 EVERY_SECONDS = 1.0  # How old an outlook may be: its time is in proportion to the workers.

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ctxflow.policies.turboserve.rises import RESERVE, Rises
@@ -40,17 +40,6 @@ class Parameters:
             raise ValueError("tolerance is how far the load may be off: give 0 or more")
 
 
-def load(counts: Iterable[int], capacity: int) -> float:
-    """Compute rho_e: the fullest GPU's sessions over the capacity K.
-
-    >>> load([3, 4, 1], 5)
-    0.8
-    """
-    if capacity < 1:
-        raise ValueError("a GPU has room for 1 session or more")
-    return max(counts, default=0) / capacity
-
-
 def target_gpus(sessions: float, capacity: int, utilization: float, most: int, least: int = 1) -> int:
     """Compute m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
 
@@ -74,7 +63,7 @@ def decide(
     More only if rho is over utilization + tolerance, fewer only if it is under utilization - tolerance; then as many
     as `target_gpus` says.
 
-    :param rho: `load` after rebalancing, on the GPUs that are ready.
+    :param rho: the fullest GPU's sessions over the capacity K, after rebalancing, on the GPUs that are ready.
     :param gpus: held now, those that boot included.
 
     >>> decide(0.95, 19, 4, 5, Parameters(0.8), most=16), decide(0.85, 17, 4, 5, Parameters(0.8), most=16)
@@ -115,17 +104,6 @@ def decide_ahead(
     out = target_gpus(expected, capacity, utilization, most, least)
     back = target_gpus(expected + spare, capacity, utilization, most, least)
     return max(out, min(gpus, back))
-
-
-def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:
-    """Return the wish, or what is held if it is less and the last request for more was less than a boot ago.
-
-    :param since_out: seconds since more were last requested.
-
-    >>> settled(3, 5, 20.0, 30.0), settled(3, 5, 30.0, 30.0), settled(7, 5, 0.0, 30.0)
-    (5, 3, 7)
-    """
-    return gpus if wish < gpus and since_out < boot_seconds else wish
 
 
 EPOCH, EPOCHS = 10.0, 20

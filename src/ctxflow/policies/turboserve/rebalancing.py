@@ -1,8 +1,7 @@
 """Which GPU a session goes to: the length of chunks on a shared GPU, initial placement, and rebalancing (4).
 
 Residents are plain data: GPU -> the sessions on it. Where GPUs are equally good, the first of the mapping is taken.
-Sessions weigh alike here; `session_weights` is for those that do not. `fleet_size` says what moves when the number of
-GPUs changes.
+Sessions weigh alike here; `session_weights` is for those that do not.
 """
 
 from __future__ import annotations
@@ -201,25 +200,6 @@ def rebalance(
     for session, source, target in board.plateau_aware() if rule == "plateau-aware" else board.printed():
         board.move(session, source, target)
     return board.fewest_moves() if rule == "plateau-aware" else board.moves()
-
-
-def rebalance_groups(
-    residents: Residents,
-    curve: Curve,
-    costs: MoveCosts = FREE,
-    capacity: Capacity = None,
-    group_size: int = GROUP_SIZE,
-    one_group: int = ONE_GROUP,
-) -> list[Move]:
-    """Rebalance in sub-groups of about the same load where there are more GPUs than are balanced as one.
-
-    >>> from ctxflow.policies.turboserve.rebalancing import PowerCurve
-    >>> many = {gpu: [(gpu, n) for n in range(gpu % 4)] for gpu in range(320)}
-    >>> len(rebalance_groups(many, PowerCurve(0, 1))) == len(rebalance(many, PowerCurve(0, 1)))
-    True
-    """
-    groups = balanced_groups(residents, group_size, one_group)
-    return [move for group in groups for move in rebalance(group, curve, costs, capacity)]
 
 
 def balanced_groups(
