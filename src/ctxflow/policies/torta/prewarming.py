@@ -79,7 +79,7 @@ class _Need:
 
 
 def _chance(one: _Need, other: _Need) -> float:
-    """Return by how much two contexts' headroom differs by chance: arrivals are Poisson, and few where items are long."""
+    """Return by how much two contexts' headroom differs by chance: of long items only few arrive in SEEN."""
     return SURE * math.sqrt((one.seconds + other.seconds) / SEEN)
 
 
