@@ -65,4 +65,4 @@ def _servers(place: World, slots: int) -> tuple[Floats, Ints]:
 def _work(tasks: Tasks, begin: float) -> Floats:
     """Return (K,) seconds of each type to be worked from `begin` on: what came before has had its time until then."""
     left = np.clip(tasks.time + tasks.seconds - begin, 0.0, tasks.seconds)
-    return np.bincount(tasks.kind, left, minlength=len(KINDS))
+    return np.bincount(tasks.kind, left, minlength=len(KINDS)).astype(np.float64)
