@@ -14,9 +14,9 @@ and load does not count: 600 tasks for 660 places on 60 servers.
 
 With `--regions`, the figures of TORTA's experiments (docs/routing.md), TOPOLOGY_LOAD_WHAT: `torta` (sized) and
 `torta_unsized` beside the best of round-robin, SkyLB and SDIB (`vs_best`), beside the best of SkyLB and SDIB sized by
-the same policy (`vs_sized`), by metric and seed, and beside bounds that no policy can be below (`vs_bound`). Seeds are
-0 to 9, none of which settings were chosen on: half an hour of one core. `--seeds 3` is what `ctxflow reproduce torta`
-does.
+the same policy (`vs_sized`), by metric and seed, and beside bounds that no policy can be below (`vs_bound`; of power,
+`vs_active_bound` is of those with all servers active). Seeds are 0 to 9, none of which settings were chosen on: half an
+hour of one core. `--seeds 3` is what `ctxflow reproduce torta` does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ctxflow.policies.torta.micro import fit, improve, match
 from ctxflow.policies.torta.quantities import Recent, Servers, Tasks, forecast
 from ctxflow.policies.torta.transport import capped, costs, lookahead, whole
 from ctxflow.simulator.experiments import Figure
-from ctxflow_papers.torta.experiments import compared
-from ctxflow_papers.torta.reproduction import ratios
+from ctxflow_papers.torta.experiments import RESIZED, UNSIZED, compared
+from ctxflow_papers.torta.reproduction import OURS, ratios
 from ctxflow_papers.torta.settings import LOADS
 from ctxflow_papers.torta.world import TOPOLOGIES
 
@@ -118,10 +118,11 @@ def quality(seed: int) -> dict[str, float]:
 def regions(seeds: int) -> dict[str, Figure]:
     """TORTA beside the best baselines, medians of seeds."""
     found: dict[str, Figure] = {}
+    methods = (*UNSIZED, *RESIZED, *OURS)
     for topology in TOPOLOGIES:
         for load in LOADS:
             common.progress(f"routing: {topology} at {load}, {seeds} seeds")
-            found |= ratios(topology, load, compared(topology, load, range(seeds)))
+            found |= ratios(topology, load, compared(topology, load, range(seeds), methods=methods))
     return found
 
 

@@ -17,10 +17,11 @@ from ctxflow.policies.simple import RoundRobin
 from ctxflow.policies.torta.routing import Torta
 from ctxflow.policies.torta.scaling import Activation
 from ctxflow_papers.torta import experiments, reproduction
+from ctxflow_papers.torta.bounds import least_power, least_power_active
 from ctxflow_papers.torta.demand import Tasks, tasks_of
 from ctxflow_papers.torta.experiments import METHODS, Size, compared, failures
-from ctxflow_papers.torta.runs import least_power, served
-from ctxflow_papers.torta.settings import GPUS, OPENING, SLOT, WORKING_WATTS
+from ctxflow_papers.torta.runs import served
+from ctxflow_papers.torta.settings import GPUS, IDLE_WATTS, OPENING, SLOT, WORKING_WATTS
 from ctxflow_papers.torta.world import TASKS_PER_SLOT, TOPOLOGIES, World, slower, start_seconds, switch_seconds, world
 
 V100 = [gpu.name for gpu in GPUS].index("V100")
@@ -114,8 +115,9 @@ def test_nothing_beats_the_bounds_and_every_task_is_answered(seed, topology, loa
     found = compared(topology, load, [seed], Size(0.05, 16, 8))
     assert set(found.values) == set(METHODS)
     for name, values in found.values.items():
-        for metric, least in found.bounds.items():
-            assert values[metric][0] >= least[0] * (1 - 1e-9), (name, metric)
+        active = METHODS[name]["scaling"] == "fixed"
+        for bound in ("response", "power", *["power_active"] * active):
+            assert found.over_bound([name], bound)[0] >= 1 - 1e-9, (name, bound)
         assert values["waiting"][0] >= -1e-9 and values["network"][0] >= -1e-9
         assert 0 < values["balance"][0] <= 1
 
@@ -128,6 +130,20 @@ def test_the_bound_of_power_fills_the_cheapest_servers_first():
     joules = 250.0 * WORKING_WATTS / 3.6e6
     assert least_power(place, tasks, 0.0, 60.0) == pytest.approx(0.1 * joules * 30)
     assert least_power(place, tasks, 0.0, 20.0) == pytest.approx(joules * (0.1 * 20 + 0.2 * 10))
+
+
+def test_with_all_servers_active_those_that_idle_count_as_long_as_it_lasts():
+    """It may last from 23 s, when the last of the tasks is over, to 60: longer costs a quarter of both boards."""
+    place = dataclasses.replace(
+        two_places(), gpu=np.array([V100, V100]), region=np.array([0, 1]), price=np.tile([0.1, 0.2], (24, 1))
+    )
+    watts = 250.0 / 3.6e6
+    working, idle = watts * WORKING_WATTS, watts * IDLE_WATTS
+    found = least_power_active(place, some([1.0, 2.0, 13.0]), 0.0, 60.0)
+    assert found == pytest.approx(0.1 * working * 23 + 0.2 * (working * 7 + idle * 16))
+    # What came before has had its time: 3 s of the second task are left, and 10 of the third.
+    later = least_power_active(place, some([1.0, 2.0, 13.0]), 9.0, 60.0)
+    assert later == pytest.approx(0.1 * (working * 14) + 0.2 * idle * 14 + 0.2 * (working - idle) * 1)
 
 
 @pytest.mark.long

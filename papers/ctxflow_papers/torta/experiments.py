@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ctxflow.policies.torta.quantities import Floats
+from ctxflow_papers.torta.bounds import least_power, least_power_active
 from ctxflow_papers.torta.demand import tasks_of
-from ctxflow_papers.torta.runs import Measures, least_power, served
+from ctxflow_papers.torta.runs import Measures, served
 from ctxflow_papers.torta.settings import SLOT
 from ctxflow_papers.torta.world import world
 
@@ -63,7 +64,7 @@ class Compared:
     """All methods at one load of a topology.
 
     :ivar values: method -> metric -> (seeds,).
-    :ivar bounds: of response and power, (seeds,): no policy can be below.
+    :ivar bounds: of response and power, (seeds,): no policy can be below; `power_active`: none with all servers active.
     """
 
     values: Mapping[str, Mapping[str, Floats]]
@@ -73,6 +74,11 @@ class Compared:
         """Return (seeds,) a method's metric over the least of others', on each seed."""
         best = np.min([self.values[each][metric] for each in others], axis=0)
         return np.asarray(np.maximum(self.values[name][metric], 1e-9) / np.maximum(best, 1e-9))
+
+    def over_bound(self, names: Sequence[str], bound: str) -> Floats:
+        """Return (seeds,) the least of some methods over a bound, on each seed."""
+        best = np.min([self.values[each][bound.removesuffix("_active")] for each in names], axis=0)
+        return np.asarray(best / self.bounds[bound])
 
 
 def compared(
@@ -86,7 +92,7 @@ def compared(
     """Run methods at one load on the same tasks and servers of each seed."""
     chosen = size or Size()
     found: dict[str, dict[str, list[float]]] = {name: {metric: [] for metric in METRICS} for name in methods}
-    bounds: dict[str, list[float]] = {"response": [], "power": []}
+    bounds: dict[str, list[float]] = {"response": [], "power": [], "power_active": []}
     for seed in seeds:
         place = world(topology, seed, chosen.share)
         tasks = tasks_of(place, load, seed, chosen.slots)
@@ -100,6 +106,7 @@ def compared(
                     found[name][metric].append(value)
         bounds["response"].append(float(tasks.seconds[tasks.time >= begin].mean()))
         bounds["power"].append(least_power(place, tasks, begin, longest))
+        bounds["power_active"].append(least_power_active(place, tasks, begin, longest))
     values = {name: {metric: np.array(each) for metric, each in table.items()} for name, table in found.items()}
     return Compared(values, {name: np.array(each) for name, each in bounds.items()})
 

@@ -22,6 +22,7 @@ from ctxflow_papers.torta.world import TOPOLOGIES
 
 RATIOS = ("response", "waiting", "power", "overhead")
 OURS = ("torta", "torta_unsized")
+UNIT = "of the lower bound"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +101,16 @@ def ratios(topology: str, load: float, each: Compared) -> Iterator[tuple[str, Fi
             begin = f"{topology}_{load}_{name}_{metric}"
             yield f"{begin}_vs_best", of_seeds(each.over(name, UNSIZED, metric), "of the best's", "lower", paper)
             yield f"{begin}_vs_sized", of_seeds(each.over(name, RESIZED, metric), "of the best sized's")
-        for metric, least in each.bounds.items():
-            ratio = each.values[name][metric] / least
-            yield f"{topology}_{load}_{name}_{metric}_vs_bound", of_seeds(ratio, "of the lower bound")
+        for bound in ("response", "power"):
+            yield f"{topology}_{load}_{name}_{bound}_vs_bound", of_seeds(each.over_bound([name], bound), UNIT)
         best = np.max([each.values[other]["balance"] for other in UNSIZED], axis=0)
         above = each.values[name]["balance"] - best
         paper = rounded(printed.BALANCE[topology][0] - max(printed.BALANCE[topology][1:])) if name == "torta" else None
         yield f"{topology}_{load}_{name}_balance_above_best", of_seeds(above, "less the best's", "higher", paper)
+    for who, names in (("torta_unsized", ("torta_unsized",)), ("best", UNSIZED)):
+        begin = f"{topology}_{load}_{who}_power_vs_active_bound"
+        yield begin, of_seeds(each.over_bound(names, "power_active"), UNIT)
+    yield f"{topology}_{load}_best_response_vs_bound", of_seeds(each.over_bound(UNSIZED, "response"), UNIT)
 
 
 def _methods(topology: str, load: float, each: Compared) -> Iterator[tuple[str, Figure]]:

@@ -89,6 +89,11 @@ def price_of(place: World, region: int, slots: int) -> float:
     return float(place.price[hours, region].mean())
 
 
+def rates_of(place: World, prices: Sequence[float]) -> Floats:
+    """Return (S,) dollars for a second of each server's board at full power, at its region's price."""
+    return np.asarray(np.array(prices)[place.region] / 3.6e6 * np.array([GPUS[gpu].watts for gpu in place.gpu]))
+
+
 @dataclasses.dataclass
 class Measures:
     """What was measured of a run, from a time on until the last task is answered.
@@ -128,7 +133,7 @@ class Meter:
         self._busy: dict[int, Floats] = {}  # Slot -> (S,) seconds.
         self._there: dict[int, Floats] = {}
         self._starting = np.zeros(servers)
-        self._rates = np.array(prices)[place.region] / 3.6e6 * np.array([GPUS[gpu].watts for gpu in place.gpu])
+        self._rates = rates_of(place, prices)
         self._overhead, self._loads, self._starts = 0.0, 0, 0
 
     def __call__(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
@@ -187,25 +192,6 @@ class Meter:
             self._loads, self._starts, float(np.mean(whole)) if whole else 1.0,
             float(there.sum() / max(end - self._begin, 1e-9)), end - self._begin,
         )  # fmt: skip
-
-
-def least_power(place: World, tasks: Tasks, begin: float, seconds: float) -> float:
-    """Return dollars below which no policy can be that answers all tasks that come from `begin` on within so long.
-
-    Each type's tasks are divided among the servers that suit it, the cheapest first, as if they could be split; nothing
-    idles, starts or loads. :param seconds: from `begin` on, at least what the run to be bounded lasts.
-    """
-    slots = len(tasks.starts) - 1
-    prices = np.array([price_of(place, region, slots) for region in range(place.regions)])
-    rates = prices[place.region] / 3.6e6 * np.array([GPUS[gpu].watts for gpu in place.gpu])
-    suits, total = np.array([GPUS[gpu].suits for gpu in place.gpu]), 0.0
-    mine = tasks.time >= begin
-    for kind in range(len(KINDS)):
-        work = float(tasks.seconds[mine & (tasks.kind == kind)].sum())
-        order = np.sort(rates[suits == kind])
-        done = np.diff(np.minimum(np.cumsum(np.full(len(order), seconds)), work), prepend=0.0)
-        total += float(WORKING_WATTS * order @ done)
-    return total
 
 
 def balance(busy: Floats, active: np.ndarray[Any, np.dtype[np.bool_]]) -> float:

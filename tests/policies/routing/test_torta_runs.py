@@ -191,6 +191,21 @@ def test_a_worker_goes_over_to_the_context_that_has_less_headroom():
     assert all(run.outcome.done == run.outcome.items for run in runs)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_chance_in_what_comes_is_no_reason_for_loads_ahead(seed):
+    """Two streams of long items, 4 to 1, at eight tenths: there were 50 loads on 12 workers in 20 minutes."""
+    chance = random.Random(seed)
+    arrivals = []
+    for app, rate in (("a0", 0.512), ("a1", 0.128)):
+        time = chance.expovariate(rate)
+        while time < 1500:
+            arrivals.append((time, app, 1))
+            time += chance.expovariate(rate)
+    run = Run("torta", [machine(f"m{n}") for n in range(12)], arrivals, load=30.0, item=15.0, size=1, regions=())
+    assert sum(time > 300 for time, _, _ in run.loads) <= 12
+    assert run.outcome.done == len(arrivals)
+
+
 def test_few_items_make_no_model_fast():
     """Both models are as fast; on one of them each app was measured on one item."""
 

@@ -33,10 +33,10 @@ from ctxflow.policies.turboserve.rebalancing import (
     MoveCosts,
     PowerCurve,
     assign,
+    balanced_groups,
     limit_of,
     most_sessions,
     rebalance,
-    rebalance_groups,
 )
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule, tuned
 
@@ -199,7 +199,8 @@ def test_cost_can_forbid_a_move_and_the_cheapest_session_goes():
 @given(st.lists(st.integers(0, 6), min_size=10, max_size=40))
 def test_sub_groups_keep_to_themselves_and_are_close(numbers):
     before = residents(numbers)
-    found = after(before, rebalance_groups(before, LINEAR, group_size=4, one_group=8))
+    groups = balanced_groups(before, group_size=4, one_group=8)
+    found = after(before, [move for group in groups for move in rebalance(group, LINEAR)])
     assert longest(found, LINEAR) <= math.ceil(sum(numbers) / len(numbers)) + 3
     assert longest(found, LINEAR) <= longest(before, LINEAR)
 

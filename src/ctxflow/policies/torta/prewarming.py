@@ -19,8 +19,8 @@ def warmings(
 
     A context is wanted on as many workers as Eq. 6 says for what is queued and forecast, the capacity being the items
     of a slot, once its speed was measured. It is loaded on workers that run nothing, and whose contexts have more
-    headroom without them than it has with one worker more. Where several contexts are in use and none of its items
-    wait, one free worker is left as it is.
+    headroom without them than it has with one worker more, by more than forecasts deviate by chance. Where several
+    contexts are in use and none of its items wait, one free worker is left as it is.
 
     :param recent: worker -> context -> when a call of it was last given there: such workers come first.
     """
@@ -41,7 +41,9 @@ def warmings(
                 break
             held = [c for c in worker.contexts if c]  # "" is no context.
             after = min(SPARE, need.headroom(holders[context] + 1))
-            if context in held or any(c in needs and needs[c].headroom(holders[c] - 1) < after for c in held):
+            if context in held or any(
+                c in needs and needs[c].headroom(holders[c] - 1) < after + _chance(need, needs[c]) for c in held
+            ):
                 continue
             yield Assignment(worker.id, need.app.id)
             if context in worker.contexts:  # The load was possible.
@@ -52,6 +54,8 @@ def warmings(
 
 
 SPARE = 3.0  # Deviations of the calls that run at once: with so much headroom a context can always give a worker.
+SEEN = 30.0  # Seconds of arrivals that a forecast is about as good as: slots of 10 s, the newest of which counts half.
+SURE = 2.5  # Deviations of the difference of two contexts' forecasts that are not taken for chance.
 
 
 @dataclasses.dataclass
@@ -66,11 +70,17 @@ class _Need:
     expected: float = 0.0
     busy: float = 0.0  # Workers that the work of a slot keeps busy.
     workers: float = 0.0
+    seconds: float = 0.0  # Of an item.
     app: AppView | None = None
 
     def headroom(self, holders: int) -> float:
         """Return by how many deviations of the calls that run at once so many workers are beyond those at work."""
         return (holders - self.busy) / math.sqrt(max(self.busy, 0.25)) if math.isfinite(self.workers) else -math.inf
+
+
+def _chance(one: _Need, other: _Need) -> float:
+    """Return by how much two contexts' headroom differs by chance: of long items only few arrive in SEEN."""
+    return SURE * math.sqrt((one.seconds + other.seconds) / SEEN)
 
 
 def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need]:
@@ -95,6 +105,7 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
             need.app = None
         if math.isfinite(need.workers) and need.busy > 0:
             capacity = (need.queued + need.expected) / need.busy
+            need.seconds = slot_seconds / capacity
             need.workers = float(target([need.queued], [need.expected], [capacity], [len(view.workers)])[0])
     return needs
 
