@@ -150,20 +150,6 @@ def test_turboserve_places_a_session_anew_that_was_idle_for_long():
     assert pool.counts() == [4, 4] and all(pool.sessions[number].chunks > 6 for number in quiet)
 
 
-def test_a_session_that_gets_a_prompt_before_it_left_stays():
-    pool = Pool("turboserve")
-    pool.open(0, 1)
-    pool.silent = {0}
-    pool.go(31)
-    while not pool.scheduler.state.sessions[0].suspending:
-        pool.tell(ev.Tick)
-        pool.now += 1.0
-    pool.silent = set()
-    pool.tell(ev.SessionPrompted, 0)
-    pool.go(3)
-    assert pool.sessions[0].state == "placed" and pool.sessions[0].chunks > 1 and pool.carries == 0
-
-
 def test_a_dear_migration_is_not_worth_it():
     pool = Pool({"policy": "turboserve", "weight": 1e9})
     pool.open(*range(4))

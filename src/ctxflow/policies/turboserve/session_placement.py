@@ -73,7 +73,7 @@ class TurboServe:
         self._doubts: dict[str, _Doubt] = {}
 
     def place(self, view: View) -> Mapping[int, str | None]:
-        """Return workers for sessions that need one and find room, the moves that pay, and None for those that leave."""
+        """Return workers for sessions that need one and find room, moves that pay, and None for those that leave."""
         placed: dict[int, str | None] = dict.fromkeys(_long_idle(view))
         waiting: dict[tuple[str, object], list[SessionView]] = {}
         for session in seekers(view):
