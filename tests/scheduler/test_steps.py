@@ -174,6 +174,40 @@ def test_a_suspended_session_is_frozen_and_thawed():
     assert step.orders == [cmd.Order(1, "frozen", 1, 1, "keep")]
 
 
+def test_a_state_leaves_between_the_chunks_of_others():
+    bench = SessionBench()
+    step = step_of(bench.open(1, 2))
+    step = step_of(bench.finish(step, s1={"idle": 1}))
+    bench.tell(ev.SessionSuspended, 1)
+    step = step_of(bench.finish(step))
+    assert step.orders == [cmd.Order(1, "", 1, None, "freeze")], "a step without chunks is over soon"
+    step = step_of(bench.finish(step))
+    assert [order.session for order in step.orders] == [2] and step.orders[0].chunk is not None
+
+
+class Emptying:
+    """Sessions stay where they are, and those that are idle are to leave."""
+
+    def __init__(self):
+        self.home = LeastLoadedSessions()
+
+    def place(self, view):
+        idle = [session.id for session in view.sessions.values() if session.idle and session.state == "placed"]
+        return {**self.home.place(view), **dict.fromkeys(idle)}
+
+
+def test_a_session_stays_that_gets_a_prompt_before_it_has_left():
+    bench = SessionBench(sessions=Emptying())
+    step = step_of(bench.open(1, 2))
+    step = step_of(bench.finish(step, s1={"idle": 1}))
+    bench.tell(ev.Tick)
+    assert bench.state.sessions[1].suspending
+    bench.tell(ev.SessionPrompted, 1)
+    step = step_of(bench.finish(step))
+    assert [(order.session, order.then) for order in step.orders if order.chunk is None] == []
+    assert {order.session for order in step.orders} == {1, 2}
+
+
 def test_a_session_goes_on_elsewhere_when_its_frozen_state_has_arrived():
     bench = SessionBench(("w1", "w2"))
     bench.build()

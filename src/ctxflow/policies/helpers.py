@@ -194,7 +194,7 @@ def seekers(view: View) -> list[SessionView]:
     found = []
     stays: dict[tuple[object, ...], bool] = {}  # Sessions may be many: each worker is looked at once.
     for session in view.sessions.values():
-        if session.state == "waiting":
+        if session.state == "waiting" or (session.state == "suspended" and not session.by_user):
             if not session.idle:
                 found.append(session)
         elif session.state == "placed" and session.target is None:

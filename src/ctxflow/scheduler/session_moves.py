@@ -60,6 +60,8 @@ def user_event(
             session.turn_over = False
         else:
             session.wanted = max(session.wanted, event.wanted)
+        if not session.by_user and session.state == PLACED:
+            session.suspending = False  # It was to leave since it had nothing to do.
         state.streams.note(session)
         if session.state == WAITING or (session.state == SUSPENDED and not session.by_user):
             state.streams.unsettled = True

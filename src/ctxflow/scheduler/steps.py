@@ -152,6 +152,9 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
         orders += [Order(s.id, "frozen", s.made, None, "leave") for s in unkept[:KEPT_AT_ONCE]]
     if not orders:
         return
+    still = [order for order in orders if order.chunk is None]
+    if any(order.then == "freeze" for order in still):
+        orders = still  # Whoever gets a prompt meanwhile does not wait for the chunks of others.
     number = state.next_attempt
     state.next_attempt = number + 1
     attempt = Attempt(number, app_id, app.context, worker.id, (), state.now, place=worker.place)

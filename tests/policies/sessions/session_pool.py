@@ -12,6 +12,7 @@ class Pool:
 
     :ivar own: session -> the seconds that it adds to a step instead. :ivar sizes: session -> bytes of its state.
     :ivar paces: GPU model -> how many times as long steps take there.
+    :ivar silent: sessions whose turn is over with each chunk.
     :ivar slow: workers that build a context until `built` says that they have.
     """
 
@@ -19,7 +20,7 @@ class Pool:
         self.scheduler = Scheduler(Policies.chosen({"sessions": placement}))
         self.now, self.steps, self.carries = 0.0, [], 0
         self.own, self.sizes, self.paces = {}, {}, {}
-        self.slow, self.loading = set(), {}
+        self.slow, self.loading, self.silent = set(), {}, set()
         self.last = {}  # Worker -> seconds of its last step.
         self.tell(ev.ContextDeclared, ev.ContextSpec("model", "model", memory=memory))
         spec = ev.AppSpec("talk", "talk", "model", batch=False, sessions=True, chunk_target=chunk_target)
@@ -66,6 +67,7 @@ class Pool:
                 outcomes = [
                     {
                         **({"made": 1} if order.chunk is not None else {}),
+                        **({"idle": 1} if order.chunk is not None and order.session in self.silent else {}),
                         **({"frozen": ["", self.sizes.get(order.session, 5)]} if order.then == "freeze" else {}),
                         **({"kept": self.sizes.get(order.session, 5)} if order.then in ("keep", "leave") else {}),
                     }

@@ -7,7 +7,9 @@ import types
 import pytest
 from session_pool import BUILT, Pool
 
-from ctxflow.policies.turboserve.session_placement import _measured
+from ctxflow.policies.turboserve.rebalancing import FREE, PowerCurve
+from ctxflow.policies.turboserve.session_placement import _Measured, _measured
+from ctxflow.policies.turboserve.weighed_fleet import SessionWeights
 from ctxflow.scheduler import events as ev
 
 
@@ -79,6 +81,18 @@ def test_sessions_that_weigh_alike_stay_where_they_are():
     pool.open(*range(9))
     pool.go(20)
     assert (pool.counts(), pool.carries) == ([3, 3, 3], 0)
+
+
+@pytest.mark.parametrize(("there", "fewer", "sure"), [((6, 2), 4, True), ((4, 4), 4, False)])
+def test_moves_that_pay_by_number_need_not_be_sure_of_the_weights(there, fewer, sure):
+    residents = {gpu: [f"{gpu}{n}" for n in range(count)] for gpu, count in zip("xy", there, strict=True)}
+    weights = SessionWeights(dict.fromkeys(residents["x"][:2], 2.0))
+    known = _Measured(PowerCurve(0.0, 0.1), None, {}, weights)
+    moves, estimated = known.moves(residents, FREE, (), gain=0.9)
+    assert (bool(moves), estimated) == (sure, False)
+    assert len(residents["x"]) - len([move for move in moves if move.source == "x"]) <= fewer
+    moves, estimated = known.moves(residents, FREE, (), gain=0.05)
+    assert moves and estimated is not sure
 
 
 def test_slow_gpus_carry_fewer():

@@ -130,6 +130,26 @@ def test_each_worker_has_places_by_its_own_pace():
     assert [session.state for session in pool.sessions.values()].count("waiting") == 1, "there are eight places"
 
 
+def test_turboserve_places_a_session_anew_that_was_idle_for_long():
+    pool = Pool("turboserve")
+    pool.open(*range(4))
+    pool.go()
+    quiet = [number for number, session in pool.sessions.items() if session.worker == "w0"]
+    pool.silent = set(quiet)
+    pool.go(10)
+    assert {pool.sessions[number].worker for number in quiet} == {"w0"}, "it may have something to do at any moment"
+    pool.go(40)
+    assert {pool.sessions[number].state for number in quiet} == {"suspended"}
+    pool.open(*range(4, 8))
+    pool.go()
+    assert pool.counts() == [3, 3]
+    pool.silent = set()
+    for number in quiet:
+        pool.tell(ev.SessionPrompted, number)
+    pool.go()
+    assert pool.counts() == [4, 4] and all(pool.sessions[number].chunks > 6 for number in quiet)
+
+
 def test_a_dear_migration_is_not_worth_it():
     pool = Pool({"policy": "turboserve", "weight": 1e9})
     pool.open(*range(4))

@@ -22,7 +22,7 @@ from ctxflow.policies.turboserve.rebalancing import (
     rebalance,
 )
 from ctxflow.policies.turboserve.session_weights import assign_by_weight, longest_chunk, rebalance_by_weight
-from ctxflow.policies.turboserve.weighed_fleet import SessionWeights
+from ctxflow.policies.turboserve.weighed_fleet import ALIKE, SessionWeights
 from ctxflow.policies.views import AppView, SessionView, WorkerView
 
 _UNMEASURED = PowerCurve(0.0, 1.0)
@@ -33,6 +33,9 @@ _GAIN, _MORE, _HALVED = 0.05, 0.03, 300.0
 were made, so that nobody moves for ever in search of what estimates promise; and seconds in which that is halved."""
 _PROMISED = 0.9
 """The share of the chunk target that a worker which made no step yet is filled to."""
+_IDLE = 30.0
+"""Seconds without a chunk after which an idle session leaves its worker: it returns where chunks are shortest then, not
+where they were when it was placed. Whoever returns sooner is spared the way of the state."""
 _GROUP = 64
 """Workers that are balanced as one where sessions weigh unlike."""
 
@@ -42,7 +45,8 @@ class TurboServe:
 
     Sessions count by what they add to a step, as far as that is known, and workers by the pace of their GPU model. A
     worker carries at most K active sessions (`View.capacity`), and no more than it has memory for their states; those
-    beyond wait. Each app's sessions are placed by themselves.
+    beyond wait. A session that has been idle for half a minute leaves its worker, and is placed anew when it has
+    something to do. Each app's sessions are placed by themselves.
 
     :param weight: mu: seconds of the longest chunk that a second of migration has to gain.
     :param alpha: seconds of any migration, and `bandwidth`, bytes a second of its transfer.
@@ -69,8 +73,8 @@ class TurboServe:
         self._doubts: dict[str, _Doubt] = {}
 
     def place(self, view: View) -> Mapping[int, str | None]:
-        """Return a worker for each session that needs one and finds room, and the moves that pay."""
-        placed: dict[int, str | None] = {}
+        """Return workers for sessions that need one and find room, moves that pay, and None for those that leave."""
+        placed: dict[int, str | None] = dict.fromkeys(_long_idle(view))
         waiting: dict[tuple[str, object], list[SessionView]] = {}
         for session in seekers(view):
             waiting.setdefault((session.app, session.failed_on), []).append(session)
@@ -142,6 +146,20 @@ class _Doubt:
         self.level, self.since = self.gain(now) - _GAIN + _MORE, now
 
 
+def _long_idle(view: View) -> list[int]:
+    """Return the sessions that have been idle for a while, where they may return to another worker."""
+    if len(loads(view)) < 2:
+        return []
+    return [
+        session.id
+        for session in view.sessions.values()
+        if session.idle
+        and session.state == "placed"
+        and session.last_chunk_at is not None
+        and view.now >= session.last_chunk_at + _IDLE
+    ]
+
+
 def _is_ready(worker: WorkerView, context: str) -> bool:
     held = worker.contexts.get(context)
     return held is not None and held.state == "ready"
@@ -175,33 +193,41 @@ class _Measured:
     def moves(
         self, residents: Mapping[Gpu, list[Session]], costs: MoveCosts, fixed: Collection[Session], gain: float
     ) -> tuple[list[Move], bool]:
-        """Return the moves that pay, and whether they rest on estimates: those must gain so much."""
+        """Return the moves that pay, and whether any rest on estimates alone: those must gain so much."""
         load = self.weights.load
 
         def weight(sessions: Collection[Session]) -> float:
             return sum(load.get(session, 1.0) for session in sessions)
 
         alike = self.weights.common([session for there in residents.values() for session in there]) is not None
-        sure = alike and not self.speeds
         groups = (
             balanced_groups(residents, load=weight) if alike else balanced_groups(residents, _GROUP, _GROUP, weight)
         )
-        found = []
+        found, estimated = [], False
         for group in groups:
             moves = rebalance_by_weight(group, self.curve, costs, self.capacity, self.speeds, fixed, self.weights)
-            if moves and (sure or self._pays(group, moves, gain)):
+            if not moves:
+                continue
+            sure = not self.speeds and (alike or self._shorter(group, moves, ALIKE) < 1)
+            if sure or self._shorter(group, moves, self.weights) < 1 - gain or self._too_full(group):
                 found += moves
-        return found, bool(found) and not sure
+                estimated = estimated or not sure
+        return found, estimated
 
-    def _pays(self, residents: Mapping[Gpu, Collection[Session]], moves: Sequence[Move], gain: float) -> bool:
-        """Return whether moves make the longest chunk clearly shorter, or relieve a worker of too many states."""
+    def _shorter(
+        self, residents: Mapping[Gpu, Collection[Session]], moves: Sequence[Move], by: SessionWeights
+    ) -> float:
+        """Return the longest chunk after moves, as a share of what it is before."""
         after = {gpu: set(there) for gpu, there in residents.items()}
         for move in moves:
             after[move.source].discard(move.session)
             after[move.target].add(move.session)
-        before = longest_chunk(residents, self.curve, self.speeds, self.weights)
-        shorter = longest_chunk(after, self.curve, self.speeds, self.weights)
-        return shorter < (1 - gain) * before or any(self.weights.too_many(gpu, residents[gpu]) for gpu in residents)
+        before = longest_chunk(residents, self.curve, self.speeds, by)
+        return longest_chunk(after, self.curve, self.speeds, by) / before if before else 1.0
+
+    def _too_full(self, residents: Mapping[Gpu, Collection[Session]]) -> bool:
+        """Return whether states exceed the memory of a worker, which moves relieve."""
+        return any(self.weights.too_many(gpu, residents[gpu]) for gpu in residents)
 
 
 def _measured(view: View, app_id: str, workers: Sequence[WorkerView]) -> _Measured:
