@@ -231,6 +231,15 @@ def test_an_idle_site_serves_what_fits_and_what_is_not_served_though_it_fits_has
     )
 
 
+def test_what_costs_more_than_it_is_priced_at_is_said_so(tmp_path):
+    job = idle(tmp_path) / "job.toml"
+    job.write_text(job.read_text().replace("[[queries]]\n", "[[queries]]\nunserved = 0.01\n"))
+    found = plan(tmp_path, "--method", "exact")
+    said = " ".join(found.stdout.split())
+    assert found.exit_code == 3 and "could be served and is not: 100% of verify, for " in said
+    assert "$ more than leaving it is priced at: raise its price to have it served" in said
+
+
 def test_what_does_not_fit_has_a_reason_that_is_true(tmp_path):
     found = data(idle(tmp_path, workers=3))
     assert found["unserved"]["verify"] > 0.1 and not found["could_be_served"] and found["unserved_settled"]

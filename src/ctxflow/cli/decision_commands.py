@@ -191,11 +191,13 @@ def _show_end(console: Console, found: Solution, left_out: Sequence[str] = (), n
         console.print(f"not feasible: {violation}", style="red", markup=False)
     left = found.left
     if left.possible:
-        more = ", ".join(f"{share:.1%} of {name}" for name, share in left.possible.items())
-        price = (
-            "" if left.dollars is None else f", for {abs(left.dollars):.2f} $ {'more' if left.dollars > 0 else 'less'}"
-        )
-        console.print(f"could be served and is not: {more}{price}; try --method exact", style="red", markup=False)
+        more = ", ".join(f"{100 * share:.3g}% of {name}" for name, share in left.possible.items())
+        if left.dollars is not None and left.dollars > 0:
+            hint = f", for {left.dollars:.2f} $ more than leaving it is priced at: raise its price to have it served"
+        else:
+            less = "" if left.dollars is None else f", for {-left.dollars:.2f} $ less"
+            hint = f"{less}; try --method exact"
+        console.print(f"could be served and is not: {more}{hint}", style="red", markup=False)
     elif not left.settled:
         console.print("whether more could be served was not decided in time", style="yellow", markup=False)
     for reason in left.reasons:
