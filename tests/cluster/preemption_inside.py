@@ -103,6 +103,7 @@ def main() -> int:
     parser.add_argument("--folder", required=True, help="one that all hosts see, with site.toml")
     parser.add_argument("--seconds", type=float, default=0.2, help="that an item takes")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--window", type=int, default=100, help="items that are submitted and not answered")
     parser.add_argument("--whole", action="store_true", help="batches answer as a whole, not item by item")
     options = parser.parse_args()
     notes = Notes()
@@ -120,7 +121,7 @@ def main() -> int:
     with executor:
         watcher = threading.Thread(target=watch, args=(executor, notes, ended), daemon=True)
         watcher.start()
-        stream = low.map(items_until(os.path.join(folder, "enough")), window=100)
+        stream = low.map(items_until(os.path.join(folder, "enough")), window=options.window)
         runner = threading.Thread(target=lambda: answers.extend(stream), daemon=True)
         runner.start()
         while not os.path.exists(os.path.join(folder, "go")):

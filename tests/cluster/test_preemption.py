@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SITE = """
 engine = "taskvine"
 python_environment = "/opt/ctxflow"
-preemption = {{policy = "{policy}", patience = {patience}, grace = 20, idle = 2}}
+preemption = {{policy = "{policy}", patience = {patience}, grace = {grace}, idle = 2}}
 
 [taskvine]
 keepalive_interval = 1
@@ -51,12 +51,12 @@ def host(any_testbed: Testbed) -> Iterator[Testbed]:
 class Bench:
     """The program, in a folder that the host sees."""
 
-    def __init__(self, testbed: Testbed, policy: str, patience: int, *options: str) -> None:
+    def __init__(self, testbed: Testbed, policy: str, patience: int, *options: str, grace: int = 20) -> None:
         self.testbed = testbed
         self.folder = testbed.shared / f"preemption-{time.time_ns()}"
         self.folder.mkdir(mode=0o777, parents=True)
         self.folder.chmod(0o777)
-        (self.folder / "site.toml").write_text(SITE.format(policy=policy, patience=patience))
+        (self.folder / "site.toml").write_text(SITE.format(policy=policy, patience=patience, grace=grace))
         program = ["python", "-u", str(INSIDE / "preemption_inside.py"), "--folder", f"/shared/{self.folder.name}"]
         self.driver = Driver(TESTBED / "run", [*program, *options])
 
@@ -93,8 +93,8 @@ class Bench:
 def start(host: Testbed) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def bench(policy: str, patience: int, *options: str) -> Bench:
-        made.append(Bench(host, policy, patience, *options))
+    def bench(policy: str, patience: int, *options: str, grace: int = 20) -> Bench:
+        made.append(Bench(host, policy, patience, *options, grace=grace))
         return made[-1]
 
     yield bench
@@ -156,13 +156,14 @@ def test_it_gets_four_gpus_of_one_socket_and_the_others_lose_nothing(
     host.eventually(lambda: not left(host, ["host1"]))
 
 
-def test_the_standard_selection_takes_the_latest_though_they_are_on_two_sockets(
+def test_the_standard_selection_takes_whose_calls_began_last_though_they_are_on_two_sockets(
     host: Testbed, start: Callable[..., Bench]
 ) -> None:
     middle = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 4, "require_gpus": MIDDLE}
     host.submit(middle, user="bob")
     host.eventually(lambda: host.running("bob") == 1)
-    bench = start("standard", 60)
+    # Calls of half a minute: those of the first four are still running when the others begin.
+    bench = start("standard", 60, "--whole", "--seconds", "7.5", "--window", "40", grace=45)
     bench.driver.until(lambda line: line["there"] == 4)
     host.run("condor_rm", "bob", user="root")
     bench.driver.until(lambda line: line["there"] == 8)
