@@ -27,6 +27,7 @@ class App:
     batch_size: int | None = None
     waiting_since: float | None = 0.0
     overlaps: bool = False
+    keeps_context: bool = True
 
     @property
     def unclaimed(self):

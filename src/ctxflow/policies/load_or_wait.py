@@ -30,7 +30,7 @@ class LoadOrWait:
 
     A load pays if they have not begun all of it by then, or if the queue was not empty for a quarter of that time: more
     comes than they get done. It takes what it was measured to take, and as much more as contexts take that give way to
-    it and have apps. What was not measured is tried.
+    it and have apps. What was not measured is tried, and a context that no worker keeps is built for each call.
 
     So nobody idles beside an item that has waited for longer than these loads take, unless a load was begun since.
 
@@ -75,7 +75,7 @@ class LoadOrWait:
         :param displaced: the contexts that give way.
         """
         seconds = self._load_seconds(app.context)
-        if seconds == math.inf:
+        if seconds == math.inf or not app.keeps_context:
             return True
         others = [self._load_seconds(each) for each in displaced if each in self._wanted]
         seconds += sum(each for each in others if each < math.inf)

@@ -262,6 +262,10 @@ class AppView(Protocol):
         """The id of the context that its calls need; "" for none."""
 
     @property
+    def keeps_context(self) -> bool:
+        """Whether a worker keeps its context from one call to the next (its level is "pervasive")."""
+
+    @property
     def overlaps(self) -> bool:
         """Whether its calls, of one item each, overlap on a worker (`BatchingPolicy.window`)."""
 

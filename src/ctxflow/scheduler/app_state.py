@@ -220,6 +220,7 @@ class App:
     # Set when it is put into the tables.
     overlaps: bool = False
     windowed: bool = False
+    keeps_context: bool = True  # Whether its context is pervasive; likewise.
     concurrency: int | None = None  # As its context declares it; likewise.
     # Beginning of items -> the worker that was given it last; items taken before the first since that was first. Kept
     # by prefixes.py.

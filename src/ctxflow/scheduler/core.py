@@ -167,7 +167,8 @@ def _app_declared(state: RunState, event: ev.AppDeclared, out: list[Command]) ->
     state.next_order += 1
     context = state.contexts[spec.context].spec
     app.concurrency = context.concurrency
-    if context.level == ev.PERVASIVE:  # Else each call has a context of its own.
+    app.keeps_context = context.level == ev.PERVASIVE
+    if app.keeps_context:  # Else each call has a context of its own.
         app.windowed = spec.overlaps
         app.overlaps = not spec.sessions and (spec.overlaps or (context.concurrency or 1) > 1)
     app.shown, app.endless = ShownApp(app), EndlessApp(app)

@@ -194,6 +194,7 @@ class ShownApp(_Proxy):
     order: int
     region: str
     chunk_target: float | None
+    keeps_context: bool = _live("keeps_context")
     overlaps: bool = _live("windowed")
     backlog: int = _live("backlog")
     unclaimed: int = _live("unclaimed")

@@ -155,6 +155,7 @@ class SceneApp:
     order: int = 0
     chunk_target: float | None = None
     claimed: int = 0
+    keeps_context: bool = True
     overlaps: bool = False
     running: int = 0
     concurrency: int | None = None

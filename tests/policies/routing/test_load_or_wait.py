@@ -59,6 +59,14 @@ def test_what_was_not_measured_is_tried(missing):
     assert given_in(found) == [("w1", "a"), ("w2", "a"), ("w3", "a")]
 
 
+def test_nobody_waits_for_a_context_that_is_built_for_each_call():
+    found = scene("ca", "", "", busy=[0])
+    queue(found, "a", 8)
+    assert given_in(found) == []
+    found.apps["a"].keeps_context = False
+    assert given_in(found) == [("w1", "a"), ("w2", "a")]
+
+
 @pytest.mark.parametrize("leaves", [{"draining": True}, {"noticed": 90.0}])
 def test_nobody_waits_for_a_worker_that_leaves(leaves):
     found = scene("ca", "", busy=[0])
