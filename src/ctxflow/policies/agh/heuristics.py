@@ -222,7 +222,7 @@ def random_starts(arrays: Constants) -> int:
 
 def priced_work(arrays: Constants) -> int:
     """Return the work of each priced search, in the unit of `OptionSets.work`."""
-    return 50_000 if _large(arrays) else 400_000
+    return 30_000 if _large(arrays) else 400_000
 
 
 def _large(arrays: Constants) -> bool:
