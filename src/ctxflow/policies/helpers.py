@@ -217,6 +217,12 @@ def loads(view: View) -> dict[str, int]:
     return counts
 
 
+def is_ready(worker: WorkerView, context: str) -> bool:
+    """Return whether a worker has a context that is built."""
+    held = worker.contexts.get(context)
+    return held is not None and held.state == "ready"
+
+
 def tiers_for(view: View, app: AppView) -> frozenset[str]:
     """Return the names of the tiers whose workers could run an app now."""
     return frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))

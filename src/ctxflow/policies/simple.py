@@ -22,6 +22,7 @@ from ctxflow.policies.helpers import (
     QueueShares,
     active,
     divided,
+    is_ready,
     loads,
     outstanding,
     seekers,
@@ -31,7 +32,7 @@ from ctxflow.policies.helpers import (
 )
 from ctxflow.policies.load_or_wait import LoadOrWait
 from ctxflow.policies.protocols import Assignment, PlaceRequest, Plan, Trial, Verdict, View
-from ctxflow.policies.views import AppView, SessionView, WorkerView
+from ctxflow.policies.views import AppView, WorkerView
 
 # --- routing
 
@@ -228,8 +229,8 @@ class LeastLoadedSessions:
         for session in waiting:
             able = [worker for name in counts if view.can_carry(session, worker := view.workers[name])]
             if able:
-                best = min(able, key=lambda w: (counts[w.id], not _is_built(session, w), w.slots_used))
-                ready = [worker for worker in able if _is_built(session, worker)]
+                best = min(able, key=lambda w: (counts[w.id], not is_ready(w, session.context), w.slots_used))
+                ready = [worker for worker in able if is_ready(worker, session.context)]
                 now = min(ready, key=lambda w: (counts[w.id], w.slots_used), default=best)
                 if counts[now.id] < counts[best.id] + _FEWER:
                     best = now
@@ -256,11 +257,6 @@ class LeastLoadedSessions:
 
 _FEWER = 2
 """Sessions that a worker has fewer than one where the context is ready, so that it is to build it for the next."""
-
-
-def _is_built(session: SessionView, worker: WorkerView) -> bool:
-    held = worker.contexts.get(session.context)
-    return held is not None and held.state == "ready"
 
 
 class NoPreemption:

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from ctxflow.policies.helpers import forget, loads, seekers
+from ctxflow.policies.helpers import forget, is_ready, loads, seekers
 from ctxflow.policies.protocols import View
 from ctxflow.policies.turboserve.rebalancing import (
     Gpu,
@@ -91,7 +91,7 @@ class TurboServe:
         """Place sessions, where K is known first on workers that have the context ready, then on any."""
         able = [worker for name in loads(view) if view.can_carry(sessions[0], worker := view.workers[name])]
         able.sort(key=lambda worker: worker.slots_used)  # Of equal ones: a step waits for calls in flight.
-        ready = [worker for worker in able if _is_ready(worker, sessions[0].context)]
+        ready = [worker for worker in able if is_ready(worker, sessions[0].context)]
         known = _measured(view, app, able)
         placed: dict[int, str | None] = {}
         for workers in (ready if known.capacity is not None else [], able):
@@ -158,11 +158,6 @@ def _long_idle(view: View) -> list[int]:
         and session.last_chunk_at is not None
         and view.now >= session.last_chunk_at + _IDLE
     ]
-
-
-def _is_ready(worker: WorkerView, context: str) -> bool:
-    held = worker.contexts.get(context)
-    return held is not None and held.state == "ready"
 
 
 def _residents(
