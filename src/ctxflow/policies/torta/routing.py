@@ -15,6 +15,7 @@ import numpy as np
 
 from ctxflow.policies.helpers import forget, with_room
 from ctxflow.policies.protocols import Assignment, View
+from ctxflow.policies.torta.holding import Holding
 from ctxflow.policies.torta.macro import Allocate, Macro, form
 from ctxflow.policies.torta.micro import NOWHERE, Weights, fit, improve, match
 from ctxflow.policies.torta.prewarming import warmings
@@ -22,6 +23,7 @@ from ctxflow.policies.torta.quantities import Floats, Outlook, Recent, Servers, 
 from ctxflow.policies.views import AppView, WorkerView
 
 THRIFT = 0.05
+HOLD = 1.0
 MOST_CALLS = 256  # In one matching.
 
 Key = tuple[int, int, float, float, int]
@@ -35,7 +37,8 @@ class Torta:
     seconds; then work for workers that hold its context; then loads, the longest queue per holder first. Of workers
     that can take a call, the fastest, cheapest and nearest to where it comes from is taken. A context is loaded on one
     more worker if its queue, shared by its holders, lasts longer than the load takes there, if that was measured. Where
-    the macro layer divides calls among regions, one waits `patience` seconds for a worker of its region.
+    the macro layer divides calls among regions, one waits `patience` seconds for a worker of its region; where it does
+    not, and power has a price, one may wait for a cheaper worker that is busy (`holding`).
 
     Guarantees: only free workers are given what they can run, none more than it has slots; of apps of one priority,
     none waits for ever while a worker could run it.
@@ -48,6 +51,7 @@ class Torta:
     :param search: rounds of local search over a matching.
     :param prewarm: whether idle workers load what the forecast says will be wanted.
     :param thrift: what the price of the dearest tier counts against its workers; 1 is what the fastest GPU counts for.
+    :param hold: how many times its own time a call may wait for a cheaper worker, to save what the dearest tier costs.
     :raises ValueError: for a form that is not known, or a number that makes no sense.
     :raises ModuleNotFoundError: for the look-ahead without SciPy.
     """
@@ -61,17 +65,18 @@ class Torta:
         search: int = 4,
         prewarm: bool = True,
         thrift: float = THRIFT,
+        hold: float = HOLD,
     ) -> None:
         if not (math.isfinite(slot_seconds) and slot_seconds > 0):
             raise ValueError("slot_seconds is how long shares of regions hold: give more than 0")
-        if not (patience >= 0 and longest_wait >= 0 and search >= 0 and thrift >= 0):
-            raise ValueError("patience, longest_wait, search and thrift cannot be negative: give 0 or more")
+        if not (patience >= 0 and longest_wait >= 0 and search >= 0 and thrift >= 0 and hold >= 0):
+            raise ValueError("patience, longest_wait, search, thrift and hold cannot be negative: give 0 or more")
         chosen = macro or "transport"
         self._macro = Macro(form(chosen) if isinstance(chosen, str) else chosen, slot_seconds)
         self._divides = macro is not None
         self._slot_seconds, self._patience, self._longest_wait = slot_seconds, patience, longest_wait
         self._search, self._prewarm, self._thrift = search, prewarm, thrift
-        self._outlook = Outlook()
+        self._outlook, self._holding = Outlook(), Holding(hold)
         # App -> when a call of it was last given; worker -> context -> the same there.
         self._served: dict[str, float] = {}
         self._recent: dict[str, dict[str, float]] = {}
@@ -103,6 +108,7 @@ class Torta:
 
     def _look(self, view: View) -> None:
         if self._outlook.look(view):
+            self._holding.look(view, self._outlook)
             self._recent = {worker: held for worker, held in self._recent.items() if worker in view.workers}
             contexts = {app.context for app in view.apps.values()}
             for held in self._recent.values():
@@ -117,6 +123,8 @@ class Torta:
                 continue
             urgent = self._urgent(view, app)
             if held is None and not urgent and self._loads_worth(view, app.context).get(worker.region, math.inf) < 1:
+                continue
+            if held is not None and not urgent and not self._affordable(view, app, [worker]):
                 continue
             if not self._macro.divides or self._region_for(view, app, (worker.region,)) in (None, worker.region):
                 found.append((self._key(view, app, URGENT if urgent else COLD if held is None else HELD), app))
@@ -147,8 +155,9 @@ class Torta:
         holders = with_room(view, app, itertools.islice(able, MOST_CALLS))
         urgent = self._urgent(view, app)
         size, calls, held = _calls(view, app, holders)
+        taken = holders if urgent else self._affordable(view, app, holders)
         for number in range(held):
-            if where := self._in_region(view, app, holders):
+            if where := self._in_region(view, app, taken):
                 yield self._key(view, app, URGENT if urgent and not number else HELD), Wish(app, where, size)
         if calls <= held:
             return
@@ -163,6 +172,13 @@ class Torta:
             if not (where := self._in_region(view, app, paying)):
                 return
             yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where, size)
+
+    def _affordable(self, view: View, app: AppView, holders: Sequence[WorkerView]) -> Sequence[WorkerView]:
+        """Return the free holders that an app's calls take rather than wait for cheaper ones."""
+        if self._macro.divides:
+            return holders
+        since = max(app.waiting_since or 0.0, self._served.get(app.id, -math.inf))
+        return self._holding.affordable(app, holders, self._outlook, self._queued, view.now - since)
 
     def _in_region(self, view: View, app: AppView, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """Return the workers in the region of the app's next call."""

@@ -1,0 +1,87 @@
+"""Whether a call waits for a cheaper worker that is busy, or takes a free one that is dearer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from ctxflow.policies.helpers import serving
+from ctxflow.policies.protocols import View
+from ctxflow.policies.torta.quantities import Floats, Outlook
+from ctxflow.policies.views import AppView, WorkerView
+
+PLENTY = 0.25  # With more than that of a pool's slots free nobody waits: its apps expect answers at once.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pool:
+    """The workers that hold a context.
+
+    :ivar contexts: what they hold, this one among it.
+    :ivar costs: (S,) of a call in each of their slots, from the cheapest on.
+    """
+
+    contexts: Collection[str]
+    costs: Floats
+
+
+class Holding:
+    """Says which workers are so dear that a call does better to wait for others, where power has a price.
+
+    A call costs what its worker does, for as long as it takes on that worker's GPU, and waiting as much as `hold` says.
+    Of a pool of n slots, one is done in the n-th part of a call's time. So a call takes no worker that costs more than
+    the cheapest slots do with the wait for one of them, behind all that waits for the same pool.
+
+    Guarantees: nobody waits by more than `hold` times the time of its call. Nor does anybody wait where workers are
+    paid by the hour, as one without work costs the same; for calls that overlap; while more than a quarter of the pool
+    is free; nor where one of its workers could load a context that none of them holds, as it would, having no work.
+
+    :param hold: how many times its own time a call may wait to save what the dearest tier costs.
+    """
+
+    def __init__(self, hold: float) -> None:
+        self._hold = hold
+        self._pools: dict[str, _Pool] = {}
+
+    def look(self, view: View, outlook: Outlook) -> None:
+        """Gather what workers hold and cost."""
+        self._pools = {}
+        powered = {region.name for region in view.regions.values() if region.power_price is not None}
+        if not (self._hold and powered and outlook.prices):
+            return
+        pools: dict[str, list[WorkerView]] = defaultdict(list)
+        for worker in serving(w for w in view.workers.values() if w.noticed is None and not w.draining):
+            for context in worker.contexts:
+                pools[context].append(worker)
+        wanted = {app.context: app for app in view.apps.values() if app.arrived}
+        for context, workers in pools.items():
+            held = {each for worker in workers for each in worker.contexts}
+            tiers = [view.tiers[name] for name in {worker.tier for worker in workers}]
+            others = any(view.permits(wanted[c], tier) for c in wanted.keys() - held for tier in tiers)
+            if not others and all(worker.region in powered for worker in workers):
+                costs = [self._cost(outlook, worker) for worker in workers for _ in range(worker.slots)]
+                self._pools[context] = _Pool(held, np.sort(costs))
+
+    def affordable(
+        self, app: AppView, free: Sequence[WorkerView], outlook: Outlook, queued: Mapping[str, float], waited: float
+    ) -> Sequence[WorkerView]:
+        """Return those of the free workers that hold an app's context that its calls take, rather than wait.
+
+        :param queued: context -> seconds of work that wait. :param waited: seconds since the app was given a worker.
+        """
+        pool, seconds = self._pools.get(app.context), outlook.item_seconds(app.id)
+        if pool is None or app.overlaps or not seconds or waited > self._hold * seconds:
+            return free
+        if sum(worker.free_slots for worker in free) > PLENTY * len(pool.costs):
+            return free
+        wait = sum(queued.get(context, 0.0) for context in pool.contexts) / (self._hold * seconds)
+        most = float((pool.costs + wait / np.arange(1, len(pool.costs) + 1)).min(initial=math.inf))
+        return [worker for worker in free if self._cost(outlook, worker) <= most]
+
+    def _cost(self, outlook: Outlook, worker: WorkerView) -> float:
+        """Return what a call costs on a worker, its time there included."""
+        return (outlook.prices.get(worker.tier, 0.0) + 1 / self._hold) / outlook.speed(worker.gpu_model)
