@@ -120,6 +120,7 @@ def test_what_was_loaded_ahead_gives_way_to_what_is_wanted():
         ({"macro": "magic"}, "write one of transport, lookahead"),
         ({"slot_seconds": 0}, "slot_seconds"),
         ({"patience": -1}, "negative"),
+        ({"hold": -0.5}, "negative"),
         ({"longest_wait": math.nan}, "negative"),
     ],
 )
