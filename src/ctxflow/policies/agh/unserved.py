@@ -64,6 +64,10 @@ def judge(problem: Problem, allocation: Allocation | None = None) -> Unserved:
     now = np.ones(len(problem.query_types)) if allocation is None else np.array(allocation.unserved)
     missing = [int(i) for i in np.flatnonzero(now > LEAST_SHARE)]
     alone = tuple(reason for i in missing for reason in _alone(arrays, i, _usable(arrays)))
+    explained = {reason.query_type for reason in alone}
+    whole = {kind.name for kind in problem.query_types if kind.max_unserved <= LEAST_SHARE}
+    if whole & explained and (allocation is None or check(problem, allocation)):
+        return Unserved(reasons=alone)  # Nothing keeps all limits; what could be served without does not matter.
     best = _least_unserved(problem, now, allocation)
     gained = now - best.unserved
     possible = {problem.query_types[i].name: float(gained[i]) for i in missing if gained[i] > GAINED}
@@ -71,7 +75,6 @@ def judge(problem: Problem, allocation: Allocation | None = None) -> Unserved:
     if possible and best.allocation is not None:
         before = Allocation((), (), tuple(now)) if allocation is None else allocation
         dollars = best.allocation.costs(problem).total - before.costs(problem).total
-    explained = {reason.query_type for reason in alone}
     rest = [int(i) for i in np.flatnonzero(best.unserved > GAINED) if problem.query_types[i].name not in explained]
     shared = tuple(_limits(problem, best, rest)) if rest and best.settled else ()
     return Unserved(possible, dollars, best.settled, alone + shared)
