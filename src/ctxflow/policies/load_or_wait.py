@@ -43,6 +43,7 @@ class LoadOrWait:
         self._staying: Sequence[WorkerView] = ()
         self._wanted: frozenset[str] = frozenset()  # Contexts that have apps.
         self._items: dict[str, float] = {}  # App -> seconds of an item; infinite where nobody measured.
+        self._usual: dict[str, float] = {}  # Context -> the mean of its apps; likewise.
         self._loads: dict[str, float] = {}  # Context -> seconds of a load; likewise.
         # Context -> seconds of a load -> seconds of work that its holders begin in that time.
         self._done: dict[str, dict[float, float]] = {}
@@ -58,12 +59,25 @@ class LoadOrWait:
         self._at, self._uses = view.now, 0
         self._staying = [w for w in view.workers.values() if w.noticed is None and not w.draining]
         self._wanted = frozenset(app.context for app in view.apps.values())
-        for table in (self._items, self._loads, self._done, self._held):
+        for table in (self._items, self._usual, self._loads, self._done, self._held):
             table.clear()
         forget(self._begun, self._wanted)
 
-    def item_seconds(self, app: str) -> float:
-        """Return the mean seconds of an item over workers, infinite if nobody measured it."""
+    def item_seconds(self, view: View, app: AppView) -> float:
+        """Return the mean seconds of an item over workers, infinite if nobody measured it.
+
+        An app that was not measured is taken for one like the others of its context: one more priority or deadline is
+        another app, and no reason for loads.
+        """
+        own = self._measured(app.id)
+        if own < math.inf or not app.context:
+            return own
+        if app.context not in self._usual:
+            others = (self._measured(each.id) for each in view.apps.values() if each.context == app.context)
+            self._usual[app.context] = _mean(seconds for seconds in others if seconds < math.inf)
+        return self._usual[app.context]
+
+    def _measured(self, app: str) -> float:
         if app not in self._items:
             self._items[app] = _mean(seconds for _, seconds in paces(self._staying, app))
         return self._items[app]
@@ -127,7 +141,7 @@ class LoadOrWait:
             app = view.apps[attempt.app]
             if not worker.in_flight(app.context):
                 own = worker.seconds_per_item(app.id)
-                each = self.item_seconds(app.id) if own is None else own
+                each = self.item_seconds(view, app) if own is None else own
                 yield self._left(view, attempt.started, (app.call_seconds or 0.0) + len(attempt.items) * each)
 
     @staticmethod

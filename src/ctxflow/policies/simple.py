@@ -104,7 +104,7 @@ class ContextAffinity:
         work: dict[str, float] = {}  # Context -> seconds of a worker's time that wait for it.
         for app in waiting.values():
             left[app.id] = min(left[app.id], app.unclaimed)
-            work[app.context] = work.get(app.context, 0.0) + left[app.id] * choice.item_seconds(app.id)
+            work[app.context] = work.get(app.context, 0.0) + left[app.id] * choice.item_seconds(view, app)
         refused = {name for name, app in waiting.items() if self._refused(app, slots)}
         waiting = {
             name: app for name, app in waiting.items() if name in refused or choice.pays(view, app, work[app.context])
@@ -129,7 +129,7 @@ class ContextAffinity:
                     return
                 continue
             app = min(paying, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
-            items, seconds = slots.take(app, worker), choice.item_seconds(app.id)
+            items, seconds = slots.take(app, worker), choice.item_seconds(view, app)
             left[app.id] -= items
             work[app.context] -= items * seconds if seconds < math.inf else 0.0
             choice.begins(view, app.context)

@@ -237,3 +237,14 @@ def test_one_job_is_done_as_soon_as_if_all_loaded(machines, items, load, size):
         eager(patch)
         before = Run(AFFINITY, *given, contexts=1, load=load, size=size, regions=())
     assert run.outcome.seconds <= before.outcome.seconds + 1e-6
+
+
+@pytest.mark.parametrize("routing", [AFFINITY, "torta"])
+def test_another_app_of_a_context_is_no_reason_to_load_it(routing):
+    """A second priority, or deadline, of the same function is an app that nobody measured: it was tried everywhere."""
+    machines = [machine("m0"), *(machine(f"m{n}", since=50.0) for n in range(1, 4))]
+    arrivals = [(0.0, "a0", 8), (100.0, "a1", 4)]
+    run = Run(routing, machines, arrivals, load=LOAD, size=1, shared=True, regions=())
+    assert [name for _, name, _ in run.loads] == ["m0-1"]
+    more = Run(routing, machines, [(0.0, "a0", 8), (100.0, "a1", 400)], load=LOAD, size=1, shared=True, regions=())
+    assert len(more.loads) == 4, "a long queue is"

@@ -73,7 +73,7 @@ class Holding:
 
         :param queued: context -> seconds of work that wait. :param waited: seconds since the app was given a worker.
         """
-        pool, seconds = self._pools.get(app.context), outlook.item_seconds(app.id)
+        pool, seconds = self._pools.get(app.context), outlook.item_seconds(app)
         if pool is None or app.overlaps or not seconds or waited > self._hold * seconds:
             return free
         if sum(worker.free_slots for worker in free) > PLENTY * len(pool.costs):

@@ -172,7 +172,7 @@ def work_seconds(view: View, outlook: Outlook, slot_seconds: float, home: str) -
         expected = float(amounts(forecast.get(app.id, 0.0)))
         if app.backlog <= 0 and expected <= 0:
             continue
-        seconds = outlook.item_seconds(app.id)
+        seconds = outlook.item_seconds(app)
         if seconds is None:
             return None
         origin = number[app.region if app.region in number else home]

@@ -91,7 +91,7 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
         expected = float(amounts(forecast.get(app.id, 0.0))) * slot_seconds
         if app.backlog <= 0 and expected <= 0:
             continue
-        need, seconds = needs.setdefault(app.context, _Need()), outlook.item_seconds(app.id)
+        need, seconds = needs.setdefault(app.context, _Need()), outlook.item_seconds(app)
         if not seconds:
             need.workers = math.inf
             continue

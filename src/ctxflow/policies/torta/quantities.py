@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ctxflow.policies.helpers import forget, paces, serving, tier_costs
 from ctxflow.policies.protocols import View
-from ctxflow.policies.views import WorkerView
+from ctxflow.policies.views import AppView, WorkerView
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -193,6 +193,7 @@ class Outlook:
         self._ways: dict[str, dict[str, float]] = {}
         self._measured = -math.inf
         self._items: dict[str, float] = {}
+        self._usual: dict[str, float] = {}  # Context -> the mean of its apps.
         self._loads: dict[tuple[str, str | None], float] = {}
         self._longest: dict[str, float] = {}
 
@@ -220,15 +221,19 @@ class Outlook:
         self._loads.update(_loads(some, {app.context for app in apps}))
         contexts = {app.context for app in view.apps.values()}
         forget(self._items, view.apps)
+        by_context = defaultdict(list)
+        for app, seconds in self._items.items():
+            by_context[view.apps[app].context].append(seconds)
+        self._usual = {context: _mean(each) for context, each in by_context.items() if context}
         forget(self._loads, contexts, lambda key: key[0])
         self._longest = {}
         for (context, _), seconds in self._loads.items():
             self._longest[context] = max(seconds, self.longest_load(context))
         return True
 
-    def item_seconds(self, app: str) -> float | None:
-        """Return the mean seconds of an item over workers."""
-        return self._items.get(app)
+    def item_seconds(self, app: AppView) -> float | None:
+        """Return the mean seconds of an item over workers; of an app that was not measured, those of its context's."""
+        return self._items.get(app.id) or self._usual.get(app.context)
 
     def load_seconds(self, context: str, region: str) -> float | None:
         """Return the seconds from deciding a load until the context is ready, in the region, else anywhere."""

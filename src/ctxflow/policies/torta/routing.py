@@ -91,7 +91,7 @@ class Torta:
             self._macro.divide(view, self._outlook)
         self._queued, self._worth = {}, {}
         for app in ready:
-            seconds = self._outlook.item_seconds(app.id)
+            seconds = self._outlook.item_seconds(app)
             work = math.inf if seconds is None else app.backlog * seconds
             self._queued[app.context] = self._queued.get(app.context, 0.0) + work
         if len(view.free) == 1:
@@ -199,7 +199,7 @@ class Torta:
             since = max(app.waiting_since, self._served.get(app.id, -math.inf))
             if view.now - since > max(self._longest_wait, 4 * load):
                 return True
-        seconds = self._outlook.item_seconds(app.id)
+        seconds = self._outlook.item_seconds(app)
         if app.deadline is None or seconds is None:
             return False
         holders = view.holders(app.context)
@@ -227,7 +227,7 @@ class Torta:
             return None
         if self._outlook.holders[app.context, region]:
             return region
-        seconds, load = self._outlook.item_seconds(app.id), self._outlook.load_seconds(app.context, region)
+        seconds, load = self._outlook.item_seconds(app), self._outlook.load_seconds(app.context, region)
         pays = seconds is not None and load is not None and app.backlog * seconds > load
         return region if pays else None
 
@@ -281,7 +281,7 @@ class CallPrices:
         return np.asarray(found + added, dtype=np.float64)
 
     def _seconds(self, wish: Wish) -> float:
-        seconds = self._outlook.item_seconds(wish.app.id)
+        seconds = self._outlook.item_seconds(wish.app)
         return max(1e-3, seconds * wish.items) if seconds else math.inf
 
 

@@ -265,7 +265,7 @@ class _Work:
         self.new_calls += new
         if not app.arrived:
             return
-        seconds = outlook.item_seconds(app.id)
+        seconds = outlook.item_seconds(app)
         if seconds is None:
             self._known = self._known and not app.backlog and not running
             return
