@@ -178,6 +178,14 @@ def test_apps_of_one_context_share_its_queue():
     assert len({worker for _, worker, _ in alone.loads}) == 1
 
 
+def test_a_queue_that_is_worth_one_load_is_given_one_whoever_shares_it():
+    """Eight apps of six items and seven workers without work: each app had a load of its own."""
+    machines = [machine("m0"), *(machine(f"m{n}", since=50.0) for n in range(1, 8))]
+    arrivals = [(0.0, "a0", 4)] + [(60.0, f"a{n}", 6) for n in range(8)]
+    run = Run("torta", machines, arrivals, contexts=8, load=20.0, shared=True, regions=())
+    assert len({worker for _, worker, _ in run.loads}) == 2
+
+
 def test_a_worker_goes_over_to_the_context_that_has_less_headroom():
     """Six workers, two streams: one of them grows fivefold; it gets workers before its queue is worth a load."""
     machines = [machine(f"m{n}") for n in range(6)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -83,13 +84,14 @@ class Torta:
         # Context -> seconds of work that wait, infinite where unknown; region -> on how many more workers a load pays.
         self._queued: dict[str, float] = {}
         self._worth: dict[str, dict[str, float]] = {}
+        self._cold: Counter[str] = Counter()  # Context -> calls that may load it, in this decision.
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; one free slot is filled without a matching."""
         self._look(view)
         if self._divides or not self._outlook.priced:
             self._macro.divide(view, self._outlook)
-        self._queued, self._worth = {}, {}
+        self._queued, self._worth, self._cold = {}, {}, Counter()
         for app in ready:
             seconds = self._outlook.item_seconds(app)
             work = math.inf if seconds is None else app.backlog * seconds
@@ -168,10 +170,12 @@ class Torta:
         able = (w for w in view.free.values() if first or worth.get(w.region, math.inf) >= 1)
         cold = with_room(view, app, (w for w in able if app.context not in w.contexts))
         for number in range(min(calls - held, sum(worker.free_slots for worker in cold))):
-            paying = [w for w in cold if number < worth.get(w.region, math.inf) or (first and not number)]
+            urged, before = first and not number, self._cold[app.context]
+            paying = [w for w in cold if urged or before < worth.get(w.region, math.inf)]
             if not (where := self._in_region(view, app, paying)):
                 return
-            yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where, size)
+            self._cold[app.context] += 1
+            yield self._key(view, app, URGENT if urged else COLD), Wish(app, where, size)
 
     def _affordable(self, view: View, app: AppView, holders: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """Return the free holders that an app's calls take rather than wait for cheaper ones."""
