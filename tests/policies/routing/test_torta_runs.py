@@ -182,7 +182,8 @@ def test_a_queue_that_is_worth_one_load_is_given_one_whoever_shares_it():
     """Eight apps of six items and seven workers without work: each app had a load of its own."""
     machines = [machine("m0"), *(machine(f"m{n}", since=50.0) for n in range(1, 8))]
     arrivals = [(0.0, "a0", 4)] + [(60.0, f"a{n}", 6) for n in range(8)]
-    run = Run("torta", machines, arrivals, contexts=8, load=20.0, shared=True, regions=())
+    reactive = {"policy": "torta", "prewarm": False}
+    run = Run(reactive, machines, arrivals, contexts=8, load=20.0, shared=True, regions=())
     assert len({worker for _, worker, _ in run.loads}) == 2
 
 
