@@ -72,8 +72,8 @@ def test_nobody_waits_where_workers_are_paid_by_the_hour():
 
 
 def test_nobody_waits_while_much_of_the_pool_is_free():
-    """Eight of twelve are at work, more than the cheap ones."""
-    arrivals = [(0.0, "a0", 12)] + [(40.0 + 1.25 * number, "a0", 1) for number in range(400)]
+    """Seven of twelve are at work, more than the cheap ones."""
+    arrivals = [(0.0, "a0", 12)] + [(40.0 + 1.43 * number, "a0", 1) for number in range(400)]
     runs = [Watched(hold, arrivals, contexts=1).calls for hold in (1.0, 0.0)]
     assert runs[0] == runs[1]
 

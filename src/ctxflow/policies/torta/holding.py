@@ -14,7 +14,7 @@ from ctxflow.policies.protocols import View
 from ctxflow.policies.torta.quantities import Floats, Outlook
 from ctxflow.policies.views import AppView, WorkerView
 
-PLENTY = 0.25  # With more than that of a pool's slots free nobody waits: its apps expect answers at once.
+PLENTY = 1 / 3  # With more than that of a pool's slots free nobody waits: its apps expect answers at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Holding:
     the cheapest slots do with the wait for one of them, behind all that waits for the same pool.
 
     Guarantees: nobody waits by more than `hold` times the time of its call. Nor does anybody wait where workers are
-    paid by the hour, as one without work costs the same; for calls that overlap; while more than a quarter of the pool
+    paid by the hour, as one without work costs the same; for calls that overlap; while more than a third of the pool
     is free; nor where one of its workers could load a context that none of them holds, as it would, having no work.
 
     :param hold: how many times its own time a call may wait to save what the dearest tier costs.
