@@ -60,7 +60,7 @@ class Holding:
         wanted = {app.context: app for app in view.apps.values() if app.arrived}
         for context, workers in pools.items():
             held = {each for worker in workers for each in worker.contexts}
-            tiers = [view.tiers[name] for name in {worker.tier for worker in workers}]
+            tiers = [view.tiers[name] for name in {worker.tier for worker in workers} & view.tiers.keys()]
             others = any(view.permits(wanted[c], tier) for c in wanted.keys() - held for tier in tiers)
             if not others and all(worker.region in powered for worker in workers):
                 costs = [self._cost(outlook, worker) for worker in workers for _ in range(worker.slots)]
