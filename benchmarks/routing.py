@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Routing's decisions: a macro decision for 32 regions, 10,000 tasks matched to 300 servers, how well, and over time.
 
-    benchmarks/routing.py [--json] [--quick] [--regions] [--seeds 10]
+    benchmarks/routing.py [--json] [--quick] [--regions] [--seeds 10] [--topologies random-1,random-2]
 
 Backs the table of docs/routing.md. A macro decision is a forecast from five slots, the costs, transport within the
 capacities, and whole tasks from its shares (`macro_ms_32`); `lookahead_ms_32` has the linear program over four slots in
@@ -16,13 +16,15 @@ With `--regions`, the figures of TORTA's experiments (docs/routing.md), TOPOLOGY
 `torta_unsized` beside the best of round-robin, SkyLB and SDIB (`vs_best`), beside the best of SkyLB and SDIB sized by
 the same policy (`vs_sized`), by metric and seed, and beside bounds that no policy can be below (`vs_bound`; of power,
 `vs_active_bound` is of those with all servers active). Seeds are 0 to 9, none of which settings were chosen on: half an
-hour of one core. `--seeds 3` is what `ctxflow reproduce torta` does.
+hour of one core. `--topologies` are others than the paper's: random Gabriel graphs. `--seeds 3` is what
+`ctxflow reproduce torta` does.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 import common
 import numpy as np
@@ -115,11 +117,11 @@ def quality(seed: int) -> dict[str, float]:
     return {name: 100 * float(score[np.arange(600), each].sum() / optimum) for name, each in reached.items()}
 
 
-def regions(seeds: int) -> dict[str, Figure]:
+def regions(seeds: int, topologies: Sequence[str]) -> dict[str, Figure]:
     """TORTA beside the best baselines, medians of seeds."""
     found: dict[str, Figure] = {}
     methods = (*UNSIZED, *RESIZED, *OURS)
-    for topology in TOPOLOGIES:
+    for topology in topologies:
         for load in LOADS:
             common.progress(f"routing: {topology} at {load}, {seeds} seeds")
             found |= ratios(topology, load, compared(topology, load, range(seeds), methods=methods))
@@ -132,13 +134,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="how often all is measured (10)")
     parser.add_argument("--regions", action="store_true", help="the runs of TORTA's experiments instead")
     parser.add_argument("--seeds", type=int, default=10, help="of these runs (10)")
+    parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="of these runs (the paper's)")
     parser.add_argument("--quick", action="store_true", help="2 rounds: to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     if given.rounds < 1 or given.seeds < 1:
         parser.error("give 1 round and 1 seed or more")
     if given.regions:
-        common.report("routing-regions", regions(given.seeds), common.versions(("numpy",)), given.json)
+        common.report(
+            "routing-regions",
+            regions(given.seeds, given.topologies.split(",")),
+            common.versions(("numpy",)),
+            given.json,
+        )
         return
     rounds = 2 if given.quick else given.rounds
     samples: dict[str, list[float]] = {}

@@ -21,7 +21,7 @@ from ctxflow_papers.torta.bounds import least_power, least_power_active
 from ctxflow_papers.torta.demand import Tasks, tasks_of
 from ctxflow_papers.torta.experiments import METHODS, Size, compared, failures
 from ctxflow_papers.torta.runs import served
-from ctxflow_papers.torta.settings import GPUS, IDLE_WATTS, OPENING, SLOT, WORKING_WATTS
+from ctxflow_papers.torta.settings import GPUS, IDLE_WATTS, LATENCY, OPENING, SLOT, WORKING_WATTS
 from ctxflow_papers.torta.world import TASKS_PER_SLOT, TOPOLOGIES, World, slower, start_seconds, switch_seconds, world
 
 V100 = [gpu.name for gpu in GPUS].index("V100")
@@ -44,6 +44,16 @@ def test_a_topology_is_table_1_s_and_a_seed_draws_the_rest(name):
     assert sorted(place.region) != sorted(other.region)
     quarter = len(world(name, 0, 0.25).gpu)
     assert abs(quarter - len(place.gpu) / 4) <= len(GPUS)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_random_topology_is_connected_and_stays_the_same(number):
+    place = world(f"random-{number}")
+    assert 8 <= place.regions <= 25 and np.isfinite(place.latency).all()
+    assert min(LATENCY.values()) <= place.latency.sum() / place.regions / (place.regions - 1) <= max(LATENCY.values())
+    assert (world(f"random-{number}", 1).latency == place.latency).all()
+    with pytest.raises(ValueError, match="random-1 and so on"):
+        world(f"random-{number}a")
 
 
 def test_a_load_is_of_the_highest_slot():
@@ -110,7 +120,7 @@ def test_an_unsuited_gpu_is_slower():
 
 
 @settings(max_examples=6, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from(TOPOLOGIES), st.sampled_from([0.3, 0.7, 1.0]))
+@given(st.integers(0, 10_000), st.sampled_from([*TOPOLOGIES, "random-1", "random-2"]), st.sampled_from([0.3, 0.7, 1.0]))
 def test_nothing_beats_the_bounds_and_every_task_is_answered(seed, topology, load):
     found = compared(topology, load, [seed], Size(0.05, 16, 8))
     assert set(found.values) == set(METHODS)

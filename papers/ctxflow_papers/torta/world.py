@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.resources
+import itertools
 import json
+import math
 import zlib
 from typing import Any
 
@@ -29,6 +31,7 @@ from ctxflow_papers.torta.settings import (
 )
 
 TOPOLOGIES = tuple(LATENCY)
+RANDOM = "random-"
 MODELS = len(KINDS) * len(POPULARITY)
 KIND_OF_MODEL: Ints = np.repeat(np.arange(len(KINDS)), len(POPULARITY))
 FOOTPRINTS: Floats = np.array([KINDS[kind].weights * FOOTPRINT for kind in KIND_OF_MODEL])
@@ -96,6 +99,7 @@ def start_seconds() -> Floats:
 def world(name: str, seed: int = 0, share: float = 1.0) -> World:
     """Return a topology of the paper, with the servers, the demand and the power prices that a seed places in it.
 
+    :param name: one of `TOPOLOGIES`, or "random-" and a number: a Gabriel graph that nobody has seen.
     :param share: of Table I's servers.
     :raises ValueError: if there is no such topology.
 
@@ -103,14 +107,20 @@ def world(name: str, seed: int = 0, share: float = 1.0) -> World:
     >>> abilene.regions, round(float(abilene.latency.sum() / (12 * 11)), 6), 200 <= len(abilene.gpu) <= 300
     (12, 0.025, True)
     """
-    if name not in TOPOLOGIES:
-        raise ValueError(f"there is no topology {name!r}: choose one of {', '.join(TOPOLOGIES)}")
-    chance = np.random.default_rng((zlib.crc32(name.encode()), seed))
     data = _data()
-    nodes = tuple(data["topologies"][name]["nodes"])
+    if name in TOPOLOGIES:
+        known = data["topologies"][name]
+        nodes, edges, mean, bandwidth = known["nodes"], known["edges_km"], LATENCY[name], BANDWIDTH[name]
+    elif name.startswith(RANDOM) and name.removeprefix(RANDOM).isdecimal():
+        nodes, edges, mean, bandwidth = _drawn(int(name.removeprefix(RANDOM)))
+    else:
+        raise ValueError(
+            f"there is no topology {name!r}: choose one of {', '.join(TOPOLOGIES)}, or {RANDOM}1 and so on"
+        )
+    chance = np.random.default_rng((zlib.crc32(name.encode()), seed))
     count = len(nodes)
-    latency = _paths(count, data["topologies"][name]["edges_km"])
-    latency *= LATENCY[name] * count * (count - 1) / latency.sum()
+    latency = _paths(count, edges)
+    latency *= mean * count * (count - 1) / latency.sum()
     prices = np.array(list(data["prices_per_kwh"].values())).T
     places = chance.permutation(np.arange(count) % prices.shape[1])
     shares = chance.dirichlet(np.full(count, UNEVEN))
@@ -118,9 +128,9 @@ def world(name: str, seed: int = 0, share: float = 1.0) -> World:
     gpu = np.repeat(np.arange(len(GPUS)), counts)
     return World(
         name,
-        nodes,
+        tuple(nodes),
         latency,
-        PAYLOAD * 8 / (BANDWIDTH[name] * 1e9),
+        PAYLOAD * 8 / (bandwidth * 1e9),
         prices[:, places],
         int(chance.integers(24)),
         chance.dirichlet(np.full(count, UNEVEN)),
@@ -128,6 +138,24 @@ def world(name: str, seed: int = 0, share: float = 1.0) -> World:
         gpu.astype(np.int64),
         chance.choice(count, len(gpu), p=shares).astype(np.int64),
     )
+
+
+def _drawn(number: int) -> tuple[list[str], list[tuple[int, int, float]], float, float]:
+    """The nodes of a Gabriel graph of 8 to 25 places in a square of 2,000 km, its edges, mean latency and Gbit/s.
+
+    Two places are joined if no other is within the circle that has their line as its diameter.
+    """
+    chance = np.random.default_rng((zlib.crc32(RANDOM.encode()), number))
+    count = int(chance.integers(8, 26))
+    place = chance.uniform(0, 2000, (count, 2))
+    apart = ((place[:, None] - place[None]) ** 2).sum(axis=-1)
+    edges = [
+        (u, v, math.sqrt(apart[u, v]))
+        for u, v in itertools.combinations(range(count), 2)
+        if all(apart[u, w] + apart[v, w] >= apart[u, v] for w in range(count) if w not in (u, v))
+    ]
+    mean = float(chance.uniform(min(LATENCY.values()), max(LATENCY.values())))
+    return [str(node) for node in range(count)], edges, mean, float(chance.choice(list(BANDWIDTH.values())))
 
 
 def _data() -> dict[str, Any]:
