@@ -93,11 +93,14 @@ def _figures(results: Results) -> Iterator[tuple[str, Figure]]:
 def ratios(topology: str, load: float, each: Compared) -> Iterator[tuple[str, Figure]]:
     """Yield TORTA beside the best baseline of each metric on each seed: the unsized ones', and the sized ones'."""
     tables = {"response": printed.RESPONSE, "power": printed.POWER, "overhead": printed.OVERHEAD}
-    papers = {metric: table[topology][0] / min(table[topology][1:]) for metric, table in tables.items()}
-    papers["waiting"] = 1 - printed.WAITING_LESS / 100
+    papers: dict[str, float] = {}
+    if topology in printed.RESPONSE:
+        papers = {metric: rounded(table[topology][0] / min(table[topology][1:])) for metric, table in tables.items()}
+        papers["waiting"] = rounded(1 - printed.WAITING_LESS / 100)
+        papers["balance"] = rounded(printed.BALANCE[topology][0] - max(printed.BALANCE[topology][1:]))
     for name in OURS:
         for metric in RATIOS:
-            paper = rounded(papers[metric]) if name == "torta" else None
+            paper = papers.get(metric) if name == "torta" else None
             begin = f"{topology}_{load}_{name}_{metric}"
             yield f"{begin}_vs_best", of_seeds(each.over(name, UNSIZED, metric), "of the best's", "lower", paper)
             yield f"{begin}_vs_sized", of_seeds(each.over(name, RESIZED, metric), "of the best sized's")
@@ -105,7 +108,7 @@ def ratios(topology: str, load: float, each: Compared) -> Iterator[tuple[str, Fi
             yield f"{topology}_{load}_{name}_{bound}_vs_bound", of_seeds(each.over_bound([name], bound), UNIT)
         best = np.max([each.values[other]["balance"] for other in UNSIZED], axis=0)
         above = each.values[name]["balance"] - best
-        paper = rounded(printed.BALANCE[topology][0] - max(printed.BALANCE[topology][1:])) if name == "torta" else None
+        paper = papers.get("balance") if name == "torta" else None
         yield f"{topology}_{load}_{name}_balance_above_best", of_seeds(above, "less the best's", "higher", paper)
     for who, names in (("torta_unsized", ("torta_unsized",)), ("best", UNSIZED)):
         begin = f"{topology}_{load}_{who}_power_vs_active_bound"
