@@ -34,7 +34,7 @@ def outlook(slots, seconds=1.0):
 
 
 def view(regions, backlog, rate=0.0):
-    app = types.SimpleNamespace(id="a", backlog=backlog, region="")
+    app = types.SimpleNamespace(id="a", context="c", backlog=backlog, region="")
     return View({region.name: region for region in regions}, {"a": app}, {"a": rate})
 
 
@@ -124,7 +124,7 @@ def test_what_the_site_does_not_say_is_dearer_than_what_it_says():
 def test_each_region_s_work_has_shares_of_its_own():
     """Twenty seconds come from home, twenty from far, where one worker is cheap: what is nearer stays there."""
     apps = {
-        name: types.SimpleNamespace(id=name, backlog=20, region=region)
+        name: types.SimpleNamespace(id=name, context="c", backlog=20, region=region)
         for name, region in (("a", "home"), ("b", "far"), ("c", "unheard of"))
     }
     known = outlook({"home": 9, "far": 4})

@@ -222,9 +222,10 @@ class Outlook:
         contexts = {app.context for app in view.apps.values()}
         forget(self._items, view.apps)
         by_context = defaultdict(list)
-        for app, seconds in self._items.items():
-            by_context[view.apps[app].context].append(seconds)
-        self._usual = {context: _mean(each) for context, each in by_context.items() if context}
+        for app in apps:
+            if app.context and app.id in self._items:
+                by_context[app.context].append(self._items[app.id])
+        self._usual = {context: _mean(each) for context, each in by_context.items()}
         forget(self._loads, contexts, lambda key: key[0])
         self._longest = {}
         for (context, _), seconds in self._loads.items():
