@@ -66,7 +66,7 @@ def test_nor_is_anybody_kept_waiting_by_the_status_file(tmp_path, monkeypatch, s
 
     monkeypatch.setattr(RunStatusFile, "write", slow)
     with started(tmp_path, workers=1):
-        assert entered.wait(20)
+        assert entered.wait(60)
         assert list(same.map(range(20))) == [*range(20)]
         assert same(1).result(20) == 1
         stalled.set()
@@ -82,7 +82,7 @@ def test_a_state_that_is_being_kept_stops_no_submission(tmp_path, monkeypatch, s
 
     monkeypatch.setattr(SessionStore, "_keep", slow)
     with started(tmp_path, workers=2), count.open(3) as session:
-        assert entered.wait(20)
+        assert entered.wait(60)
         futures = []
         submitting = threading.Thread(target=lambda: futures.append(same(7)), daemon=True)
         submitting.start()
@@ -119,7 +119,7 @@ def test_nor_does_a_state_that_is_being_read(tmp_path, monkeypatch, stalled):
             os.kill(pid, signal.SIGKILL)
         prompting = threading.Thread(target=lambda: session.prompt(3), daemon=True)
         prompting.start()
-        assert entered.wait(20)
+        assert entered.wait(60)
         future = submits(7)
         stalled.set()
         assert future.result(20) == 7
@@ -146,7 +146,7 @@ def test_nor_does_an_input_that_takes_long_to_be_pickled(tmp_path, stalled):
         slow = []
         mapping = threading.Thread(target=lambda: slow.extend(same.map([1, Slow(), 3])), daemon=True)
         mapping.start()
-        assert Slow.entered.wait(20)
+        assert Slow.entered.wait(60)
         first, second = submits(7), submits(8)
         assert first.cancel()
         assert executor.outstanding > 0 and executor.calls.run.status() is not None
