@@ -54,7 +54,7 @@ class Holding:
         if not (self._hold and powered and outlook.prices):
             return
         pools: dict[str, list[WorkerView]] = defaultdict(list)
-        for worker in serving(w for w in view.workers.values() if w.noticed is None and not w.draining):
+        for worker in serving(view.workers.values()):
             for context in worker.contexts:
                 pools[context].append(worker)
         wanted = {app.context: app for app in view.apps.values() if app.arrived}
@@ -84,4 +84,4 @@ class Holding:
 
     def _cost(self, outlook: Outlook, worker: WorkerView) -> float:
         """Return what a call costs on a worker, its time there included."""
-        return (outlook.prices.get(worker.tier, 0.0) + 1 / self._hold) / outlook.speed(worker.gpu_model)
+        return (outlook.price(worker.tier) + 1 / self._hold) / outlook.speed(worker.gpu_model)

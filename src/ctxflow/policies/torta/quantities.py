@@ -256,6 +256,10 @@ class Outlook:
             self._ways[origin] = {} if start is None else {**found, start.name: 0.0}
         return self._ways[origin]
 
+    def price(self, tier: str) -> float:
+        """Return what a worker of the tier costs, 0 where no price is known."""
+        return self.prices.get(tier, 0.0)
+
     def speed(self, gpu_model: str | None) -> float:
         """Return the model's speed, 1 if it was not measured."""
         return self.speeds.get(gpu_model, 1.0)

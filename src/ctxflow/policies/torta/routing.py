@@ -181,8 +181,12 @@ class Torta:
         """Return the free holders that an app's calls take rather than wait for cheaper ones."""
         if self._macro.divides:
             return holders
-        since = max(app.waiting_since or 0.0, self._served.get(app.id, -math.inf))
-        return self._holding.affordable(app, holders, self._outlook, self._queued, view.now - since)
+        return self._holding.affordable(app, holders, self._outlook, self._queued, self._waited(view, app))
+
+    def _waited(self, view: View, app: AppView) -> float:
+        """Return the seconds since the app was given a worker, or something was queued."""
+        since = view.now if app.waiting_since is None else app.waiting_since
+        return view.now - max(since, self._served.get(app.id, -math.inf))
 
     def _in_region(self, view: View, app: AppView, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """Return the workers in the region of the app's next call."""
@@ -199,10 +203,8 @@ class Torta:
     def _urgent(self, view: View, app: AppView) -> bool:
         """Return whether the app's deadline is at risk, or it was left without a worker for too long."""
         load = self._outlook.longest_load(app.context)
-        if app.waiting_since is not None:
-            since = max(app.waiting_since, self._served.get(app.id, -math.inf))
-            if view.now - since > max(self._longest_wait, 4 * load):
-                return True
+        if self._waited(view, app) > max(self._longest_wait, 4 * load):
+            return True
         seconds = self._outlook.item_seconds(app)
         if app.deadline is None or seconds is None:
             return False
@@ -267,14 +269,13 @@ class CallPrices:
 
     def __call__(self, wish: Wish, worker: WorkerView) -> float:
         """Return it, in the unit of the score."""
-        price = self._thrift * self._outlook.prices.get(worker.tier, 0.0)
+        price = self._thrift * self._outlook.price(worker.tier)
         ways = self._outlook.ways(self._view, wish.app.region)
         return price + ways.get(worker.region, 0.0) / self._seconds(wish) if ways else price
 
     def table(self, wishes: Sequence[Wish], workers: Sequence[WorkerView]) -> Floats:
         """Return (N, S) all of them."""
-        prices = self._outlook.prices
-        found = self._thrift * np.array([[prices.get(worker.tier, 0.0) for worker in workers]])
+        found = self._thrift * np.array([[self._outlook.price(worker.tier) for worker in workers]])
         if not self._view.regions:
             return np.repeat(found, len(wishes), axis=0)
         rows = {}
