@@ -11,6 +11,9 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _SHM = Path("/dev/shm")
 LEFT_SECONDS = 5.0
@@ -163,12 +166,13 @@ def _command(pid: int) -> str | None:
     return " ".join([*(word.decode(errors="replace") for word in words), f"({name})"]).strip()
 
 
-def eventually(condition: Callable[[], object], limit: float = 300.0) -> None:
-    """Wait until a condition holds; fail after so many seconds."""
+def eventually(condition: Callable[[], T], limit: float = 300.0) -> T:
+    """Wait until a condition holds, and return what it says; fail after so many seconds."""
     deadline = time.monotonic() + limit
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
+    return found
 
 
 def kill(pid: int) -> None:

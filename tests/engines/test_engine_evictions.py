@@ -31,15 +31,17 @@ def test_each_row_is_answered_once_whatever_is_taken_away(engine_environment, ll
     ask = asking(llama)
     answers = []
 
+    def victims_of(kind):
+        if kind == "host":
+            return list(executor.engine.worker_pids().values())
+        return belongings.of({"library": "(ctxflow-library)", "engine": "EngineCore"}[kind])
+
     def take_away(kind):
+        """Answers of workers that are gone come too: who is to be taken away may only be starting."""
         if kind in ("evicted", "noticed"):
-            assert executor.engine.evict(notice=GRACE if kind == "noticed" else None)
+            eventually(lambda: executor.engine.evict(notice=GRACE if kind == "noticed" else None))
             return
-        kinds = {"library": "(ctxflow-library)", "engine": "EngineCore"}
-        hosts = executor.engine.worker_pids().values()
-        if kind == "engine":
-            eventually(lambda: belongings.of("EngineCore"))
-        victims = belongings.tree(min(hosts if kind == "host" else belongings.of(kinds[kind])))
+        victims = belongings.tree(min(eventually(lambda: victims_of(kind))))
         kill(victims[0])
         belongings.gone(victims)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pool_of_machines import GPUS, device, graph
 
+from ctxflow.policies.load_or_wait import LASTING
 from ctxflow.policies.registry import make
 from ctxflow.policies.simple import Fixed
 from ctxflow.scheduler import Limits, Policies, Scheduler, app_state
@@ -102,6 +103,8 @@ class Pool(RuleBasedStateMachine):
         self.blamed: set[str] = set()  # Contexts whose building lost a worker.
         self.cancelled: set[int] = set()
         self.next_item = 0
+        self.waits = routing == "context-affinity"  # For who holds a context, where that is sooner than a load.
+        self.loaded_at: dict[str, float] = {}  # Context -> when its last load was ordered.
         self.stale: list[ev.Event] = []
         self.interrupted: set[int] = set()
         for region in ("default", "north"):
@@ -180,6 +183,10 @@ class Pool(RuleBasedStateMachine):
             assert command.worker in self.workers
         elif isinstance(command, cmd.Note):
             assert command.text
+        elif isinstance(command, cmd.Quarantine):
+            assert command.host and command.until > self.now
+        elif isinstance(command, cmd.Exclude):
+            assert "" not in command.hosts
         else:
             worker = self.workers[command.worker]
             if isinstance(command, cmd.Stage):
@@ -195,6 +202,8 @@ class Pool(RuleBasedStateMachine):
                 worker.parking.append(command.context)
             elif isinstance(command, cmd.Wake):
                 assert command.context in worker.parked, "it wakes what is not parked"
+            if isinstance(command, (cmd.Stage, cmd.Load)):
+                self.loaded_at[command.context] = self.now
             if isinstance(command, (cmd.Stage, cmd.Load, cmd.Wake)):
                 worker.loads[command.context] = type(command).__name__
             elif isinstance(command, cmd.Run):
@@ -234,7 +243,24 @@ class Pool(RuleBasedStateMachine):
                 )
                 # What has to run alone waits until one worker has nothing else in flight.
                 if app.context != FLOWS or len(app.queue) > app.cancelled:
-                    assert not self.scheduler.view.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
+                    able = self.scheduler.view.can_run(app, worker) and not (self.waits and self.may_wait(app, worker))
+                    assert not able, f"{worker.id} idles while {app.id} waits"
+
+    def may_wait(self, app, worker):
+        """Whether others hold an app's context, and it has waited for less than a quarter of what a load takes."""
+        view = self.scheduler.view
+        there = [each for each in view.workers.values() if each.noticed is None and not each.draining]
+        others = [each for each in there if app.context in each.contexts]
+        if not others or app.context in {*worker.contexts, *worker.parked} or app.context == "none":
+            return False
+        since = max(app.waiting_since, self.loaded_at.get(app.context, 0.0))
+        loads = [self.longest_load(context) for context in (app.context, *view.gives_way(app, worker))]
+        return self.now - since <= LASTING * sum(loads)
+
+    def longest_load(self, context):
+        """How long a load has taken at most, with the staging of its files."""
+        known = ((w.load_seconds(context), w.stage_seconds(context)) for w in self.scheduler.view.workers.values())
+        return max((load + (stage or 0.0) for load, stage in known if load is not None), default=0.0)
 
     def check_what_is_kept(self):
         """Of a context of a lower level nothing is left but what is to be, or is in use."""

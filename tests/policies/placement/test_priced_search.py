@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.agh import check, solve
@@ -40,6 +40,7 @@ def test_no_set_costs_less_than_the_bound_that_others_prices_give(limit, seed, d
 
 @settings(max_examples=20, deadline=None)
 @given(limit=st.sampled_from(BOUND_BY), seed=st.integers(0, 50))
+@example(limit="budget", seed=33)  # Of which no option fits the budget.
 def test_bounds_of_added_options_are_those_of_the_sets(limit, seed):
     sets = sets_of(limit, seed)
     assert sets.judge([]) is not None

@@ -125,7 +125,7 @@ class OptionSets:
         kept = min(self._count, KEPT)
         worths = self._worths[:kept, added]
         own = self._constants[:kept] - self._worths[:kept, list(base)].sum(axis=1)
-        found: Floats = ((own - worths.max(axis=1))[:, None] - worths).max(axis=0)
+        found: Floats = ((own - worths.max(axis=1, initial=-np.inf))[:, None] - worths).max(axis=0)
         return found
 
     def draft(self, judged: Judged, choices: Choices) -> Draft:
