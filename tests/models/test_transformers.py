@@ -172,6 +172,23 @@ def test_chosen_limits_go_before_free_memory(gpu):
     assert sizes(rows=5, tokens=512, max_batch_size=4) == [4, 1]
 
 
+@pytest.fixture
+def cudnn_attention():
+    """Whether torch may choose it, as it does by default."""
+    if not hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
+        pytest.skip("this torch is older than that attention")
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield torch.backends.cuda.cudnn_sdp_enabled
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_no_attention_that_is_planned_for_each_shape_runs_on_a_gpu(cudnn_attention, device):
+    LoadedModel("model", None, Model(), None, torch.device(device))
+    assert cudnn_attention() == (device == "cpu"), "what a process without a model on a GPU does is left alone"
+
+
 def test_a_running_batch_on_a_cpu_counts_half_types_as_they_are_kept():
     def tokens(dtype):
         model = types.SimpleNamespace(config=Model.config, dtype=dtype)

@@ -32,13 +32,23 @@ DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
 @dataclasses.dataclass(eq=False)
 class LoadedModel:
-    """A model and its tokenizer on one device. Dropping the last reference frees both; `close()` does it now."""
+    """A model and its tokenizer on one device. Dropping the last reference frees both; `close()` does it now.
+
+    On a GPU, its process does without cuDNN's attention from then on: that plans for each shape of a batch anew, for
+    some 60 ms, and batches seldom have the shape of another (docs/engines.md). torch's other kernels are as fast.
+    """
 
     name: str  # As it was asked for, for messages.
     folder: Path  # Where the files came from.
     model: Any
     tokenizer: Any
     device: torch.device
+
+    def __post_init__(self) -> None:
+        """Have torch choose another attention than cuDNN's, where it has that (2.4 and newer)."""
+        choose = getattr(torch.backends.cuda, "enable_cudnn_sdp", None)
+        if self.device.type == "cuda" and choose is not None:
+            choose(False)
 
     @property
     def dtype(self) -> torch.dtype:
