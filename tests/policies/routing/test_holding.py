@@ -78,6 +78,13 @@ def test_nobody_waits_while_much_of_the_pool_is_free():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_waits_in_a_burst_where_half_of_the_pool_is_free_usually(seed):
+    arrivals = stream(seed, rate=0.6)
+    runs = [Watched(hold, arrivals, contexts=1) for hold in (1.0, 0.0)]
+    assert runs[0].calls == runs[1].calls
+
+
 @pytest.mark.parametrize("prewarm", [True, False])
 def test_nobody_waits_where_a_worker_without_work_would_load_another_context(prewarm):
     """A GPU has room for one of two contexts."""

@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.helpers import serving
+from ctxflow.policies.helpers import forget, serving
 from ctxflow.policies.protocols import View
 from ctxflow.policies.torta.quantities import Floats, Outlook
 from ctxflow.policies.views import AppView, WorkerView
 
 PLENTY = 1 / 3  # With more than that of a pool's slots free nobody waits: its apps expect answers at once.
+USUAL_SECONDS = 180.0  # Over how long it is seen how much is free usually; all of it, until then.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +24,12 @@ class _Pool:
 
     :ivar contexts: what they hold, this one among it.
     :ivar costs: (S,) of a call in each of their slots, from the cheapest on.
+    :ivar busy: whether usually less than `PLENTY` of their slots are free.
     """
 
     contexts: Collection[str]
     costs: Floats
+    busy: bool
 
 
 class Holding:
@@ -38,7 +41,8 @@ class Holding:
 
     Guarantees: nobody waits by more than `hold` times the time of its call. Nor does anybody wait where workers are
     paid by the hour, as one without work costs the same; for calls that overlap; while more than a third of the pool
-    is free; nor where one of its workers could load a context that none of them holds, as it would, having no work.
+    is free, or usually is; nor where one of its workers could load a context that none of them holds, as it would,
+    having no work.
 
     :param hold: how many times its own time a call may wait to save what the dearest tier costs.
     """
@@ -46,6 +50,8 @@ class Holding:
     def __init__(self, hold: float) -> None:
         self._hold = hold
         self._pools: dict[str, _Pool] = {}
+        self._at = -math.inf
+        self._free: dict[str, float] = {}  # Context -> the share of its pool's slots that is free usually.
 
     def look(self, view: View, outlook: Outlook) -> None:
         """Gather what workers hold and cost."""
@@ -58,13 +64,17 @@ class Holding:
             for context in worker.contexts:
                 pools[context].append(worker)
         wanted = {app.context: app for app in view.apps.values() if app.arrived}
+        fresh, self._at = 1 - math.exp(-max(0.0, view.now - self._at) / USUAL_SECONDS), view.now
+        forget(self._free, pools)
         for context, workers in pools.items():
             held = {each for worker in workers for each in worker.contexts}
             tiers = [view.tiers[name] for name in {worker.tier for worker in workers} & view.tiers.keys()]
             others = any(view.permits(wanted[c], tier) for c in wanted.keys() - held for tier in tiers)
             if not others and all(worker.region in powered for worker in workers):
                 costs = [self._cost(outlook, worker) for worker in workers for _ in range(worker.slots)]
-                self._pools[context] = _Pool(held, np.sort(costs))
+                now = sum(worker.free_slots for worker in workers) / len(costs)
+                usual = self._free[context] = now + (1 - fresh) * (self._free.get(context, 1.0) - now)
+                self._pools[context] = _Pool(held, np.sort(costs), usual < PLENTY)
 
     def affordable(
         self, app: AppView, free: Sequence[WorkerView], outlook: Outlook, queued: Mapping[str, float], waited: float
@@ -74,7 +84,7 @@ class Holding:
         :param queued: context -> seconds of work that wait. :param waited: seconds since the app was given a worker.
         """
         pool, seconds = self._pools.get(app.context), outlook.item_seconds(app)
-        if pool is None or app.overlaps or not seconds or waited > self._hold * seconds:
+        if pool is None or not pool.busy or app.overlaps or not seconds or waited > self._hold * seconds:
             return free
         if sum(worker.free_slots for worker in free) > PLENTY * len(pool.costs):
             return free
