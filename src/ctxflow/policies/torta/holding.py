@@ -64,7 +64,7 @@ class Holding:
             for context in worker.contexts:
                 pools[context].append(worker)
         wanted = {app.context: app for app in view.apps.values() if app.arrived}
-        fresh, self._at = 1 - math.exp(-max(0.0, view.now - self._at) / USUAL_SECONDS), view.now
+        kept, self._at = math.exp(-max(0.0, view.now - self._at) / USUAL_SECONDS), view.now
         forget(self._free, pools)
         for context, workers in pools.items():
             held = {each for worker in workers for each in worker.contexts}
@@ -73,7 +73,8 @@ class Holding:
             if not others and all(worker.region in powered for worker in workers):
                 costs = [self._cost(outlook, worker) for worker in workers for _ in range(worker.slots)]
                 now = sum(worker.free_slots for worker in workers) / len(costs)
-                usual = self._free[context] = now + (1 - fresh) * (self._free.get(context, 1.0) - now)
+                usual = now + kept * (self._free[context] - now) if context in self._free else 1.0
+                self._free[context] = usual
                 self._pools[context] = _Pool(held, np.sort(costs), usual < PLENTY)
 
     def affordable(
