@@ -15,7 +15,9 @@ from ctxflow.policies.torta.quantities import Floats, Outlook
 from ctxflow.policies.views import AppView, WorkerView
 
 PLENTY = 1 / 3  # With more than that of a pool's slots free nobody waits: its apps expect answers at once.
+SPARE = 1 / 4  # Nor if more than that is free usually.
 USUAL_SECONDS = 180.0  # Over how long it is seen how much is free usually; all of it, until then.
+LONGEST = 2.0  # Times its own time that a call waits at most.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +26,26 @@ class _Pool:
 
     :ivar contexts: what they hold, this one among it.
     :ivar costs: (S,) of a call in each of their slots, from the cheapest on.
-    :ivar busy: whether usually less than `PLENTY` of their slots are free.
+    :ivar busy: how many of their slots have work usually.
     """
 
     contexts: Collection[str]
     costs: Floats
-    busy: bool
+    busy: float
+
+    def most(self, calls: float, hold: float) -> float:
+        """Return what a call takes a worker for at most, rather than wait for one of the cheaper slots.
+
+        With k of these and `busy` slots at work, more comes than these k get done: of q calls that wait, the last is
+        needed, so that none of the k idles, with probability (k / busy)^(q - 1) at most (the gambler's ruin of a
+        queue; Feller 1968, XIV.2). Only that often does its waiting keep a call from a dearer worker.
+
+        :param calls: that wait, this one among them. :param hold: as of `Holding`.
+        """
+        first = np.arange(1, len(self.costs) + 1)
+        needed = np.minimum(1.0, first / self.busy) ** max(0.0, calls - 1)
+        with np.errstate(divide="ignore"):
+            return float((self.costs + calls / (hold * first * needed)).min(initial=math.inf))
 
 
 class Holding:
@@ -37,12 +53,13 @@ class Holding:
 
     A call costs what its worker does, for as long as it takes on that worker's GPU, and waiting as much as `hold` says.
     Of a pool of n slots, one is done in the n-th part of a call's time. So a call takes no worker that costs more than
-    the cheapest slots do with the wait for one of them, behind all that waits for the same pool.
+    the cheapest slots do with the wait for one of them, behind all that waits for the same pool; and few wait, as the
+    cheapest have work all the time with a short queue as well (`_Pool.most`).
 
-    Guarantees: nobody waits by more than `hold` times the time of its call. Nor does anybody wait where workers are
-    paid by the hour, as one without work costs the same; for calls that overlap; while more than a third of the pool
-    is free, or usually is; nor where one of its workers could load a context that none of them holds, as it would,
-    having no work.
+    Guarantees: nobody waits by more than `hold`, or twice, the time of its call. Nor does anybody wait where workers
+    are paid by the hour, as one without work costs the same; for calls that overlap; while more than a third of the
+    pool is free, or usually more than a quarter; nor where one of its workers could load a context that none of them
+    holds, as it would, having no work.
 
     :param hold: how many times its own time a call may wait to save what the dearest tier costs.
     """
@@ -75,7 +92,8 @@ class Holding:
                 now = sum(worker.free_slots for worker in workers) / len(costs)
                 usual = now + kept * (self._free[context] - now) if context in self._free else 1.0
                 self._free[context] = usual
-                self._pools[context] = _Pool(held, np.sort(costs), usual < PLENTY)
+                if usual < SPARE:
+                    self._pools[context] = _Pool(held, np.sort(costs), len(costs) * (1 - usual))
 
     def affordable(
         self, app: AppView, free: Sequence[WorkerView], outlook: Outlook, queued: Mapping[str, float], waited: float
@@ -85,12 +103,12 @@ class Holding:
         :param queued: context -> seconds of work that wait. :param waited: seconds since the app was given a worker.
         """
         pool, seconds = self._pools.get(app.context), outlook.item_seconds(app)
-        if pool is None or not pool.busy or app.overlaps or not seconds or waited > self._hold * seconds:
+        if pool is None or app.overlaps or not seconds or waited > min(self._hold, LONGEST) * seconds:
             return free
         if sum(worker.free_slots for worker in free) > PLENTY * len(pool.costs):
             return free
-        wait = sum(queued.get(context, 0.0) for context in pool.contexts) / (self._hold * seconds)
-        most = float((pool.costs + wait / np.arange(1, len(pool.costs) + 1)).min(initial=math.inf))
+        calls = sum(queued.get(context, 0.0) for context in pool.contexts) / seconds
+        most = pool.most(calls, self._hold)
         return [worker for worker in free if self._cost(outlook, worker) <= most]
 
     def _cost(self, outlook: Outlook, worker: WorkerView) -> float:

@@ -24,7 +24,7 @@ from ctxflow.policies.torta.quantities import Floats, Outlook, Recent, Servers, 
 from ctxflow.policies.views import AppView, WorkerView
 
 THRIFT = 0.05
-HOLD = 1.0
+HOLD = 4.0
 MOST_CALLS = 256  # In one matching.
 
 Key = tuple[int, int, float, float, int]
@@ -52,7 +52,8 @@ class Torta:
     :param search: rounds of local search over a matching.
     :param prewarm: whether idle workers load what the forecast says will be wanted.
     :param thrift: what the price of the dearest tier counts against its workers; 1 is what the fastest GPU counts for.
-    :param hold: how many times its own time a call may wait for a cheaper worker, to save what the dearest tier costs.
+    :param hold: how many times its own time a call may wait for a cheaper worker, to save what the dearest tier costs;
+        twice at most.
     :raises ValueError: for a form that is not known, or a number that makes no sense.
     :raises ModuleNotFoundError: for the look-ahead without SciPy.
     """
