@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pool_of_machines import GPUS, device, graph
 
-from ctxflow.policies.load_or_wait import LASTING
+from ctxflow.policies.load_or_wait import LASTING, LOOK_SECONDS
 from ctxflow.policies.registry import make
 from ctxflow.policies.simple import Fixed
 from ctxflow.scheduler import Limits, Policies, Scheduler, app_state
@@ -247,9 +247,12 @@ class Pool(RuleBasedStateMachine):
                     assert not able, f"{worker.id} idles while {app.id} waits"
 
     def may_wait(self, app, worker):
-        """Whether others hold an app's context, and it has waited for less than a quarter of what a load takes."""
+        """Whether others hold an app's context, and it has waited for less than a quarter of what a load takes.
+
+        That one is leaving may be seen a second later.
+        """
         view = self.scheduler.view
-        there = [each for each in view.workers.values() if each.noticed is None and not each.draining]
+        there = [w for w in view.workers.values() if w.noticed is None or self.now - w.noticed <= LOOK_SECONDS]
         others = [each for each in there if app.context in each.contexts]
         if not others or app.context in {*worker.contexts, *worker.parked} or app.context == "none":
             return False
