@@ -104,7 +104,7 @@ def test_nobody_waits_where_a_worker_without_work_would_load_another_context(pre
     seed=st.integers(0, 9),
 )
 def test_no_call_waits_beside_a_worker_for_longer_than_it_may(hold, cheap, dear, busy, seed):
-    """Ticks of a second, on which it is decided again, come late by one."""
-    run = Watched(hold, stream(seed, busy * (cheap + dear) / ITEM, until=300.0), cheap, dear, contexts=1)
+    """Ticks of a second, on which it is decided again, come late by one. It takes minutes until anybody may wait."""
+    run = Watched(hold, stream(seed, busy * (cheap + dear) / ITEM, until=900.0), cheap, dear, contexts=1)
     assert run.outcome.done == run.outcome.items
     assert run.beside <= min(hold, 2.0) * ITEM + 2.0
