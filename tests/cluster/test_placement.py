@@ -75,7 +75,6 @@ BEFORE, AFTER = 24.0, 34.0
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-@pytest.mark.first
 def test_a_plan_is_followed_and_follows_demand(testbed: Testbed, tmp_path: Path) -> None:
     folder = testbed.shared / f"placement-{time.time_ns()}"
     folder.mkdir(mode=0o777)

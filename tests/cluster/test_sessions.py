@@ -30,7 +30,6 @@ def inside(testbed: Testbed, *words: str, limit: float) -> str:
 
 
 @pytest.mark.timeout(540)
-@pytest.mark.first
 def test_contract(testbed: Testbed) -> None:
     out = inside(testbed, "contract", limit=480)
     assert re.search(r"\d\d passed", out) and "skipped" not in out, out[-500:]

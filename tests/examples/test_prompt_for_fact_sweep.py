@@ -65,7 +65,6 @@ def outcome(out):
     return {path.name: path.read_text() for path in sorted((out / "results").iterdir())}
 
 
-@pytest.mark.first
 def test_interrupted_three_times_it_ends_like_one_that_was_left_alone(tmp_path, shipped):
     alone, stopped = tmp_path / "alone", tmp_path / "stopped"
     with ContextExecutor(workers=1) as executor:
@@ -154,7 +153,6 @@ def finished(tmp_path, *arguments):
         return process.returncode, shown, told
 
 
-@pytest.mark.first
 def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
     arguments = ["--models", "random-lm", "--templates", "claim-only,separate", "--workers", "1", "--json"]
     arguments += ["--limit", "30", "--repeat", "2", "--batch-size", "8"]
@@ -182,7 +180,6 @@ def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
 FEVER = Path(__file__).resolve().parents[3] / "shared" / "data" / "fever" / "fever_dev_sample.jsonl"
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("origin", ["written", "fever"])
 def test_fever_style_claims_without_evidence_run(tmp_path, origin):
     path = FEVER

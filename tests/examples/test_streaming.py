@@ -64,7 +64,6 @@ def test_the_page_escapes_what_users_say(tmp_path):
     assert "&lt;b&gt;why" in text and "sea &amp; the" in text and speaker.NOTICE in text
 
 
-@pytest.mark.first
 @pytest.mark.timeout(120)
 def test_a_small_conversation(tmp_path, monkeypatch):
     words = ["--users", "3", "--seconds", "3", "--workers", "2", "--hidden", "64", "--pace", "0.02"]

