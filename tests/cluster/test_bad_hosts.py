@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from suite.depth import for_release
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -25,7 +27,7 @@ def play(testbed: Testbed, scenario: str, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("scenario", ["black_hole", "black_hole_midway", "slow", "contexts"])
+@pytest.mark.parametrize("scenario", ["black_hole_midway", *for_release("black_hole", "slow", "contexts")])
 def test_a_bad_host_is_named_and_costs_no_row(testbed: Testbed, scenario: str) -> None:
     found = play(testbed, scenario)
     assert (found["status"], found["answered"], found["dead"]) == (0, ROWS, 0), found

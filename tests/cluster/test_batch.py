@@ -23,6 +23,7 @@ def inside(testbed: Testbed, step: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
 def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> None:

@@ -201,6 +201,7 @@ def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed
     nothing_left(testbed)
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
 def test_so_it_is_with_the_policies_of_all_papers_at_once(testbed: Testbed) -> None:

@@ -55,6 +55,7 @@ def test_the_example_answers_as_on_one_machine(testbed_with_torch: Testbed) -> N
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
     out = json.loads(shell(testbed_with_torch, f"python {INSIDE}/example_inside.py 2>/dev/null", 280))

@@ -162,6 +162,7 @@ def test_each_row_is_answered_once_whatever_is_taken_away(testbed: Testbed, run:
     testbed.eventually(lambda: not left(testbed), 60)
 
 
+@pytest.mark.release
 def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, run: EngineRun) -> None:
     rows = 2000
     driver = run.start(rows)

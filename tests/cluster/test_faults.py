@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driver import HOSTS, INSIDE, TESTBED, WORKERS, Driver
 
+from suite.depth import for_release
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -65,6 +67,7 @@ def set_clocks(testbed: Testbed, **seconds: float) -> None:
     testbed.eventually(lambda: len(testbed.run("condor_status", "-af", "Name").split()) == len(HOSTS), 120)
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("clocks")
@@ -78,7 +81,7 @@ def test_clocks_that_are_minutes_apart_cost_nothing(clocks: Testbed, start: Call
     assert {"host1", "host2"} & hosts, "those whose clocks are off took part"
 
 
-@pytest.mark.parametrize("step", [3600, -3600])
+@pytest.mark.parametrize("step", [-3600, *for_release(3600)])
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("clocks")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from suite.depth import for_release
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -17,7 +19,7 @@ PROGRAM = Path("/checkout") / Path(__file__).parent.relative_to(ROOT) / "leftove
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize(("kind", "runs"), [("condor", 4), ("slurm", 4), ("local", 4)])
+@pytest.mark.parametrize(("kind", "runs"), [("condor", 4), *for_release(("slurm", 4), ("local", 4))])
 def test_runs_of_all_endings_leave_nothing_that_the_next_or_clean_does_not_remove(
     testbed: Testbed, kind: str, runs: int
 ) -> None:

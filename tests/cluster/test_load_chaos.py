@@ -108,6 +108,7 @@ def act(testbed: Testbed, how: str, chance: random.Random, runs: list[Run]) -> s
     return testbed.run("python3", "-", how, str(chance.random()), CACHE, user="root", host=host, text=ACT)
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT + 100)

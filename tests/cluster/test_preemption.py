@@ -156,6 +156,7 @@ def test_it_gets_four_gpus_of_one_socket_and_the_others_lose_nothing(
     host.eventually(lambda: not left(host, ["host1"]))
 
 
+@pytest.mark.release
 def test_the_standard_selection_takes_whose_calls_began_last_though_they_are_on_two_sockets(
     host: Testbed, start: Callable[..., Bench]
 ) -> None:

@@ -44,6 +44,7 @@ def ran(routing: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.release
 def test_affinity_and_torta_load_each_context_on_fewer_workers_than_round_robin(two_regions: Testbed) -> None:
     before = two_regions.status()["far"]
     assert before["mbit"] == float(MBIT)

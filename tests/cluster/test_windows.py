@@ -12,11 +12,15 @@ from driver import INSIDE, TESTBED, Driver, left
 from windows_inside import WINDOW
 
 from ctxflow.policies.registry import names
+from suite.depth import for_release
 
 if TYPE_CHECKING:
     from conftest import Testbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+AWARE = ("context-affinity", "torta")
+"""Routing policies that heed contexts."""
+UNAWARE = [name for name in names("routing") if name not in AWARE]
 
 
 def ran(testbed: Testbed, **options: object) -> dict[str, Any]:
@@ -33,15 +37,15 @@ def ran(testbed: Testbed, **options: object) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("scaling", ["activation", "closed-loop", "queue-proportional"])
+@pytest.mark.parametrize("scaling", ["closed-loop", *for_release("activation", "queue-proportional")])
 def test_no_more_workers_are_asked_for_than_windows_are_filled(testbed: Testbed, scaling: str) -> None:
     result = ran(testbed, scaling=scaling, burst=2 * WINDOW)
     assert result["asked"] <= 2, "two windows take them all"
     assert result["most"] > WINDOW / 2, "items were answered one after the other"
 
 
-@pytest.mark.parametrize("routing", names("routing"))
+@pytest.mark.parametrize("routing", [*AWARE, *for_release(*UNAWARE)])
 def test_two_streams_of_items_are_answered(testbed: Testbed, routing: str) -> None:
     result = ran(testbed, routing=routing, stream=160)
-    if routing in ("context-affinity", "torta"):  # The others heed no context.
+    if routing in AWARE:
         assert result["late"] <= 1, "an item that comes has its context loaded, where a window has room for it"

@@ -58,6 +58,17 @@ def some(each: T, *, deeply: T) -> T:
     return deeply if deep() else each
 
 
+def for_release(*values: Any) -> list[Any]:
+    """Return parameters of a test that only a run in depth tries.
+
+    >>> [each.values[0] for each in for_release("slow", "full")]
+    ['slow', 'full']
+    """
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.release) for value in values
+    ]
+
+
 def examples(stated: int, at: str) -> int:
     """Return how many examples a property that states so many tries in a depth.
 
