@@ -27,6 +27,7 @@ class Machine:
     contexts: dict = dataclasses.field(default_factory=dict)
     noticed: float | None = None
     draining: bool = False
+    joined: float = 0.0
 
 
 @dataclasses.dataclass
@@ -41,6 +42,13 @@ class View:
         names = [(f"h{n}", f"h{n}/{k}") for n in range(hosts) for k in range(each)]
         self.workers = {name: Machine(name, host, (f"GPU-{name}",)) for host, name in names}
         self.apps, self.attempts, self.now = {"a": App()}, {}, 0.0
+
+    def hosts(self, tier, gpu_model="*"):
+        there = [worker for worker in self.workers.values() if worker.tier == tier]
+        return len({worker.host for worker in there if gpu_model in ("*", worker.gpu_model)})
+
+    def holding(self, context):
+        return [worker for worker in self.workers.values() if context in worker.contexts]
 
 
 class Bench:

@@ -25,6 +25,7 @@ class App:
     deadline: float | None = None
     order: int = 0
     batch_size: int | None = None
+    concurrency: int | None = None
     waiting_since: float | None = 0.0
     overlaps: bool = False
     keeps_context: bool = True
@@ -83,6 +84,28 @@ class View:
 
     def free_holders(self, context):
         return [worker for worker in self.free.values() if context in worker.contexts]
+
+    def free_parked(self, context):
+        return [worker for worker in self.free.values() if context in worker.parked]
+
+    def free_by_load(self):
+        return sorted(self.free.values(), key=lambda worker: len(worker.contexts))
+
+    @property
+    def free_slots(self):
+        return sum(worker.free_slots for worker in self.free.values())
+
+    @property
+    def in_flight(self):
+        return sum(len(worker.running) for worker in self.free.values())
+
+    def holding(self, context):
+        return [worker for worker in self.workers.values() if context in worker.contexts]
+
+    def built_on(self, context):
+        return ()
+
+    measured_on = built_on
 
     def can_run(self, app, worker):
         self.asked += 1

@@ -176,10 +176,10 @@ def test_evictions_are_measured_by_tier():
     bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
     bench.join("w1", "w2")
     assert bench.state.tiers["default"].eviction_rate is None, "nobody measured it"
-    assert bench.state.tiers["default"].lifetimes is None
+    assert bench.view.tiers["default"].lifetimes is None
     bench.now = 100.0
     bench.lose("w1", evicted=True)
-    assert bench.state.tiers["default"].lifetimes == (100.0,)
+    assert list(bench.view.tiers["default"].lifetimes) == [100.0]
     assert bench.state.tiers["default"].eviction_rate == pytest.approx(0.01)
 
 

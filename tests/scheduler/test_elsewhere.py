@@ -106,8 +106,7 @@ def test_who_is_about_to_go_or_cannot_build_the_context_is_nobody_to_wait_for(wh
     elif why == "suspect":
         bench.fail_context("w2", "model")
     else:
-        bench.state.workers["w2"].draining = True
-        bench.state.update_free(bench.state.workers["w2"])
+        bench.state.drain(bench.state.workers["w2"])
     assert runs(bench.fail(run)) == [("w1", [0])]
 
 

@@ -78,8 +78,8 @@ def test_a_suspect_is_asked_again_where_no_other_worker_could_build_the_context(
     bench.join("w0", gpus=0 if why == "no GPU" else 1, tier="other" if why == "not permitted" else "default")
     if why == "noticed":
         bench.tell(ev.EvictionNotice, "w0")
-    bench.state.workers["w0"].draining = why == "draining"
-    bench.state.update_free(bench.state.workers["w0"])
+    if why == "draining":
+        bench.state.drain(bench.state.workers["w0"])
     bench.submit("verify", 1)
     assert bench.join("w1", gpus=1) == [cmd.Load("w1", "model")]
     assert bench.fail_context("w1", "model") == []

@@ -171,7 +171,7 @@ def test_evicted_jobs_are_not_counted_with_evicted_workers():
     bench.lose("w1", evicted=True)
     bench.tell(ev.JobEvicted, "t", "2.0", "preempted before it joined")
     tier = bench.state.tiers["t"]
-    assert (tier.lifetimes, tier.jobs_evicted, bench.state.counters.evicted) == ((50.0,), 2, 1)
+    assert (tier.lifetimes, tier.jobs_evicted, bench.state.counters.evicted) == ([50.0], 2, 1)
     assert tier.eviction_rate == pytest.approx(1 / 50)
 
 

@@ -261,7 +261,7 @@ class WorkerTable:
             return
         self._due = now + max(_SECONDS, _SECONDS_EACH * len(state.workers))
         workers = state.workers.values()
-        lines = [self._line(each, now, "ended" if end else _does(each), engine) for each in workers]
+        lines = [self._line(each, now, "ended" if end else _does(state, each), engine) for each in workers]
         told = {"version": 1, "updated": round(time.time(), 3), "workers": lines + list(self._gone.values())}
         self._waits = True
 
@@ -295,9 +295,9 @@ class WorkerTable:
 _STATES = ("in quarantine", "leaving", "working", "loading", "idle")
 
 
-def _does(worker: Worker) -> str:
+def _does(state: RunState, worker: Worker) -> str:
     """Return what a worker does, in one of these words."""
-    if worker.held:
+    if worker.id in state.wards.held:
         return "in quarantine"
     if worker.leaving:
         return "leaving"

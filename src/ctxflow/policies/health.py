@@ -8,15 +8,17 @@ is counted, are in trials.py; docs/health.md explains both.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ctxflow.errors import counted
 from ctxflow.option_values import number
 from ctxflow.policies.protocols import Trial, Verdict, View
 from ctxflow.policies.trials import EPOCH, SHARES, Cusum, Field, Unit, null_share
-from ctxflow.policies.views import AppView, WorkerView
+from ctxflow.policies.views import AppView, AttemptView, WorkerView
 from ctxflow.renamed import names_of
 
 WAIT = 2.0  # Seconds after which evidence is looked at again, by what the peers had meanwhile.
@@ -63,16 +65,20 @@ class SequentialTest:
         self._known: dict[tuple[str, str, str], tuple[Key, Field, tuple[Unit, Unit]]] = {}
         self._suspect: dict[Key, Field] = {}  # Those with evidence against somebody.
         self._due: dict[tuple[Key, Unit], float] = {}  # When evidence that was enough is to be looked at again.
-        self._touched: dict[Key, Field] = {}
         # Attempt that failed -> the null share then, and when that was, until its fault is known.
         self._climates: dict[int, tuple[float, float]] = {}
         self._named_at: dict[str, float] = {}
-        self._crowds: dict[tuple[str, str | None], tuple[float, int]] = {}  # How many hosts, and until when that holds.
+        self._models: dict[tuple[str, str | None], str | None] = {}  # Tier and model -> the peers', as it was last.
         self._mixed: set[str] = set()  # Tiers that have hosts with a GPU model that no other host of theirs has.
         self._late: dict[int, int] = {}
+        self._looks: dict[int, list[int]] = {}  # Attempts, by the tick from which on each is looked at again, in LOOKs.
+        self._looked = 0  # The last such tick.
+        self._last_attempt = 0  # Of those that are known there.
         self._named: dict[str, set[str]] = {}
         self._next = self._forget_at = 0.0
-        self._lived: dict[str, float] = {}  # Worker -> since when it has not crashed.
+        self._lives: list[tuple[float, str]] = []  # A heap of workers, by when each may have lived for another LIFE.
+        self._living: set[str] = set()  # These.
+        self._looked_at = -math.inf
 
     # --- what happens
 
@@ -82,7 +88,8 @@ class SequentialTest:
         known = self._known.get((worker.id, trial.kind, trial.subject))
         if known is None:
             kind = "call" if trial.kind == "miss" else trial.kind
-            key = (kind, trial.subject, worker.tier, self._model(view, worker))
+            model = self._models[worker.tier, worker.gpu_model] = self._model(view, worker.tier, worker.gpu_model)
+            key = (kind, trial.subject, worker.tier, model)
             known = key, self._field(key, trial.name, view.now), self._units_of(worker)
             self._known[worker.id, trial.kind, trial.subject] = known
         key, field, units = known
@@ -122,16 +129,19 @@ class SequentialTest:
         field.misses.add(units, True)
         field.running[units[1]] = field.running.get(units[1], 0) + (LIKELY if trial.machine else 1)
 
-    def _model(self, view: View, worker: WorkerView) -> str | None:
+    def _model(self, view: View, tier: str, model: str | None) -> str | None:
         """Return the GPU model of a worker's peers: `ALL` where no other host of its tier has its model."""
-        if self._crowd(view, worker.tier, worker.gpu_model) > 1 or self._crowd(view, worker.tier, ALL) < 2:
-            return worker.gpu_model
-        self._mixed.add(worker.tier)
+        if view.hosts(tier, model) > 1 or view.hosts(tier) < 2:
+            return model
+        self._mixed.add(tier)
         return ALL
+
+    def _crowd(self, view: View, worker: WorkerView) -> int:
+        """Return how many hosts a worker's peers are on, with its own."""
+        return view.hosts(worker.tier, self._model(view, worker.tier, worker.gpu_model))
 
     def _timed(self, view: View, key: Key, field: Field, worker: WorkerView, seconds: float) -> None:
         field.learn(worker.host, seconds)
-        self._touched[key] = field
         median = field.median(worker.host)
         if median is not None:
             self._add_slow(view, key, field, worker, seconds <= self._slow * median)
@@ -163,7 +173,7 @@ class SequentialTest:
 
     def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
         """Return whether it failed in a row while others answer; once is enough where it never answered yet."""
-        field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker)))
+        field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker.tier, worker.gpu_model)))
         if field is None or not field.running:
             return False
         host, unit = self._units_of(worker)
@@ -172,7 +182,7 @@ class SequentialTest:
             return False
         attempts, failures = field.tried(unit)
         if attempts == failures:  # It has answered nothing lately; nor have others yet, where calls take their time.
-            others = self._crowd(view, worker.tier, self._model(view, worker)) - 1
+            others = self._crowd(view, worker) - 1
             return 2 * field.peers(view.now, attempts=True).failing(worker.host) < others
         test = field.tests.get(host)
         if test is not None and max(test.sums) >= self._enough / 2:
@@ -183,17 +193,8 @@ class SequentialTest:
     def _others_tried(self, view: View, field: Field, worker: WorkerView) -> tuple[int, int, bool]:
         """Return the attempts of a worker's peers, those that failed, and whether most peers have ended one yet."""
         peers = field.peers(view.now, attempts=True)
-        others = self._crowd(view, worker.tier, self._model(view, worker)) - 1
+        others = self._crowd(view, worker) - 1
         return *peers.of(worker.host), 2 * peers.others(worker.host) > others
-
-    def _crowd(self, view: View, tier: str, model: str | None) -> int:
-        """Return how many hosts of a tier have workers with a GPU model, or (`ALL`) any workers."""
-        until, count = self._crowds.get((tier, model), (-1.0, 0))
-        if view.now >= until:
-            workers = [each for each in view.workers.values() if each.tier == tier]
-            count = len({each.host for each in workers if model in (ALL, each.gpu_model)})
-            self._crowds[tier, model] = (view.now + LOOK, count)
-        return count
 
     # --- judgement
 
@@ -202,10 +203,10 @@ class SequentialTest:
         if view.now < self._next:
             return ()
         self._next = view.now + LOOK
-        self._known.clear()  # Who is whose peer may be another now.
-        for field in self._touched.values():
-            field.compare()
-        self._touched.clear()
+        models = {pair: self._model(view, *pair) for pair in self._models}
+        if models != self._models:  # Who is whose peer is another now.
+            self._models = models
+            self._known.clear()
         self._look_at_running(view)
         self._look_at_building(view)
         self._look_at_living(view)
@@ -213,43 +214,80 @@ class SequentialTest:
         return list(self._verdicts(view))
 
     def _look_at_running(self, view: View) -> None:
-        late: dict[int, int] = {}
-        for attempt in view.attempts.values():
-            worker, app = view.workers.get(attempt.worker), view.apps.get(attempt.app)
-            if worker is None or app is None or not attempt.items:
-                continue
-            key = ("call", attempt.app, worker.tier, worker.gpu_model)
-            field = self._fields.get(key)
-            median = field.median(worker.host) if field is not None else None
-            if field is None or median is None:
-                continue
-            usual, call = median * len(attempt.items) * _beside(worker, app), app.call_seconds or 0.0
-            due = self._slow * (usual + (call if call < usual / 2 else 0.0)) + SHORTEST
-            level = min(OVERDUE, int((view.now - attempt.started) / due))
-            if level > 0:
-                late[attempt.id] = level
-                for _ in range(level - self._late.get(attempt.id, 0)):
-                    self._add_slow(view, key, field, worker, False)
-        self._late = late
+        """Count a slow trial for each batch that is late, and another when it is twice as late.
+
+        Each is looked at when it would be late by what its peers had shown when it was looked at last, or once it is
+        twice as old if that is sooner, since they may have shown to be faster.
+        """
+        new = list(itertools.takewhile(self._is_new, reversed(cast("dict[int, AttemptView]", view.attempts))))
+        self._last_attempt = new[0] if new else self._last_attempt
+        due, before, self._looked = new, self._looked, int(view.now / LOOK)
+        passed = range(before + 1, self._looked + 1)
+        for tick in passed if len(passed) < len(self._looks) else [known for known in self._looks if known in passed]:
+            due += self._looks.pop(tick, ())
+        for each in sorted(due):
+            attempt = view.attempts.get(each)
+            again = self._look_at(view, attempt) if attempt is not None and attempt.items else math.inf
+            if again < math.inf:
+                self._looks.setdefault(max(self._looked + 1, math.ceil(again / LOOK)), []).append(each)
+            else:
+                self._late.pop(each, None)
+
+    def _is_new(self, attempt: int) -> bool:
+        return attempt > self._last_attempt
+
+    def _look_at(self, view: View, attempt: AttemptView) -> float:
+        """Count a batch that is late; return when it is to be looked at again."""
+        worker, app = view.workers.get(attempt.worker), view.apps.get(attempt.app)
+        if worker is None or app is None:
+            return math.inf
+        age = view.now - attempt.started
+        soon = view.now + max(LOOK, age)
+        key = ("call", attempt.app, worker.tier, worker.gpu_model)
+        field = self._fields.get(key)
+        median = field.median(worker.host) if field is not None else None
+        if field is None or median is None:
+            return soon
+        usual, call = median * len(attempt.items) * _beside(worker, app), app.call_seconds or 0.0
+        due = self._slow * (usual + (call if call < usual / 2 else 0.0)) + SHORTEST
+        level, before = min(OVERDUE, int(age / due)), self._late.get(attempt.id, 0)
+        for _ in range(level - before):
+            self._add_slow(view, key, field, worker, False)
+        if level >= OVERDUE:
+            return math.inf
+        if level > before:
+            self._late[attempt.id] = level
+        return min(soon, attempt.started + (level + 1) * due)
 
     def _look_at_building(self, view: View) -> None:
         for (kind, subject, tier, model), field in self._suspect.items():
             if kind == "build":
                 ended = field.counts.hosts()
-                alike = [w for w in view.workers.values() if w.tier == tier and model in (ALL, w.gpu_model)]
+                alike = [w for w in view.holding(subject) if w.tier == tier and model in (ALL, w.gpu_model)]
                 building = [w.host for w in alike if (held := w.contexts.get(subject)) and held.state in BUILDING]
                 field.awaited = len({host for host in building if host not in ended})
 
     def _look_at_living(self, view: View) -> None:
-        """Count a passed trial for workers that have a context and lived on with it: those that crash fail one."""
-        lived: dict[str, float] = {}
-        for worker in view.workers.values():
-            if worker.contexts and worker.noticed is None and not worker.draining:
-                since = lived[worker.id] = self._lived.get(worker.id, view.now)
-                if view.now >= since + LIFE:
-                    lived[worker.id] = since + LIFE
-                    self.observe(view, Trial(worker, "crash", "", "", passed=True))
-        self._lived = lived
+        """Count a passed trial for workers that lived on and have a context: those that crash fail one."""
+        while self._lives and self._lives[0][0] <= view.now:
+            due, name = heapq.heappop(self._lives)
+            worker = view.workers.get(name)
+            if worker is None:
+                self._living.discard(name)
+                continue
+            since = min((held.since for held in worker.contexts.values()), default=view.now)
+            if due < since + LIFE:
+                due = since
+            elif worker.noticed is None and not worker.draining:
+                self.observe(view, Trial(worker, "crash", "", "", passed=True))
+            heapq.heappush(self._lives, (due + LIFE, name))
+        for name in reversed(cast("dict[str, WorkerView]", view.workers)):
+            if view.workers[name].joined < self._looked_at:
+                break
+            if name not in self._living:
+                self._living.add(name)
+                heapq.heappush(self._lives, (view.now + LIFE, name))
+        self._looked_at = view.now
 
     def _verdicts(self, view: View) -> Iterator[Verdict]:
         for key, field in list(self._suspect.items()):
@@ -331,6 +369,7 @@ class SequentialTest:
         if view.now < self._forget_at:
             return
         self._forget_at = view.now + EPOCH
+        self._known.clear()
         self._units = {name: units for name, units in self._units.items() if name in view.workers}
         there = {unit for units in self._units.values() for unit in units}
         hosts = {host for host, _ in there}
@@ -339,7 +378,7 @@ class SequentialTest:
                 del self._fields[key]
                 continue
             field.running = {unit: count for unit, count in field.running.items() if unit in there}
-            field.paces = {host: pace for host, pace in field.paces.items() if host in hosts}
+            field.keep(hosts)
             for unit in [unit for unit in field.tests if unit[1] and unit not in there]:
                 del field.tests[unit]
                 field.messages.pop(unit, None)
@@ -351,6 +390,8 @@ def _overlaps(app: AppView) -> bool:
 
 def _beside(worker: WorkerView, app: AppView) -> float:
     """Return how many calls share the time of one: those in flight now, or as many as usual if that is more."""
+    if not _overlaps(app):
+        return 1.0
     return max(1.0, worker.calls_beside(app.id) or 1.0, worker.in_flight(app.context))
 
 

@@ -32,6 +32,27 @@ def with_room(view: View, app: AppView, workers: Iterable[WorkerView]) -> list[W
     return [worker for worker in able if not view.drains(app, worker)] or able
 
 
+def sample(workers: Collection[WorkerView], most: int) -> list[WorkerView]:
+    """Return so many workers at most, spread evenly over all of them.
+
+    >>> sample(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    return list(itertools.islice(workers, 0, None, -(-len(workers) // most) or 1))
+
+
+class _Left(dict[str, int]):
+    """Worker -> assignments that it could still take, looked up when they are asked for."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __missing__(self, worker: str) -> int:
+        known = self._view.free.get(worker)
+        left = self[worker] = known.free_slots if known is not None else 0
+        return left
+
+
 class FreeSlots:
     """The free slots that a routing policy gives out, as what it has chosen so far leaves them.
 
@@ -41,8 +62,8 @@ class FreeSlots:
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.left = {name: worker.free_slots for name, worker in view.free.items()}
-        self.total = sum(self.left.values())
+        self.left: dict[str, int] = _Left(view)
+        self.total = view.free_slots
         self._used: dict[str, float] = {}
 
     @property
@@ -55,7 +76,7 @@ class FreeSlots:
     def able(self, app: AppView, workers: Iterable[WorkerView] | None = None) -> list[WorkerView]:
         """Return the free workers, or some of them, that could take a call of an app; who must be drained, in need."""
         some = self.view.free.values() if workers is None else workers
-        return with_room(self.view, app, (worker for worker in some if self.left.get(worker.id)))
+        return with_room(self.view, app, (worker for worker in some if self.left[worker.id]))
 
     def rest(
         self, app: AppView, able: list[WorkerView], last: WorkerView, among: Iterable[WorkerView] | None = None

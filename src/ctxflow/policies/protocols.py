@@ -129,8 +129,37 @@ class View(Protocol):
     def holders(self, context: str) -> int:
         """How many workers have the context in any state (`ContextOnWorkerView.state`)."""
 
+    # The following are kept up to date, and found without a look at all workers. They change with each assignment that
+    # is carried out: a generator takes what it needs of them into a list before it yields.
+
+    def holding(self, context: str) -> Collection[WorkerView]:
+        """The workers that have the context in any state, longest first."""
+
+    def built_on(self, context: str) -> Collection[WorkerView]:
+        """The workers on which a load of the context was measured (`WorkerView.load_seconds`)."""
+
+    def measured_on(self, app: str) -> Collection[WorkerView]:
+        """The workers on which items of the app were measured (`WorkerView.seconds_per_item`), or steps of sessions."""
+
+    def hosts(self, tier: str, gpu_model: str | None = "*") -> int:
+        """How many hosts have workers of the tier, with that GPU model; "*" for any."""
+
     def free_holders(self, context: str) -> Iterable[WorkerView]:
-        """The free workers on which the context is ready, found without a look at all the others."""
+        """The free workers on which the context is ready, longest free first."""
+
+    def free_parked(self, context: str) -> Iterable[WorkerView]:
+        """The free workers on which the context is parked."""
+
+    def free_by_load(self) -> Iterable[WorkerView]:
+        """The free workers, those that hold the fewest contexts first, of these the longest free."""
+
+    @property
+    def free_slots(self) -> int:
+        """The free slots of all free workers (`WorkerView.free_slots`)."""
+
+    @property
+    def in_flight(self) -> int:
+        """The calls of all workers that overlap with others of their context (`WorkerView.in_flight`)."""
 
     @property
     def sessions(self) -> Mapping[int, SessionView]:

@@ -37,6 +37,7 @@ from ctxflow.policies.views import AppView, WorkerView
 # --- routing
 
 MOST_IN_VAIN = 8  # Workers whose contexts are not worth giving way: the next ones' would not be either.
+MOST_UNABLE = 64  # Workers that may not load what waits, in a decision; those after them are asked once a second.
 
 
 class ContextAffinity:
@@ -54,19 +55,18 @@ class ContextAffinity:
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose by priority, then by affinity."""
+        ordered = sorted(ready, key=urgency) if len(ready) > 1 else ready
         slots = FreeSlots(view)
         left = {app.id: app.backlog for app in ready}
         chosen: list[Assignment] = []
+        all_asked = False
         for drained in (False, True):
-            for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
+            for app in ordered:
                 if not slots.total:
                     return chosen
-                holders = (worker for worker in view.free.values() if app.context in worker.contexts)
-                chosen += self._given(app, holders, left, slots, drained)
-            parking = [worker for worker in view.free.values() if worker.parked]
-            for app in ready if parking else ():  # To wake a context takes less than to build it elsewhere.
-                parked = (worker for worker in parking if app.context in worker.parked)
-                chosen += self._given(app, parked, left, slots, drained)
+                chosen += self._given(app, view.free_holders(app.context), left, slots, drained)
+            for app in ready:  # To wake a context takes less than to build it elsewhere.
+                chosen += self._given(app, view.free_parked(app.context), left, slots, drained)
             if not slots.total:
                 break
             # Where calls overlap, who has the context has got what its window had room for.
@@ -78,8 +78,9 @@ class ContextAffinity:
                 and not (app.overlaps and view.holders(app.context) >= len(view.workers))
             }
             if waiting:
-                chosen += self._spread(view, waiting, left, slots, drained)
-            if not any(worker.running and slots.left[name] > 0 for name, worker in view.free.items()):
+                all_asked = self._choice.look(view) or all_asked
+                chosen += self._spread(view, waiting, left, slots, drained, math.inf if all_asked else MOST_UNABLE)
+            if not view.in_flight:
                 break  # There is nobody to drain.
         return chosen
 
@@ -96,11 +97,19 @@ class ContextAffinity:
                 yield Assignment(worker.id, app.id)
 
     def _spread(
-        self, view: View, waiting: dict[str, AppView], left: dict[str, int], slots: FreeSlots, drained: bool
+        self,
+        view: View,
+        waiting: dict[str, AppView],
+        left: dict[str, int],
+        slots: FreeSlots,
+        drained: bool,
+        most_unable: float,
     ) -> Iterator[Assignment]:
-        """Give apps to workers that do not hold their contexts, and build them, where that pays."""
+        """Give apps to workers that do not hold their contexts, and build them, where that pays.
+
+        :param most_unable: workers that may load none of them, after which no others are asked.
+        """
         choice = self._choice
-        choice.look(view)
         work: dict[str, float] = {}  # Context -> seconds of a worker's time that wait for it.
         for app in waiting.values():
             left[app.id] = min(left[app.id], app.unclaimed)
@@ -112,9 +121,12 @@ class ContextAffinity:
         if not waiting:
             return
         holders = {app.id: view.holders(app.context) for app in waiting.values()}
-        idle = (worker for name, worker in view.free.items() if slots.left[name] > 0)
-        in_vain = 0
-        for worker in sorted(idle, key=lambda worker: len(worker.contexts)):
+        in_vain = unable = 0
+        for worker in view.free_by_load():
+            if unable >= most_unable:
+                return
+            if slots.left[worker.id] <= 0:
+                continue
             able = [
                 a
                 for a in waiting.values()
@@ -125,7 +137,8 @@ class ContextAffinity:
             ]
             if not paying:
                 in_vain += bool(able)
-                if in_vain == MOST_IN_VAIN:
+                unable += not able
+                if in_vain == MOST_IN_VAIN or not any(left[name] > 0 for name in waiting):
                     return
                 continue
             app = min(paying, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
@@ -204,7 +217,10 @@ class Everywhere:
 
     def plan(self, view: View) -> Plan:
         """Return the plan without limits."""
-        return Plan()
+        return _ANYWHERE
+
+
+_ANYWHERE = Plan()
 
 
 class LeastLoadedSessions:

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Collection
 
 SHARES = (0.3, 0.9)  # Of failures that a bad unit may have: one fails now and then, the other nearly always.
 
@@ -166,9 +167,8 @@ class Field:
         self.messages: dict[Unit, str] = {}
         self.misses = Counts()  # Attempts that failed, whoever's fault that was.
         self.running: dict[Unit, int] = {}  # How many failed there since one was answered.
-        self.paces: dict[str, float] = {}  # Host -> seconds of an item, a moving average.
-        self._medians: dict[str, float] = {}  # Host -> the other hosts'.
-        self._median: float | None = None  # All hosts'.
+        self.paces: dict[str, float] = {}  # Host -> seconds of an item, a moving average; kept by `learn`.
+        self._ordered: list[float] = []  # The same, ascending.
         self.awaited = 0  # Hosts that are at work on their first trial, which takes far longer to pass than to fail.
         self.began = self.touched = now
         self._peers: dict[bool, Peers] = {}
@@ -236,19 +236,24 @@ class Field:
 
     def learn(self, host: str, seconds: float) -> None:
         """Learn from a batch how fast a host is."""
-        before = self.paces.get(host, seconds)
-        self.paces[host] = before + 0.3 * (seconds - before)
+        before = self.paces.get(host)
+        if before is not None:
+            del self._ordered[bisect.bisect_left(self._ordered, before)]
+            seconds = before + 0.3 * (seconds - before)
+        self.paces[host] = seconds
+        bisect.insort(self._ordered, seconds)
 
-    def compare(self) -> None:
-        """Find the median of each host's peers anew."""
-        values = sorted(self.paces.values())
-        middle = (len(values) - 1) // 2
-        self._medians, self._median = {}, values[len(values) // 2] if values else None
-        for host, pace in self.paces.items():
-            if len(values) > 1:
-                own = bisect.bisect_left(values, pace)
-                self._medians[host] = values[middle if middle < own else middle + 1]
+    def keep(self, hosts: Collection[str]) -> None:
+        """Forget how fast all hosts are but these."""
+        self.paces = {host: pace for host, pace in self.paces.items() if host in hosts}
+        self._ordered = sorted(self.paces.values())
 
     def median(self, host: str) -> float | None:
         """Return the median of its peers' seconds of an item, None if it has none."""
-        return self._medians.get(host) if host in self.paces else self._median
+        values, pace = self._ordered, self.paces.get(host)
+        if pace is None:
+            return values[len(values) // 2] if values else None
+        if len(values) == 1:
+            return None
+        middle = (len(values) - 1) // 2
+        return values[middle if values[middle] < pace else middle + 1]

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from ctxflow.policies.views import AppView
+from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure
 from ctxflow.scheduler.step_shares import StepShares
 
@@ -206,7 +206,8 @@ class App:
     claims: int = 0  # Loads that it is claimed for.
     attempts: int = 0  # That run; also steps of its sessions.
     open_sessions: int = 0
-    measured_on: set[str] = dataclasses.field(default_factory=set)  # Workers that know how long its calls take.
+    # Workers that know how long its calls, or steps of its sessions, take.
+    measured_on: dict[str, WorkerView] = dataclasses.field(default_factory=dict)
     arrived: int = 0
     widened: int = 0  # How many had arrived when all full workers were asked last; kept by dispatch.py.
     waiting_since: float | None = None
@@ -275,7 +276,9 @@ class ContextState:
     park_crashes: int = 0  # In a row.
     park_seconds: float = 0.0
     wake_seconds: float = 0.0
-    holders: int = 0
+    holders: dict[str, WorkerView] = dataclasses.field(default_factory=dict)  # Workers with it in any state.
+    # Workers that know how long a load takes.
+    built_on: dict[str, WorkerView] = dataclasses.field(default_factory=dict)
     on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
     loads: int = 0
     # Worker -> its failures; forgotten when the worker is lost or the context builds there.

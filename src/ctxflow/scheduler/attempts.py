@@ -38,6 +38,7 @@ def start(
     if app.overlaps:
         worker.in_flight[context] = worker.in_flight.get(context, 0) + 1
         worker.overlapping += 1
+        state.flights.overlapping += 1
         worker.windows.setdefault(context, 1)
     elif state.contexts[context].spec.level != ev.PERVASIVE:
         worker.contexts[context].state = "spent"
@@ -61,6 +62,7 @@ def end(state: RunState, number: int, worker: Worker | None) -> Attempt | None:
         state.flights.end(number, attempt.items)
     if app.overlaps:
         worker.overlapping -= 1
+        state.flights.overlapping -= 1
         worker.in_flight[context] -= 1
         if not worker.in_flight[context]:
             del worker.in_flight[context], worker.windows[context]

@@ -81,13 +81,13 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
     stages = context.spec.files and context.spec.id not in worker.staged
     step: type[Stage | Load | Wake]
     step, first = (Stage, "staging") if stages else (Load, "loading")
-    if worker.parked.pop(context.spec.id, None) is not None:
+    if state.free_tables.unpark(worker, context.spec.id):
         step, first = Wake, "waking"
     held = OnWorker(context.spec.id, first, state.now, state.now, claim=claim, begun=state.now)
     held.shown = ShownContext(held)
     worker.put(held)
     worker.loading += 1
-    context.holders += 1
+    context.holders[worker.id] = worker.shown
     context.on_tier[worker.tier] += 1
     if step is Wake:
         state.counters.wakes += 1
@@ -134,6 +134,7 @@ def ready(state: RunState, worker: Worker, event: ev.ContextReady | ev.ContextWo
         context.suspects.pop(worker.id, None)
         faults.built(state, worker, context)
         worker.context_seconds[event.context] = event.seconds
+        context.built_on[worker.id] = worker.shown
         context.parks = event.parks if context.parks is not None else None
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
@@ -155,9 +156,8 @@ def _measured(
     context.memory = residency.larger(context.memory, event.memory)
     context.gpu_memory = residency.larger(context.gpu_memory, event.gpu_memory)
     if known != (context.memory, context.gpu_memory):
-        for each in state.workers.values():
-            if context.spec.id in each.contexts:
-                residency.settle(state, each, out)
+        for each in _holders(state, context):
+            residency.settle(state, each, out)
 
 
 def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
@@ -176,8 +176,9 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
     if held is None:
         return False
     _end_load(state, worker, held)
-    state.contexts[context].holders -= 1
+    del state.contexts[context].holders[worker.id]
     state.contexts[context].on_tier[worker.tier] -= 1
+    state.free_tables.drop(worker, context)
     state.update_free(worker)
     return True
 
@@ -187,8 +188,8 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
 
 def park(state: RunState, worker: Worker, parked: ParkedContext, out: list[Command]) -> None:
     """Have a worker keep a context that runs nothing, on its host alone."""
-    drop(state, worker, parked.context)
     worker.parked[parked.context] = parked
+    drop(state, worker, parked.context)
     state.counters.parks += 1
     out.append(Park(worker.id, parked.context))
 
@@ -204,7 +205,7 @@ def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> Non
     held = worker.contexts.get(event.context)
     if held is not None and held.state == "waking":
         gone(state, worker, event.context, out)
-    elif worker.parked.pop(event.context, None) is None:
+    elif not state.free_tables.unpark(worker, event.context):
         return
     context.park_crashes += event.failure.kind == "crash"
     forgiven = event.failure.kind == "crash" and context.park_crashes < state.limits.failures
@@ -221,7 +222,7 @@ def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> Non
 def unload(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
     """Have a worker end a context that runs nothing, or is parked."""
     if context in worker.parked:
-        residency.unload_parked(worker, context, out)
+        residency.unload_parked(state, worker, context, out)
         return
     drop(state, worker, context)
     out.append(Unload(worker.id, context, files=state.contexts[context].spec.level == ev.NONE))
@@ -282,16 +283,20 @@ def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
         there = sum(session.context == name for session in holder.sessions.values())
         return there + state.streams.awaited[holder.id, name]
 
-    holders = [w for w in state.workers.values() if w.tier == worker.tier and name in w.contexts and not w.leaving]
-    return worker not in sorted(holders, key=carried, reverse=True)[:most]
+    holders = [w for w in _holders(state, context) if w.tier == worker.tier and not w.leaving]
+    return worker not in sorted(holders, key=lambda holder: (-carried(holder), holder.order))[:most]
 
 
 def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> bool:
     """Return whether more workers of a tier hold a context, without those that are about to go."""
     if context.on_tier[tier] <= most:
         return False
-    holders = (w for w in state.workers.values() if w.tier == tier and context.spec.id in w.contexts)
-    return sum(not worker.leaving for worker in holders) > most
+    return sum(worker.tier == tier and not worker.leaving for worker in _holders(state, context)) > most
+
+
+def _holders(state: RunState, context: ContextState) -> list[Worker]:
+    """Return the workers that have a context in any state."""
+    return [state.workers[name] for name in context.holders]
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:
@@ -349,7 +354,7 @@ def settle_undecided(state: RunState, out: list[Command]) -> None:
     for name, context in list(state.undecided.items()):
         since, failure = context.deciding or (state.now, ev.Failure("lost", "", ""))
         until = since + state.limits.verdict
-        holders = [worker.contexts[name] for worker in state.workers.values() if name in worker.contexts]
+        holders = [worker.contexts[name] for worker in _holders(state, context)]
         if any(not held.building or held.state == "waking" for held in holders):
             continue
         if state.now < until and any(held.begun <= since for held in holders):
@@ -465,7 +470,7 @@ def _forget_context(state: RunState, name: str) -> None:
     state.forget_holders(name)
     state.reservations.wants.pop(name, None)
     del state.contexts[name]
-    for worker in state.workers.values():
+    for worker in state.workers.values():  # Not only where it was built: files may have been staged elsewhere.
         worker.context_seconds.pop(name, None)
         worker.staging_seconds.pop(name, None)
         worker.staged.discard(name)

@@ -212,7 +212,7 @@ def _items_cancelled(state: RunState, event: ev.ItemsCancelled, out: list[Comman
 def _worker_joined(state: RunState, event: ev.WorkerJoined, out: list[Command]) -> None:
     if event.worker.id in state.workers:
         return
-    worker = Worker(event.worker, joined=state.now)
+    worker = Worker(event.worker, joined=state.now, order=state.counters.joined)
     worker.shown = ShownWorker(worker)
     state.workers[worker.id] = worker
     show(state.workers_shown, worker.id, worker.shown)
@@ -233,6 +233,8 @@ def _worker_lost(state: RunState, event: ev.WorkerLost, out: list[Command]) -> N
     if worker is None:
         return
     hide(state.workers_shown, worker.id)
+    for table in (state.wards.held, state.streams.leaving):
+        table.pop(worker.id, None)
     evicted = event.evicted or worker.noticed is not None
     steps.worker_lost(state, worker, evicted, out)
     dispatch.worker_lost(state, worker, evicted and not worker.released)  # One that was given back was not taken.
@@ -245,8 +247,7 @@ def _worker_lost(state: RunState, event: ev.WorkerLost, out: list[Command]) -> N
         context_moves.lost(state, worker, out)
     for context_state in state.contexts.values():
         context_state.suspects.pop(worker.id, None)
-    for name in (*worker.paces, *worker.steps):
-        state.apps[name].measured_on.discard(worker.id)
+    _forget_measured(state, worker)
     reservations.lost(state, worker, out)
     state.update_free(worker)
     message = (
@@ -270,10 +271,18 @@ def _worker_lost(state: RunState, event: ev.WorkerLost, out: list[Command]) -> N
             items.lost(state, attempt, left, failure, out)
 
 
+def _forget_measured(state: RunState, worker: Worker) -> None:
+    for name in (*worker.paces, *worker.steps):
+        state.apps[name].measured_on.pop(worker.id, None)
+    for name in worker.context_seconds:
+        state.contexts[name].built_on.pop(worker.id, None)
+
+
 def _eviction_notice(state: RunState, event: ev.EvictionNotice, out: list[Command]) -> None:
     worker = state.workers.get(event.worker)
     if worker is not None and worker.noticed is None:
         worker.noticed = state.now
+        state.streams.leaving[worker.id] = worker
         state.streams.unsettled = True
         state.update_free(worker)
 
@@ -304,7 +313,7 @@ def _context_failed(state: RunState, event: ev.ContextFailed, out: list[Command]
 
 def _context_unloaded(state: RunState, event: ev.ContextUnloaded, out: list[Command]) -> None:
     worker = state.workers.get(event.worker)
-    if worker is None or worker.parked.pop(event.context, None) is not None:
+    if worker is None or state.free_tables.unpark(worker, event.context):
         return
     held = worker.contexts.get(event.context)
     if held is not None and held.state not in ("staging", "loading"):  # Else it is about an earlier process.
@@ -319,7 +328,7 @@ def _tick(state: RunState, event: ev.Tick, out: list[Command]) -> None:
     dispatch.stop(state, faults.judge(state, out), out)
     state.arrivals.note(state.now, state.apps.values())
     state.streams.unsettled = True
-    dispatch.place(state, out)
+    dispatch.place(state, out, tick=True)
     _scale(state, out)
 
 

@@ -170,14 +170,20 @@ def warm(state: RunState, out: list[Command]) -> None:
 # --- plans
 
 
-def place(state: RunState, out: list[Command]) -> None:
-    """Place anew: on ticks, when a tier, a context or a worker is new, and when a plan was made."""
+def place(state: RunState, out: list[Command], tick: bool = False) -> None:
+    """Place anew: on ticks, when a tier, a context or a worker is new, and when a plan was made.
+
+    All workers are gone through where the plan is another, and on ticks: what a worker's own events change about what
+    it may hold is looked at when they come.
+    """
     plan = state.policies.placement.plan(state.view)
-    if plan != state.plan:
+    changed = plan is not state.plan and plan != state.plan
+    if changed:
         state.plan = plan
         out.append(Place.of(plan))
         items.divide(state, out)
-    context_moves.follow(state, out)
+    if changed or tick:
+        context_moves.follow(state, out)
     if state.planning is None and state.policies.planning is not None:
         state.planning = state.policies.planning.planning(state.view)
         if state.planning is not None:
@@ -411,8 +417,14 @@ def _measure(state: RunState) -> None:
         tier.lacking_since = state.now if tier.connected < (tier.asked or 0) else None
 
 
+def _host_keys(worker: Worker) -> tuple[tuple[str, str | None], ...]:
+    return (worker.tier, worker.spec.gpu_model), (worker.tier, "*")
+
+
 def worker_joined(state: RunState, worker: Worker) -> None:
     """Count a worker that joined."""
+    for key in _host_keys(worker):
+        state.hosts[key][worker.host] += 1
     tier = state.tiers.get(worker.tier)
     if tier is not None:
         tier.connected += worker.acquired
@@ -422,6 +434,10 @@ def worker_joined(state: RunState, worker: Worker) -> None:
 
 def worker_lost(state: RunState, worker: Worker, evicted: bool) -> None:
     """Count a worker that is gone, and how long it was there."""
+    for key in _host_keys(worker):
+        state.hosts[key][worker.host] -= 1
+        if not state.hosts[key][worker.host]:
+            del state.hosts[key][worker.host]
     state.counters.lost += 1
     state.counters.evicted += evicted
     tier = state.tiers.get(worker.tier)
@@ -433,7 +449,7 @@ def worker_lost(state: RunState, worker: Worker, evicted: bool) -> None:
     tier.worker_seconds += seconds
     tier.gpu_seconds += seconds * worker.gpus
     if evicted:
-        tier.lifetimes = (*(tier.lifetimes or ()), seconds)  # Policies look far more often than there is another.
+        tier.lifetimes.append(seconds)
 
 
 def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:

@@ -81,7 +81,7 @@ def _learn_pace(
     known = worker.paces.get(app.id)
     if known is None:
         worker.paces[app.id] = Pace(item_seconds, count, (count, seconds), flying)
-        app.measured_on.add(worker.id)
+        app.measured_on[worker.id] = worker.shown
     else:
         share = count / (count + min(known.items, REMEMBERED_ITEMS))
         known.item_seconds += share * (item_seconds - known.item_seconds)
@@ -332,14 +332,14 @@ def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
 
 
 def _hold(state: RunState, worker: Worker) -> None:
-    worker.held = True
+    state.wards.held[worker.id] = worker
     state.drain(worker)
 
 
 def _give_back(state: RunState, out: list[Command]) -> None:
     """Give back who has nothing left to do; one that comes back again and again is held without work instead."""
-    for worker in state.workers.values():
-        if not worker.held or worker.released or worker.noticed is not None or worker.running or worker.loading:
+    for worker in state.wards.held.values():
+        if worker.released or worker.noticed is not None or worker.running or worker.loading:
             continue
         unit = state.wards.of(worker)
         if unit is None or not (worker.acquired or unit.by_hand) or unit.returned > RETURNS:
@@ -352,9 +352,9 @@ def _give_back(state: RunState, out: list[Command]) -> None:
 def _release_unit(state: RunState, unit: Unit, out: list[Command]) -> None:
     """Let a unit whose time is over take work again, on probation."""
     state.wards.units.remove(unit)
-    for worker in state.workers.values():
-        if worker.held and not worker.released and unit.has(worker) and state.wards.of(worker) is None:
-            worker.held = False
+    for worker in list(state.wards.held.values()):
+        if not worker.released and unit.has(worker) and state.wards.of(worker) is None:
+            del state.wards.held[worker.id]
             state.drain(worker, draining=False)
     what = f"worker {unit.worker} on host {unit.host}" if unit.worker else f"host {unit.host}"
     out.append(Note(f"{what} is tried again"))

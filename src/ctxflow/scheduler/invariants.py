@@ -99,10 +99,13 @@ def _check_workers(state: RunState) -> None:
         waits = state.awaiting and any(held.state == "ready" for held in worker.contexts.values())
         takes_more = free_slots > 0 and not worker.leaving and not waits
         assert (worker.id in state.free) == takes_more, f"{worker.id}: wrongly (not) free"
+        assert worker.offered == (free_slots if takes_more else 0), f"{worker.id}: its free slots are wrongly offered"
         for number, attempt in worker.running.items():
             assert state.attempts.get(number) is attempt, f"{worker.id} runs an attempt that is not known"
             held = worker.contexts.get(attempt.context)
             assert held is not None and not held.building, f"{worker.id} runs a call without its context"
+    in_all = sum(worker.overlapping for worker in state.workers.values())
+    assert state.flights.overlapping == in_all, "calls that overlap are miscounted"
     flying = [attempt for attempt in state.attempts.values() if state.apps[attempt.app].windowed]
     assert state.flights.attempts == len(flying), "attempts in flight are miscounted"
     pairs = sorted((item, attempt.id) for attempt in flying for item in attempt.items)
@@ -115,11 +118,20 @@ def _check_workers(state: RunState) -> None:
         here = sum(worker.tier == name and worker.acquired for worker in state.workers.values())
         assert tier.connected == here, f"{name}: workers are miscounted"
 
+    hosts: dict[tuple[str, str | None], Counter[str]] = {}
+    for worker in state.workers.values():
+        for model in (worker.spec.gpu_model, "*"):
+            hosts.setdefault((worker.tier, model), Counter())[worker.host] += 1
+    assert {key: count for key, count in state.hosts.items() if count} == hosts, "hosts are miscounted"
+
 
 def _check_quarantine(state: RunState) -> None:
     for worker in state.workers.values():
-        if worker.held:
+        if worker.id in state.wards.held:
             assert worker.draining and state.wards.of(worker) is not None, f"{worker.id} is held, and not in quarantine"
+    leaving = {worker.id for worker in state.workers.values() if worker.leaving}
+    assert state.streams.leaving.keys() == leaving, "it is not known who is about to go"
+    assert state.wards.held.keys() <= state.workers.keys(), "a lost worker is in quarantine"
     for tier, hosts in state.wards.excluded.items():
         known = {unit.machine for unit in state.wards.units if not unit.worker}
         assert set(hosts) <= known, f"{tier}: a host is excluded that is not in quarantine"
@@ -137,10 +149,18 @@ def _check_contexts(state: RunState) -> None:
         levels = {state.contexts[context].spec.level for context in worker.staged}
         assert levels <= {ev.PARTIAL}, f"{worker.id} is thought to keep files that it does not"
         _check_parked(state, worker)
-    held = Counter(context for worker in state.workers.values() for context in worker.contexts)
     tiers = Counter((context, worker.tier) for worker in state.workers.values() for context in worker.contexts)
     for context in state.contexts.values():
-        assert context.holders == held[context.spec.id], f"{context.spec.id}: holders are miscounted"
+        name = context.spec.id
+        there = {worker.id for worker in state.workers.values() if name in worker.contexts}
+        assert context.holders.keys() == there, f"{name}: holders are miscounted"
+        built = {worker.id for worker in state.workers.values() if name in worker.context_seconds}
+        assert context.built_on.keys() == built, f"{name}: it is wrongly (not) known where it was built"
+        held = ((worker.id, worker.contexts.get(name)) for worker in state.free.values())
+        ready = {worker for worker, each in held if each is not None and each.state == "ready"}
+        assert state.free_tables.ready.get(name, {}).keys() == ready, f"{name}: its free holders are miscounted"
+        parked = {each.id for each in state.free.values() if name in each.parked}
+        assert state.free_tables.parked.get(name, {}).keys() == parked, f"{name}: it is not known where it is parked"
         by_tier = {tier: count for (name, tier), count in tiers.items() if name == context.spec.id}
         assert +context.on_tier == by_tier, f"{context.spec.id}: holders are miscounted by tier"
         assert context.suspects.keys() <= state.workers.keys(), f"{context.spec.id}: a lost worker is suspect"

@@ -65,6 +65,7 @@ def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
     reservation = state.reservations.all.get(worker.pin or 0)
     if reservation is None or reservation.worker is not None:
         worker.draining = worker.released = True
+        state.streams.leaving[worker.id] = worker
         out.append(Release(worker.id))
         return
     reservation.state, reservation.worker, reservation.idle_since = "held", worker.id, state.now

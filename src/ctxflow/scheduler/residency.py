@@ -65,12 +65,12 @@ def settle(state: RunState, worker: Worker, out: list[Command]) -> None:
         staying = [state.contexts[name] for name in worker.contexts]
         kept = {each.context for each in _kept(state, worker, staying, list(worker.parked.values()))}
         for name in [name for name in worker.parked if name not in kept]:
-            unload_parked(worker, name, out)
+            unload_parked(state, worker, name, out)
 
 
-def unload_parked(worker: Worker, context: str, out: list[Command]) -> None:
+def unload_parked(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
     """Have a worker end a context that is parked there."""
-    del worker.parked[context]
+    state.free_tables.unpark(worker, context)
     out.append(Unload(worker.id, context))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ctxflow.policies import protocols
 from ctxflow.policies.registry import DEFAULTS, described, having, make
 from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import App, Arrivals, ContextState, Deal, Ready
+from ctxflow.scheduler.free_workers import FreeTables
 from ctxflow.scheduler.worker_state import (
     Attempt,
     Charges,
@@ -21,7 +23,6 @@ from ctxflow.scheduler.worker_state import (
     TierState,
     Wards,
     Worker,
-    show,
 )
 from ctxflow.topology import Topology
 
@@ -167,13 +168,14 @@ class Surveys:
 class Flights:
     """Attempts of apps with calls of one item each, which may be in flight by the thousand.
 
+    :ivar overlapping: calls that overlap, also of other apps.
     :ivar of: item -> its attempts; `attempts`: how many there are.
     :ivar full: context -> workers whose windows of it were full, longest not asked first.
     """
 
     def __init__(self) -> None:
         self.of: dict[int, list[int]] = {}
-        self.attempts = 0
+        self.attempts = self.overlapping = 0
         self.full: dict[str, dict[str, Worker]] = {}
 
     def begin(self, number: int, items: Sequence[int]) -> None:
@@ -246,6 +248,8 @@ class RunState:
         self.planning: protocols.Planning | None = None
         self.planning_failure: str | None = None
         self.workers: dict[str, Worker] = {}
+        # Tier, and GPU model or "*" for any -> host -> workers there; kept by dispatch.py.
+        self.hosts: defaultdict[tuple[str, str | None], Counter[str]] = defaultdict(Counter)
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
@@ -257,14 +261,12 @@ class RunState:
         self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
-        self.free: dict[str, Worker] = {}
+        self.free_tables = FreeTables()
+        self.free = self.free_tables.workers
         # What policies see of some of these tables, row by row.
         self.workers_shown: Shown[str, WorkerView] = Shown()
-        self.free_shown: Shown[str, WorkerView] = Shown()
         self.apps_shown: Shown[str, AppView] = Shown()
         self.tiers_shown: Shown[str, TierView] = Shown()
-        # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
-        self._holders_free: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready = Ready()
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
@@ -304,20 +306,6 @@ class RunState:
         self.awaiting = start_when > 0
         self.scaled_at = 0.0
 
-    def free_holders(self, context: str) -> list[Worker]:
-        """Return the free workers that hold the context ready, longest known as such first."""
-        known = self._holders_free.get(context)
-        if not known:
-            return []
-        found = []
-        for worker in list(known.values()):
-            held = worker.contexts.get(context)
-            if held is None or worker.id not in self.free:
-                del known[worker.id]
-            elif held.state == "ready":
-                found.append(worker)
-        return found
-
     def turn(self, worker: Worker, contexts: Iterable[str], promised: str = "") -> None:
         """Give a worker no more calls of these that overlap there, until none is left: other work gets their place.
 
@@ -331,7 +319,7 @@ class RunState:
 
     def forget_holders(self, context: str) -> None:
         """Forget who holds a context."""
-        self._holders_free.pop(context, None)
+        self.free_tables.forget(context)
         self.flights.full.pop(context, None)
 
     def update_free(self, worker: Worker) -> None:
@@ -362,17 +350,18 @@ class RunState:
             and name in self.workers
             and not (self.awaiting and any(held.state == "ready" for held in worker.contexts.values()))
         ):
-            if name not in self.free:
-                self.free[name] = worker
-                show(self.free_shown, name, worker.shown)
-            for context in worker.contexts:
-                self._holders_free.setdefault(context, {})[name] = worker
-        elif self.free.pop(name, None) is not None:
-            dict.__delitem__(self.free_shown, name)
+            self.free_tables.offer(worker)
+        elif worker.offered:
+            self.free_tables.withdraw(worker)
 
     def drain(self, worker: Worker, draining: bool = True) -> None:
         """Have a worker take nothing new, or take work again; the session policy is asked about its sessions."""
         worker.draining = draining
+        if worker.leaving:
+            self.streams.leaving[worker.id] = worker
+        else:
+            worker.rebuilt.clear()
+            self.streams.leaving.pop(worker.id, None)
         self.streams.unsettled = True
         self.update_free(worker)
 

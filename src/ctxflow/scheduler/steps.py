@@ -40,7 +40,7 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
     :param worker: the one that the event was about; None for all.
     """
     streams = state.streams
-    touched = [worker] if worker is not None else list(state.workers)
+    touched = [worker] if worker is not None else []
     if worker is None and any(streams.open[n].failed_on for waiting in streams.waiting.values() for n in waiting):
         streams.unsettled = True  # Who would not do a moment ago may be the last one by now.
     if streams.unsettled and streams.open and not state.awaiting:
@@ -52,14 +52,22 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
             if session is not None:
                 follow(state, session, worker_id, out)
                 touched.append(session.worker or "")
-        touched += [each.id for each in state.workers.values() if each.leaving]
+        touched += [each.id for each in sorted(streams.leaving.values(), key=_order)]
         if worker is None:
             for session in list(streams.open.values()):
                 if session.target in state.workers:
                     prepare(state, state.workers[session.target], session.app, out)
+    if worker is None:  # All that have something to do with sessions.
+        names = {*touched, *streams.leaving, *(name for name, _ in streams.drops)}
+        names.update(session.worker for session in streams.open.values() if session.worker is not None)
+        touched = [each.id for each in sorted((state.workers[n] for n in names if n in state.workers), key=_order)]
     for name in dict.fromkeys(touched):  # Each once, in an order that a replay has too.
         if name in state.workers:
             _advance(state, state.workers[name], out)
+
+
+def _order(worker: Worker) -> int:
+    return worker.order
 
 
 # --- what a step is made of
@@ -78,8 +86,6 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
     unkept = []
     if worker.leaving:
         unkept = cache_only(state, worker)
-    else:
-        worker.rebuilt.clear()
     apps.update(dict.fromkeys(session.app for session in unkept))
     for app_id in apps:
         app = state.apps[app_id]
@@ -217,7 +223,7 @@ def finished(
         _take(state, session, worker, position, order, outcome, event.seconds, out)
     if made:
         worker.learn_step(attempt.app, made, event.seconds, state.now)
-        state.apps[attempt.app].measured_on.add(worker.id)
+        state.apps[attempt.app].measured_on[worker.id] = worker.shown
 
 
 def _learn(state: RunState, worker: Worker, attempt: Attempt, orders: Sequence[Order], event: StepFinished) -> None:

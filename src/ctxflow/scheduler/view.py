@@ -13,7 +13,7 @@ import functools
 import itertools
 import operator
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -57,9 +57,23 @@ class _Proxy(ReadOnly):
 
     def __init__(self, row: Any) -> None:
         _put(self, "_row", row)
-        for name in itertools.chain.from_iterable(vars(kind).get("__slots__", ()) for kind in type(self).__mro__):
-            if name != "_row":
-                _put(self, name, getattr(row if hasattr(row, name) else row.spec, name))
+        kinds = type(self), type(row)
+        if kinds not in _COPIED:
+            _COPIED[kinds] = list(_copied(*kinds))
+        for name, value in _COPIED[kinds]:
+            _put(self, name, value(row))
+
+
+_COPIED: dict[tuple[type, type], list[tuple[str, Callable[[Any], Any]]]] = {}
+
+
+def _copied(kind: type, row: type) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Yield the fields that proxies of a kind copy from rows of a type, each with what reads it there."""
+    names = itertools.chain.from_iterable(vars(each).get("__slots__", ()) for each in kind.__mro__)
+    own = {name for each in row.__mro__ for name in (*vars(each), *vars(each).get("__annotations__", ()))}
+    for name in names:
+        if not name.startswith("_"):
+            yield name, operator.attrgetter(name if name in own else f"spec.{name}")
 
 
 class ShownContext(_Proxy):
@@ -224,12 +238,31 @@ class EndlessApp(ShownApp):
     backlog = unclaimed = ENDLESS
 
 
+class _ReadOnlyList(Sequence[float]):
+    """A list that goes on growing, and cannot be written to by those who see it."""
+
+    __slots__ = ("__list",)
+
+    def __init__(self, shown: list[float]) -> None:
+        self.__list = shown
+
+    def __len__(self) -> int:
+        return len(self.__list)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__list[index]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.__list)
+
+
 class ShownTier(_Proxy):
     """One tier (`TierView`)."""
 
-    __slots__ = ("name",)
+    __slots__ = ("_lifetimes", "name")
 
     _row: TierState
+    _lifetimes: Sequence[float]
     name: str
     minimum: int = _live("spec.minimum")
     maximum: int = _live("spec.maximum")
@@ -240,7 +273,15 @@ class ShownTier(_Proxy):
     requested: int | None = _live("asked")
     match_rate: float | None = _live("match_rate")
     eviction_rate: float | None = _live("eviction_rate")
-    lifetimes: Sequence[float] | None = _live("lifetimes")
+
+    def __init__(self, row: TierState) -> None:
+        super().__init__(row)
+        _put(self, "_lifetimes", _ReadOnlyList(row.lifetimes))
+
+    @property
+    def lifetimes(self) -> Sequence[float] | None:
+        """The seconds that its evicted workers lived, None before there was one."""
+        return self._lifetimes or None
 
 
 def shown_region(spec: RegionSpec) -> views.RegionView:
@@ -290,7 +331,7 @@ class RunView(ReadOnly):
         _put(self, "now", state.now)  # Each event's, set by the scheduler: policies read it all the time.
         _put(self, "random", state.random)
         _put(self, "workers", state.workers_shown)
-        _put(self, "free", state.free_shown)
+        _put(self, "free", state.free_tables.shown)
         _put(self, "apps", state.apps_shown)
         _put(self, "attempts", MappingProxyType(state.attempts))
         _put(self, "tiers", state.tiers_shown)
@@ -395,11 +436,51 @@ class RunView(ReadOnly):
     def holders(self, context: str) -> int:
         """Return how many workers hold or load the context."""
         known = self._state.contexts.get(context)
-        return known.holders if known is not None else 0
+        return len(known.holders) if known is not None else 0
+
+    def holding(self, context: str) -> Collection[views.WorkerView]:
+        """Return the workers that hold or load the context, longest first."""
+        known = self._state.contexts.get(context)
+        return known.holders.values() if known is not None else ()
+
+    def built_on(self, context: str) -> Collection[views.WorkerView]:
+        """Return the workers that were measured to load the context."""
+        known = self._state.contexts.get(context)
+        return known.built_on.values() if known is not None else ()
+
+    def measured_on(self, app: str) -> Collection[views.WorkerView]:
+        """Return the workers that were measured with the app."""
+        known = self._state.apps.get(app)
+        return known.measured_on.values() if known is not None else ()
+
+    @property
+    def free_slots(self) -> int:
+        """The free slots of all free workers."""
+        return self._state.free_tables.slots
+
+    def hosts(self, tier: str, gpu_model: str | None = "*") -> int:
+        """Return how many hosts have workers of the tier, with that GPU model; "*" for any."""
+        return len(self._state.hosts.get((tier, gpu_model), ()))
+
+    @property
+    def in_flight(self) -> int:
+        """The calls of all workers that overlap with others of their context."""
+        return self._state.flights.overlapping
 
     def free_holders(self, context: str) -> Iterable[views.WorkerView]:
-        """Return the free workers that hold the context ready, longest known as such first."""
-        return [worker.shown for worker in self._state.free_holders(context)]
+        """Return the free workers that hold the context ready, longest free first."""
+        known = self._state.free_tables.ready.get(context)
+        return known.values() if known else ()
+
+    def free_parked(self, context: str) -> Iterable[views.WorkerView]:
+        """Return the free workers on which the context is parked."""
+        known = self._state.free_tables.parked.get(context)
+        return known.values() if known else ()
+
+    def free_by_load(self) -> Iterator[views.WorkerView]:
+        """Return the free workers, those that hold the fewest contexts first."""
+        loads = self._state.free_tables.by_load
+        return itertools.chain.from_iterable(loads[count].values() for count in sorted(loads))
 
     def state_room(self, app: views.AppView, worker: views.WorkerView) -> int | None:
         """Return the bytes that states of the app's sessions may take on a worker, None if nobody knows."""

@@ -197,6 +197,7 @@ class Worker:
 
     spec: WorkerSpec
     joined: float
+    order: int = 0  # Of joining.
     contexts: dict[str, OnWorker] = dataclasses.field(default_factory=dict)  # Changed by `put` and `take` alone.
     contexts_shown: Shown[str, ContextOnWorkerView] = dataclasses.field(default_factory=Shown, repr=False)
     parked: dict[str, ParkedContext] = dataclasses.field(default_factory=dict)  # Of these none is in `contexts`.
@@ -204,7 +205,6 @@ class Worker:
     noticed: float | None = None
     draining: bool = False
     released: bool = False  # Given back: it gets no step any more.
-    held: bool = False  # In quarantine; kept by faults.py.
     done: int = 0  # Batches and steps that it has answered.
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -234,6 +234,8 @@ class Worker:
     # Kept by `RunState.update_free`: slots that neither run nor load, and those of them or with room in a window.
     unused_slots: int = 0
     free_slots: int = 0
+    offered: int = 0  # These, while it is among the free workers; 0 while it is not.
+    load_offered: int = 0  # Under how many contexts it is found there.
     loading: int = 0
 
     # Read in every decision, so copied out of the specification.
@@ -320,7 +322,7 @@ class TierState:
     emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0  # For how long those that are gone were connected; the next, that times their GPUs.
     gpu_seconds: float = 0.0
-    lifetimes: tuple[float, ...] | None = None  # Of workers that were evicted.
+    lifetimes: list[float] = dataclasses.field(default_factory=list)  # Of workers that were evicted.
     lacking_seconds: float = 0.0  # For how long fewer workers were connected than were asked for.
     lacking_since: float | None = None
     jobs_started: int = 0
@@ -413,6 +415,7 @@ class Sessions:
     # Session -> the worker that it is to go to, or is on its way to, and its context; and how many of each pair.
     bound: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
     awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    leaving: dict[str, Worker] = dataclasses.field(default_factory=dict)  # Workers that are about to go.
     charges: Charges = dataclasses.field(default_factory=Charges)  # Steps that failed, by session.
 
     def note(self, session: SessionState) -> None:
@@ -467,6 +470,7 @@ class Wards:
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.times: dict[tuple[str, tuple[str, ...]], int] = {}
+        self.held: dict[str, Worker] = {}  # The workers that are in quarantine; kept by faults.py.
         self.excluded: dict[str, tuple[str, ...]] = {}
 
     def of(self, worker: Worker) -> Unit | None:

@@ -143,17 +143,19 @@ class _Fetch:
 class _Copy:
     """A shared part on a host, or in flight to it.
 
-    :ivar source: the host that sends it; None for the origin. `sends`: how many it sends itself now.
+    :ivar order: of those of a part. `source`: the host that sends it; None for the origin. `receivers`: to whom it
+        sends itself now.
     :ivar waiting: fetches of the host's workers that await it.
     """
 
     host: str
     users: set[_Fetch]
+    order: int
     there: bool = False
     source: _Copy | None = None
     link: FairLink | None = None
     transfer: LinkTransfer | None = None
-    sends: int = 0
+    receivers: list[_Copy] = dataclasses.field(default_factory=list)
     waiting: list[_Fetch] = dataclasses.field(default_factory=list)
 
 
@@ -294,12 +296,13 @@ class _Tree:
         self._copies: dict[str, _Copy] = {}
         self._senders: dict[str, _Copy] = {}  # Hosts that could send to one more, longest free first.
         self._line: collections.deque[_Copy] = collections.deque()
+        self._order = itertools.count()
 
     def want(self, fetch: _Fetch, kept: bool = False) -> None:
         """Bring the part to a worker's host, unless it is there, or was `kept` there."""
         copy = self._copies.get(fetch.host)
         if copy is None:
-            copy = self._copies[fetch.host] = _Copy(fetch.host, set(), there=kept)
+            copy = self._copies[fetch.host] = _Copy(fetch.host, set(), next(self._order), there=kept)
             if kept:
                 self._senders[copy.host] = copy
                 self._pump()
@@ -324,7 +327,7 @@ class _Tree:
         del self._copies[fetch.host]
         self._senders.pop(fetch.host, None)
         self._stop(copy)
-        interrupted = [other for other in self._copies.values() if other.source is copy] if copy.sends else []
+        interrupted = sorted(copy.receivers, key=lambda other: other.order)
         for other in interrupted:
             self._stop(other)
         self._line.extendleft(reversed(interrupted))
@@ -335,15 +338,15 @@ class _Tree:
         if copy.link is not None:
             if copy.transfer is not None:
                 copy.link.cancel(copy.transfer)
-            self._free(copy.source)
+            self._free(copy.source, copy)
         copy.link = copy.transfer = copy.source = None
 
-    def _free(self, source: _Copy | None) -> None:
-        """Free a slot of a source."""
+    def _free(self, source: _Copy | None, receiver: _Copy) -> None:
+        """Free a receiver's slot of a source."""
         if source is None:
             self._free_at_origin += 1
             return
-        source.sends -= 1
+        source.receivers.remove(receiver)
         if self._copies.get(source.host) is source:
             self._senders[source.host] = source
 
@@ -362,8 +365,8 @@ class _Tree:
             copy.link = self._origin
             self._staging.open_files(self._part, lambda: self._start(copy, self._origin))
             return
-        source.sends += 1
-        if source.sends >= self._fan_out:
+        source.receivers.append(copy)
+        if len(source.receivers) >= self._fan_out:
             del self._senders[source.host]
         copy.link = self._staging.peer_link(source.host)
         self._start(copy, copy.link)
@@ -376,7 +379,7 @@ class _Tree:
         source, copy.link, copy.transfer, copy.source = copy.source, None, None, None
         copy.there = True
         self._senders[copy.host] = copy
-        self._free(source)
+        self._free(source, copy)
         for fetch in copy.waiting:
             self._staging.arrived(fetch, self._part)
         copy.waiting = []

@@ -295,6 +295,33 @@ class Scene:
         there = ((worker, worker.contexts.get(context)) for worker in self.free.values())
         return [worker for worker, held in there if held is not None and held.state == "ready"]
 
+    def free_parked(self, context: str) -> Iterable[WorkerView]:
+        return [worker for worker in self.free.values() if context in worker.parked]
+
+    def free_by_load(self) -> Iterable[WorkerView]:
+        return sorted(self.free.values(), key=lambda worker: len(worker.contexts))
+
+    @property
+    def free_slots(self) -> int:
+        return sum(worker.free_slots for worker in self.free.values())
+
+    def hosts(self, tier: str, gpu_model: str | None = "*") -> int:
+        there = [worker for worker in self.workers.values() if worker.tier == tier]
+        return len({worker.host for worker in there if gpu_model in ("*", worker.gpu_model)})
+
+    @property
+    def in_flight(self) -> int:
+        return sum(sum(worker.flying.values()) for worker in self.workers.values())
+
+    def holding(self, context: str) -> Collection[WorkerView]:
+        return [worker for worker in self.workers.values() if context in worker.contexts]
+
+    def built_on(self, context: str) -> Collection[WorkerView]:
+        return [worker for worker in self.workers.values() if worker.load_seconds(context) is not None]
+
+    def measured_on(self, app: str) -> Collection[WorkerView]:
+        return [worker for worker in self.workers.values() if worker.seconds_per_item(app) is not None]
+
     def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
         here = self.workers[worker.id]
         able = here.stays and here.gpus >= self.needs.get(session.context, 0)

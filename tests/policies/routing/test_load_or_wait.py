@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import Run, machine
 
-from ctxflow.policies.load_or_wait import LoadOrWait
+from ctxflow.policies.load_or_wait import SAMPLE, LoadOrWait
 from ctxflow.policies.simple import ContextAffinity
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -135,7 +135,7 @@ def test_calls_that_overlap_leave_their_slot_to_others():
     assert given_in(found) == [("w1", "a")]
 
 
-def test_the_workers_are_looked_at_once_for_as_many_questions(monkeypatch):
+def test_a_sample_is_looked_at_once_for_as_many_questions_as_there_are_workers(monkeypatch):
     """A thousand workers, of which half are free and half hold what waits."""
     found = scene(*["ca"] * 500, *["cb"] * 500, busy=range(500))
     found.gives_way = lambda app, worker: ("cb",)
@@ -146,7 +146,20 @@ def test_the_workers_are_looked_at_once_for_as_many_questions(monkeypatch):
     for _ in range(1000):
         found.now += 1e-4
         assert given_in(found, policy) == []
-    assert len(looks) <= 2
+    assert 0 < len(looks) <= 2 * SAMPLE
+
+
+def test_holders_that_are_lost_are_subtracted_without_another_look(monkeypatch):
+    """A hundred begin 10 s of work each in the time of a load."""
+    found, policy = scene(*["ca"] * 100, "", busy=range(100)), ContextAffinity()
+    looks, free_in = [], LoadOrWait._free_in
+    monkeypatch.setattr(LoadOrWait, "_free_in", lambda *given: looks.append(0) or free_in(*given))
+    queue(found, "a", 900)
+    assert given_in(found, policy) == [] and len(looks) <= SAMPLE
+    for number in range(20):
+        del found.workers[f"w{number}"]
+    looked = len(looks)
+    assert given_in(found, policy) == [("w100", "a")] and len(looks) == looked
 
 
 # --- whole runs

@@ -24,6 +24,7 @@ from ctxflow.executors.simulated.market import (
     Times,
 )
 from ctxflow.executors.simulated.shared_pace import InFlight, SharedPace
+from ctxflow.executors.simulated.timer_queue import TimerQueue
 from ctxflow.host.call_results import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -175,8 +176,7 @@ class SimulatedEngine:
         self._staging = staging or NoStaging()
         self._salvage = salvage
         self._generator = random.Random(seed)
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = itertools.count()
+        self._timers = TimerQueue()
         self._numbers = itertools.count(1)
         self._out: list[ev.Event] = []
         self._workers: dict[str, SimulatedWorker] = {}
@@ -237,9 +237,8 @@ class SimulatedEngine:
         """Return what happens next, if it is within `timeout` virtual seconds; the clock stands there afterwards."""
         with self._lock:
             deadline = self.now + timeout
-            heap = self._heap
-            while not self._out and heap and heap[0][0] <= deadline:
-                self.now, _, action, values = heapq.heappop(heap)
+            while not self._out and (timer := self._timers.due(deadline)) is not None:
+                self.now, _, action, values = timer
                 action(*values)
             if not self._out and deadline < math.inf and not self._stopped:
                 self.now = deadline
@@ -256,7 +255,7 @@ class SimulatedEngine:
                 self.account.worker_seconds += self.now - worker.joined
             self._stopped = True
             self._workers.clear()
-            self._heap.clear()
+            self._timers.clear()
             self._out.clear()
 
     # --- for whoever drives it
@@ -264,11 +263,11 @@ class SimulatedEngine:
     @property
     def idle(self) -> bool:
         """Whether nothing will happen without another command."""
-        return not self._heap and not self._out
+        return not self._timers and not self._out
 
     def at(self, time: float, action: Callable[..., None], *values: Any) -> None:
         """Have something done at a time, after all that is due before."""
-        heapq.heappush(self._heap, (time, next(self._order), action, values))
+        self._timers.set(time, action, *values)
 
     def evict(self, worker: str, notice: float = 0.0) -> None:
         """Take a worker away, at once or with notice; its machine can be had again."""
