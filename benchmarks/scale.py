@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How large a run the scheduler and the simulated engine bear: a million items over a thousand workers, on one core.
+"""How large a run the scheduler and the simulated engine bear: a million items, up to 10,000 workers, on one core.
 
     benchmarks/scale.py [--json] [--quick]
 
@@ -11,7 +11,10 @@ in a process of its own, so that its memory is its own; --quick does a tenth of 
   had;
 - `event_us_W_workers`: CPU time of an event with 1,000 items a worker, at 100 and at 1,000 workers;
 - `event_cost_workers`: the latter divided by the former; `event_cost_items`: an event's CPU time with ten times the
-  items on 1,000 workers, divided by that without; both with batches of 100.
+  items on 1,000 workers, divided by that without; both with batches of 100;
+- `event_us_10000_workers`, `ten_thousand_cpu_s`: CPU time of an event, and of all, with 1,000,000 items over 10,000
+  workers, batches of 100; `event_cost_10000_workers`: the former divided by an event's CPU time with as many items a
+  worker on 100 workers, in rounds that take turns.
 """
 
 from __future__ import annotations
@@ -92,21 +95,29 @@ def main() -> None:
         found = apart(million, 1000, batching, 0)
         figures[f"million_{batching}_s"] = figure([found["wall"]], "s", "lower")
         figures[f"million_{batching}_gb"] = figure([found["gb"]], "GB", "lower")
-    cells: dict[str, list[float]] = {"few": [], "many": [], "more items": []}
+    cells: dict[str, list[float]] = {"few": [], "many": [], "more items": [], "few short": [], "most": []}
+    whole: list[float] = []
     for seed in range(1 if given.quick else 5):
         for name, items, workers in (
             ("few", million // 10, 100),
             ("many", million, 1000),
             ("more items", 10 * million, 1000),
+            ("few short", million // 100, 100),
+            ("most", million, 10_000),
         ):
             if name != "more items" or seed < 2:
                 found = apart(items, workers, "batch100", seed)
                 cells[name].append(1e6 * found["cpu"] / found["events"])
+                if name == "most":
+                    whole.append(found["cpu"])
     figures["event_us_100_workers"] = figure(cells["few"], "us", "lower")
     figures["event_us_1000_workers"] = figure(cells["many"], "us", "lower")
+    figures["event_us_10000_workers"] = figure(cells["most"], "us", "lower")
+    figures["ten_thousand_cpu_s"] = figure(whole, "s", "lower")
     more = cells["more items"]
     for name, cost in (
         ("workers", ratio(cells["many"], cells["few"])),
+        ("10000_workers", ratio(cells["most"], cells["few short"])),
         ("items", ratio(more, cells["many"][: len(more)])),
     ):
         figures[f"event_cost_{name}"] = dataclasses.replace(cost, better="lower")
