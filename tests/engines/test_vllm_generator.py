@@ -38,6 +38,10 @@ def test_its_start_tells_its_parts_those_of_the_engine_core_too(found):
     assert sum(parts.values()) == pytest.approx(seconds, abs=1e-4)
 
 
+def test_a_model_that_vllm_does_not_know_yet_is_inspected_in_the_same_process(found):
+    assert not any("model_executor.models.registry" in command for command in found["commands"])
+
+
 def test_it_answers_after_it_was_parked_as_before(found):
     assert found["parks"]
     assert found["woken"] == [found["answers"]] * 2

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -160,8 +161,12 @@ def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
     from ctxflow.models import VLLMGenerator
 
     options = {name: value for name, value in SMALL.items() if name not in ("dtype", "max_model_len")}
-    written = VLLMGenerator(model, dtype="float32", max_model_len=100, options=options)
-    found: dict[str, Any] = {"parts": parts.end()}
+    commands = list[str]()
+    sys.addaudithook(lambda event, given: commands.append(str(given[1])) if event == "subprocess.Popen" else None)
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["VLLM_CACHE_ROOT"] = empty
+        written = VLLMGenerator(model, dtype="float32", max_model_len=100, options=options)
+    found: dict[str, Any] = {"parts": parts.end(), "commands": commands}
     found["answers"] = [dataclasses.asdict(each) for each in written.generate(prompts, max_new_tokens=limits)]
     long = [[{"role": "user", "content": "many words " * 80}]]
     chats = [[{"role": "user", "content": "Hi"}], *long]

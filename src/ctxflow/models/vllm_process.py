@@ -61,7 +61,8 @@ class VLLMProcesses:
             raise MissingPackageError.about("vllm", extra="vllm", why=error) from error
         chosen = os.environ.get(_METHOD)
         try:
-            config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            with _inspecting_here():
+                config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except (ValueError, TypeError, NotImplementedError) as error:
             why = " ".join(str(error).split()).partition(" For further information")[0]
             raise UsageError(f"vLLM refuses these options for this model: {why}") from error
@@ -70,6 +71,8 @@ class VLLMProcesses:
             # their threads by variables that a library reads when it is loaded. Where it does not, it may fork them, as
             # it does where there is a GPU.
             os.environ[_METHOD] = "fork"
+            if _on_cpu():  # Imported before the fork it is there for each of them, and known to zygotes from then on.
+                importlib.import_module(config.parallel_config.worker_cls.rpartition(".")[0])
         self._silent_seconds, self._stopped_seconds = silent_seconds, stopped_seconds
         self._sleeps = bool(getattr(arguments, "enable_sleep_mode", False))
         self._in_flight = 0
@@ -361,6 +364,29 @@ def _sockets_apart() -> Iterator[Scratch]:
             os.environ.pop(_SOCKETS, None)
         else:
             os.environ[_SOCKETS] = inherited
+
+
+def _on_cpu() -> bool:
+    return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
+
+
+@contextlib.contextmanager
+def _inspecting_here() -> Iterator[None]:
+    """Have vLLM import a model's class in this process, to learn what it can do, where no GPU is used.
+
+    By default vLLM imports it in a subprocess, since importing it may initialize CUDA, after which no process can be
+    forked. The subprocess imports all of vLLM again, for 10 s; here its own imports stay, and forked workers have them.
+    """
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    own = getattr(registry, "_run_in_subprocess", None)
+    if own is None or not _on_cpu():
+        yield
+        return
+    vars(registry)["_run_in_subprocess"] = lambda inspect: inspect()
+    try:
+        yield
+    finally:
+        vars(registry)["_run_in_subprocess"] = own
 
 
 _STARTED = {
