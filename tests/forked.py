@@ -5,6 +5,8 @@ of its own, with its own variables (also in /proc), streams and signal handlers;
 interpreter does. What it cannot show: what an interpreter does when it starts, such as the order and cost of imports,
 its options (also as variables), another hash seed, or another encoding of the streams. Tests of these, and one test of
 each kind of end, run an interpreter: `subprocess` itself. Where a system lacks what is needed here, all do.
+
+There is one server for each interpreter that command lines name: `preload` says what another than this one imports.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class _Popen:
                 "session": start_new_session,
             }
             with end:
-                self.pid = _server().start(request, [*theirs, end.fileno()])
+                self.pid = _server(os.fspath(args[0])).start(request, [*theirs, end.fileno()])
 
     def poll(self):
         return self._await(0)
@@ -155,16 +157,19 @@ def _run(args, *, input=None, capture_output=False, check=False, timeout=None, *
 
 
 class _Server:
-    def __init__(self):
+    def __init__(self, python):
         self._lock = threading.Lock()
         self._control, far = socket.socketpair()
+        modules, variables = _preloaded.get(python, (PRELOADED, {}))
+        path = os.pathsep.join(filter(None, [HERE, variables.get("PYTHONPATH")]))
         with far:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import forked; exec(forked.serve({far.fileno()}))"],
-                env={**os.environ, "PYTHONPATH": HERE, "OMP_NUM_THREADS": "1", "ROOM": "x" * ROOM},
+                [python, "-c", f"import forked; exec(forked.serve({far.fileno()}, {tuple(modules)!r}))"],
+                env={**os.environ, **variables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROOM": "x" * ROOM},
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
             )
+        _started.append(self)
         atexit.register(self._stop)
 
     def start(self, request, descriptors):
@@ -181,8 +186,24 @@ class _Server:
 
 
 @functools.cache
-def _server():
-    return _Server()
+def _server(python):
+    return _Server(python)
+
+
+_preloaded, _started = {}, []
+
+
+def servers():
+    """Return the processes from which programs are forked."""
+    return {server._process.pid for server in _started}
+
+
+def preload(python, modules, variables):
+    """Have programs of an interpreter forked from a process with these modules and variables.
+
+    :param variables: among them PYTHONPATH, if any of the modules is not installed there.
+    """
+    _preloaded[os.fspath(python)] = (modules, variables)
 
 
 def _read(stream, size):
@@ -238,11 +259,13 @@ PRELOADED = (
 """What programs import, also while they run; what is missing here costs each of them its time."""
 
 
-def serve(descriptor):
+def serve(descriptor, modules):
     """Fork at each request; returns only in forks, with the program's code, to be run at the top of `__main__`."""
-    for name in PRELOADED:
+    for name in modules:
         with contextlib.suppress(ImportError):  # Of an optional distribution, or of another version of it.
             importlib.import_module(name)
+    if "setproctitle" in sys.modules:
+        sys.modules["setproctitle"].getproctitle()  # It finds its place now, before forks move their variables.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # A person's Ctrl-C is for pytest.
     control, running = socket.socket(fileno=descriptor), {}
     assert len(os.listdir("/proc/self/task")) == 1, "forks have one thread alone"

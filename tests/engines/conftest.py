@@ -72,7 +72,6 @@ def engine_environment(vllm_python: Path) -> Iterator[Path]:
     variables = {
         "CTXFLOW_PYTHON": str(vllm_python),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "OMP_NUM_THREADS": "1",
     }

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import forked
+
 T = TypeVar("T")
 
 _SHM = Path("/dev/shm")
@@ -61,7 +63,7 @@ class Belongings:
             # we have started ourselves may yet get another.
             strangers = {pid: began for pid, began in self._strangers.items() if there.get(pid, (0, ""))[1] == began}
             more = {pid for pid in there.keys() - known.keys() - strangers.keys() if self._is_marked(pid)}
-            ours = {os.getpid(), 1}
+            ours = {os.getpid(), 1, *forked.servers()}
             self._strangers = {pid: began for pid, (parent, began) in there.items() if parent not in ours}
             # What descends from what has ended meanwhile was seen before.
             while more:

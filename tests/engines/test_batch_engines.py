@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+from vllm_server import vllm_server
 
 from ctxflow.testing.small_models import CHAT_TEMPLATE, make_adapter, make_image_lm
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)  # Starts of engines, on a machine that ma
 
 OPTIONS = {
     "enforce_eager": True,
-    "kv_cache_memory_bytes": 1 << 27,
+    "kv_cache_memory_bytes": 1 << 26,
     "max_model_len": 512,
     "reasoning_parser": "deepseek_r1",
     "structured_outputs_config": {"enable_in_reasoning": True},
@@ -124,8 +125,7 @@ def test_a_server_reads_images_and_its_answers_fit_into_parquet(engine_environme
     bodies = {**ANSWERED, **{name: body for name, (body, _) in DEAD.items()}}
     names = itertools.cycle(["small", "large"])  # Of one model, which is served once.
     bodies = {**{name: {**body, "model": next(names)} for name, body in bodies.items()}, "unknown": HELLO}
-    # Not by its command: in builds of another name than vllm that does not find its version.
-    server = f"{engine_environment} -m vllm.entrypoints.openai.api_server --dtype float32"
+    server = f"{vllm_server(engine_environment, tmp_path)} --dtype float32"
     words = ("--named-model", f"small={model}", "--named-model", f"large={model}", "--backend", "server")
     found, dead = run(bodies, tmp_path, "out.parquet", *words, "--server-command", server)
     check(found, dead)

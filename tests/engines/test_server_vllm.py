@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_belongings import Belongings, kill
+from vllm_server import vllm_server
 
 pytest.importorskip("aiohttp")
 
@@ -21,12 +22,13 @@ NOTICED_SECONDS = 30.0  # On a busy machine; on one of its own it is one.
 
 
 @pytest.mark.timeout(600)
-def test_it_answers_until_its_engine_is_killed(engine_environment: Path, llama: Path, belongings: Belongings) -> None:
-    # Not by its command: in builds of another name than vllm that does not find its version.
-    command = f"{engine_environment} -m vllm.entrypoints.openai.api_server --enforce-eager --max-model-len 512"
+def test_it_answers_until_its_engine_is_killed(
+    engine_environment: Path, llama: Path, belongings: Belongings, tmp_path: Path
+) -> None:
+    command = f"{vllm_server(engine_environment, tmp_path)} --enforce-eager --max-model-len 512"
 
     async def main() -> None:
-        options = {"max_num_seqs": 16, "kv_cache_memory_bytes": 1 << 28}
+        options = {"max_num_seqs": 16, "kv_cache_memory_bytes": 1 << 26}
         engine = await start_server(command, model=llama, options=options)
         try:
             await answers(engine)

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from vllm_programs import run
+from vllm_forks import run
 
 from drawn_requests import EACH, SCHEMAS, all_wrong, drawn_fields, drawn_schemas
 

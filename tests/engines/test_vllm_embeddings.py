@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vllm_programs import run
+from vllm_forks import run
 
 from ctxflow.models import SentenceEncoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from vllm_programs import run
+from vllm_forks import run
 
 from ctxflow.models import TextGenerator
 

@@ -13,7 +13,7 @@ from ctxflow import ContextExecutor, item_app
 from ctxflow.models import vllm_engine
 
 WINDOW = 8
-ENGINE = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 27, "max_model_len": 256}
+ENGINE = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "max_model_len": 256}
 
 
 def asking(model):

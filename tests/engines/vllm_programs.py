@@ -1,4 +1,4 @@
-"""Programs of the tests beside this, which run in the Python that has vLLM: `run` runs one, and returns what it found.
+"""Programs of the tests beside this, which run in the Python that has vLLM (vllm_forks.py).
 
 Each starts an engine, asks it what several tests look at, and prints it as JSON in its last line.
 """
@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,25 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-SMALL = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28, "max_model_len": 512, "dtype": "float32"}
-LIMIT_SECONDS = 600  # For each engine that is started.
-
-
-def run(python: Path, name: str, *given: Any, starts: int = 1) -> Any:
-    """Run one of the programs, which starts so many engines, and return what it found."""
-    command = [str(python), __file__, name, json.dumps(given)]
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
-    limit = starts * LIMIT_SECONDS
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=variables, check=False)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+SMALL = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "max_model_len": 512, "dtype": "float32"}
 
 
 async def asked(engine: Any, endpoint: str, body: Mapping[str, Any]) -> Any:
@@ -97,6 +78,25 @@ async def answers(model: str, questions: list[Any], settings: Mapping[str, Any],
     return found
 
 
+async def fields(model: str, questions: list[Any], settings: Mapping[str, Any]) -> Any:
+    """Answer as a worker of a batch job does; return bodies of responses."""
+    from ctxflow.batch.engine_answers import whole_body
+    from ctxflow.models.answering import respond
+    from ctxflow.models.vllm_serving import VLLMEngine
+
+    engine = await VLLMEngine.start(model, **{**SMALL, **settings})
+
+    async def answered(name: str, url: str, body: Mapping[str, Any]) -> Any:
+        try:
+            return whole_body(url, await respond(engine, (url, body)), name, 1, "m")
+        except Exception as error:
+            return [type(error).__name__, str(error)]
+
+    found = await asyncio.gather(*(answered(*question) for question in questions))
+    await engine.aclose()
+    return found
+
+
 async def embeddings(models: list[Any], texts: list[str]) -> Any:
     from ctxflow.models.vllm_serving import VLLMEngine
 
@@ -145,7 +145,7 @@ async def until_killed(model: str) -> None:
     tasks = [asyncio.create_task(asked(engine, "/v1/completions", body)) for _ in range(4)]
     print("running", flush=True)
     await asyncio.gather(*tasks)
-    await asyncio.sleep(LIMIT_SECONDS)
+    await asyncio.sleep(600)
 
 
 def generator(model: str, prompts: list[str], limits: list[int]) -> Any:

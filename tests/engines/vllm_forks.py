@@ -1,0 +1,63 @@
+"""Run vllm_programs.py in the Python that has vLLM.
+
+The programs are forked from one process that has imported vLLM (tests/forked.py), which takes ten seconds of a core,
+and vLLM forks the engines' processes from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import vllm_programs
+from engine_belongings import Belongings
+
+import forked
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+LIMIT_SECONDS = 600  # For each engine that is started.
+VARIABLES = {
+    "PYTHONPATH": str(SOURCE),
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+MODULES = (
+    "ctxflow.batch.engine_answers",
+    "ctxflow.models.answering",
+    "ctxflow.models.vllm_serving",
+    "setproctitle",
+    "vllm.engine.arg_utils",
+    "vllm.entrypoints.launchers.api_server.app_state",
+    "vllm.model_executor.models.bert",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.worker.cpu_worker",
+)
+"""What the programs, and engines' processes, import."""
+
+
+def started(python: Path, name: str, *given: Any, env: Mapping[str, str] | None = None) -> Any:
+    """Start one of the programs; returns what `subprocess.Popen` gives, with its output in a pipe."""
+    command, variables = _prepared(python, name, given)
+    return forked.Popen(command, stdout=subprocess.PIPE, text=True, env={**variables, **(env or {})})
+
+
+def run(python: Path, name: str, *given: Any, starts: int = 1) -> Any:
+    """Run one of the programs, which starts so many engines, and return what it found."""
+    command, variables = _prepared(python, name, given)
+    limit = starts * LIMIT_SECONDS
+    ended = forked.run(command, capture_output=True, text=True, timeout=limit, env=variables, check=False)
+    sys.stderr.write(ended.stderr)  # With what engines print, for a test that fails.
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _prepared(python: Path, name: str, given: Any) -> tuple[list[str], dict[str, str]]:
+    # The server, which a test starts that looks for what it has left, belongs to none.
+    forked.preload(python, MODULES, {**VARIABLES, Belongings.VARIABLE: ""})
+    return [str(python), vllm_programs.__file__, name, json.dumps(given)], {**os.environ, **VARIABLES}
