@@ -4,7 +4,6 @@ wrong with an answer to one, field by field as the package `openai` parses it.""
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -17,12 +16,12 @@ import pyarrow.parquet
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+from suite.depth import some
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FIELDS = ("logprobs", "n", "tools", "choices")
-FULL = os.environ.get("CTXFLOW_DRAWN_REQUESTS") == "full"
-"""Whether there are as many as a release has to answer, which takes minutes for each engine."""
-SCHEMAS, EACH = (1000, 200) if FULL else (40, 10)
-"""How many requests there are with schemas, and with each of the other fields."""
+SCHEMAS, EACH = some((40, 10), deeply=(1000, 200))
+"""How many requests there are with schemas, and with each of the other fields; in depth they take minutes."""
 ROOM = 400
 """Tokens that an answer of a schema may have; the small models read 512."""
 

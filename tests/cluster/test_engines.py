@@ -1,13 +1,11 @@
 """Real engines on real TaskVine workers: llama.cpp's server, with its workers, or what they consist of, taken away.
 
-CTXFLOW_ENGINE_ROWS and CTXFLOW_ENGINE_EVICTIONS say how many rows, and how many evictions in all ways; by default few.
 What was measured is printed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from driver import HOSTS, INSIDE, TESTBED, Driver, left
 
 from in_flight_log import InFlight, needlessly_broken, read_log
 from llama_driver import PAUSE, WINDOW, turns_of
+from suite.depth import some
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -30,9 +29,9 @@ PROGRAM = INSIDE.parent / "llama_driver.py"
 SITE = "/checkout/site-configs/testbed.toml"
 WAYS = ("vacate", "server", "vine_worker", "vacate", "library", "stop", "fast", "host", "tree", "cut", "warden", "kill")
 """In this order, again and again: notice, at once without notice, suddenly in all ways; a host's network and power."""
-EVICTIONS = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", "5"))
+EVICTIONS = some(5, deeply=20)
 PARTS = EVICTIONS + 2
-ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(80 * PARTS)))
+ROWS = some(80 * PARTS, deeply=5000)
 """At least: there are more until the last eviction, however long a busy machine takes for it."""
 GRACE = 10.0  # MachineMaxVacateTime of the testbed's pool.
 LEFT_SECONDS = 5.0

@@ -1,14 +1,12 @@
-"""A real vLLM on each of several workers, which are taken away in all ways while rows are in flight.
+"""A real vLLM on workers that are taken away while rows are in flight.
 
-CTXFLOW_ENGINE_ROWS, CTXFLOW_ENGINE_EVICTIONS and CTXFLOW_ENGINE_WORKERS say how many rows, how often and on how many
-workers; by default two, once in each way: evicted with and without notice, and kill -9 of vLLM's own process, of a
-library process and of a host. What was measured is printed.
+One worker is evicted, and then loses its library process by kill -9. In depth there are four, which are also evicted
+with notice, and lose vLLM's own process (as in test_engine_kills.py) and their host. What was measured is printed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,12 @@ from vllm_driver import WINDOW, asking, tokens_of
 
 from ctxflow import ContextExecutor
 from in_flight_log import needlessly_broken, read_log
+from suite.depth import some
 
-KINDS = ("evicted", "noticed", "library", "engine", "host")
-TIMES = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", str(len(KINDS))))
-ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(WINDOW * 4 * (TIMES + 2))))
-WORKERS = int(os.environ.get("CTXFLOW_ENGINE_WORKERS", "2"))
+KINDS = some(("evicted", "library"), deeply=("evicted", "noticed", "library", "engine", "host"))
+TIMES = some(len(KINDS), deeply=20)
+ROWS = some(WINDOW * 4 * (TIMES + 2), deeply=1000)
+WORKERS = some(1, deeply=4)
 GRACE = 30.0
 
 

@@ -1,7 +1,6 @@
 """llama.cpp's server on each of four workers, which are taken away in all ways while rows are in flight.
 
-CTXFLOW_ENGINE_ROWS and CTXFLOW_ENGINE_EVICTIONS say how many rows, and how often; by default once in each way. What was
-measured is printed. tests/cluster/test_engines.py does the same on a cluster.
+What was measured is printed. tests/cluster/test_engines.py does the same on a cluster.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from ctxflow.testing.small_models import make_gguf
 from in_flight_log import needlessly_broken, read_log
 from llama_driver import PAUSE, WINDOW, asking, right, turns_of
 from llama_program import WHY_NOT, find_llama_server
+from suite.depth import some
 
 KINDS = ("evicted", "noticed", "server", "library", "terminated", "host", "warden")
-TIMES = int(os.environ.get("CTXFLOW_ENGINE_EVICTIONS", str(len(KINDS))))
-ROWS = int(os.environ.get("CTXFLOW_ENGINE_ROWS", str(40 * (TIMES + 2))))
+TIMES = some(len(KINDS), deeply=20)
+ROWS = some(40 * (TIMES + 2), deeply=5000)
 GRACE = 5.0
 
 

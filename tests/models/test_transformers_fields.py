@@ -1,7 +1,4 @@
-"""Requests with each field, drawn from a seed, answered by transformers through `ctxflow batch`: all are right.
-
-`CTXFLOW_DRAWN_REQUESTS=full` asks 1,000 with JSON schemas and 200 with each of the other fields, and writes both forms.
-"""
+"""Requests with each field, drawn from a seed, answered by transformers through `ctxflow batch`: all are right."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ pytest.importorskip("openai")
 pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
 
-from drawn_requests import EACH, FULL, SCHEMAS, all_wrong, answered, drawn_fields, drawn_schemas
+from drawn_requests import EACH, SCHEMAS, all_wrong, answered, drawn_fields, drawn_schemas
+from suite.depth import some
 
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"] if FULL else ["out.parquet"])
+@pytest.mark.parametrize("output", some(["out.parquet"], deeply=["out.jsonl", "out.parquet"]))
 def test_each_field_is_answered_as_openai_s_types_and_the_schemas_have_it(causal_lm_folder, tmp_path, output):
     lines = [*drawn_schemas(SCHEMAS), *drawn_fields(EACH, ("logprobs", "n", "choices"))]
     tools = drawn_fields(EACH, ("tools",))
