@@ -116,6 +116,7 @@ def test_tighter_limits_and_higher_prices_never_cost_less():
     assert storages[50.0][0] >= storages[1000.0][0] and storages[50.0][1] > storages[1000.0][1]
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_quick_figures(tmp_path):
     told = []

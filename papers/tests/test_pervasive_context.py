@@ -74,6 +74,7 @@ def test_the_orderings_hold(found):
     assert seconds["pv6"] < seconds["pv6_2p"] < seconds["pv6_10a"] < seconds["pv6_6p"] < seconds["pv6_11p"]
 
 
+@pytest.mark.release
 def test_batches_from_1_to_1000_cost_no_more_than_the_paper_says(found):
     one = run(BY_NAME["pv4_1"], seed=0, draws=1)
     seconds = [one.seconds, *(found[f"pv4_{size}"].seconds for size in ("100", "1k"))]

@@ -156,6 +156,7 @@ def test_with_all_servers_active_those_that_idle_count_as_long_as_it_lasts():
     assert later == pytest.approx(0.1 * (working * 14) + 0.2 * idle * 14 + 0.2 * (working - idle) * 1)
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_round_robin_is_near_skylb_and_torta_is_cheaper_than_both():
     found = compared("abilene", 0.6, [1000, 1001, 1002], Size(0.15, 32, 16), ("round_robin", "skylb", "torta_unsized"))

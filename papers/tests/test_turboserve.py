@@ -17,6 +17,7 @@ from ctxflow_papers.turboserve.baselines import LoadAware, MemoryAware, RoundRob
 from ctxflow_papers.turboserve.experiments import bound, fewest_together, placement_gaps, shared
 from ctxflow_papers.turboserve.matching import MATCH, OURS, PAPERS_LOOP, UNMOVED, Runs, Strategy
 from ctxflow_papers.turboserve.traces import TEN_AVERAGE, TEN_MOST, burst, generate, of_counts, ten_windows
+from suite.depth import for_release
 
 CLUSTER = Cluster(16, 2, 5)
 PAPERS = PAPERS_LOOP.options
@@ -121,7 +122,7 @@ def test_moved_sessions_are_as_even_as_chunk_boundaries_let_them(gpus):
     assert found.together <= serve(trace, CLUSTER, fixed(gpus), RoundRobin()).together
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *for_release(1, 2)])
 @pytest.mark.parametrize("strategy", [OURS, UNMOVED, PAPERS_LOOP])
 def test_no_run_beats_the_bounds(seed, strategy):
     trace = generate(SHORT, seed)
@@ -181,6 +182,7 @@ def test_a_gpu_without_migration_is_released_when_it_is_empty():
     assert found.migrations == 0 and held[-1] == 2 and held == sorted(held, reverse=True)
 
 
+@pytest.mark.release
 def test_the_searches_find_what_they_say():
     runs = Runs(generate(SHORT, 2), CLUSTER)
     least = runs.fewest(UNMOVED, 0.668)
@@ -197,6 +199,7 @@ def test_the_plateau_aware_rule_is_the_optimum_and_the_printed_one_is_not():
     assert max(placement_gaps(20, 1, "printed")) > 0.0
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_the_command_prints_quick_figures_and_draws(capsys, monkeypatch, tmp_path):
     arguments = ["reproduce", "turboserve", "--quick", "--json", "--output", str(tmp_path)]

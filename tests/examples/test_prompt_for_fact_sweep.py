@@ -65,6 +65,7 @@ def outcome(out):
     return {path.name: path.read_text() for path in sorted((out / "results").iterdir())}
 
 
+@pytest.mark.release
 def test_interrupted_three_times_it_ends_like_one_that_was_left_alone(tmp_path, shipped):
     alone, stopped = tmp_path / "alone", tmp_path / "stopped"
     with ContextExecutor(workers=1) as executor:

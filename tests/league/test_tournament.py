@@ -56,6 +56,7 @@ def test_who_crashes_loses_with_the_reason_and_the_others_play_on(name, reason):
     assert found["least-loaded"].outcome is not None
 
 
+@pytest.mark.release
 def test_who_is_not_done_within_the_limits_loses(monkeypatch):
     found = results(f"{of('Spinning')},{of('Idle')},least-loaded", seconds=10)
     assert found["Spinning"].failure == "it took more processor time than a game may"

@@ -14,6 +14,7 @@ from ctxflow.policies.agh.exact import _credible, exact
 from ctxflow.policies.agh.heuristics import greedy, orderings, random_starts
 from ctxflow.policies.agh.problem import Arrays, azure_instance, paper_instance
 from ctxflow_papers.gh_agh.instances import draw, tightened
+from suite.depth import for_release
 
 SEEDS = st.integers(0, 10**6)
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))
@@ -27,7 +28,9 @@ def altered(problem, field, index=None, **values):
     return problem.model_copy(update={field: tuple(parts)})
 
 
-@pytest.mark.parametrize("problem", [paper_instance(), azure_instance()], ids=lambda problem: problem.name)
+@pytest.mark.parametrize(
+    "problem", [paper_instance(), *for_release(azure_instance())], ids=lambda problem: problem.name
+)
 def test_methods_on_the_instances(problem):
     found = {method: solve(problem, method) for method in METHODS}
     total = {method: each.costs.total for method, each in found.items()}
@@ -189,7 +192,9 @@ def test_random_starts(shape, starts):
         (paper_instance().model_copy(update={"storage_gb": 1.0}), "5h", "holds no model"),
         (altered(paper_instance(), "query_types", max_delay_seconds=1e-6), "5i", "the fastest model"),
         (altered(paper_instance(), "query_types", max_error=0.0), "5j", "the best model"),
-        (altered(paper_instance(), "query_types", 5, max_error=0.014, max_delay_seconds=2.0), "5j", "contradict"),
+        *for_release(
+            (altered(paper_instance(), "query_types", 5, max_error=0.014, max_delay_seconds=2.0), "5j", "contradict")
+        ),
     ],
 )
 def test_the_impossible_is_explained(problem, constraint, text, method):
@@ -238,7 +243,7 @@ def test_what_has_to_be_served_is_served_even_where_leaving_it_is_cheaper(method
     assert max(found.allocation.unserved) <= most + 1e-6
 
 
-@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 30), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("seeds", [range(5), *for_release(range(5, 30))], ids=str)
 def test_required_demand_keeps_the_order_of_the_methods(seeds):
     for seed in seeds:
         problem = altered(draw(seed, (3, 3, 4)), "query_types", unserved_dollars=1.0, max_unserved=0.1)

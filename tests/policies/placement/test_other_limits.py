@@ -5,6 +5,7 @@ import pytest
 
 from ctxflow.policies.agh import solve
 from ctxflow_papers.gh_agh.instances import BOUND_BY, draw, tightened
+from suite.depth import for_release
 
 
 def gaps(limit, shape, seeds):
@@ -24,7 +25,7 @@ def gaps(limit, shape, seeds):
 @pytest.mark.parametrize("limit", BOUND_BY)
 @pytest.mark.parametrize(
     ("shape", "seeds"),
-    [((3, 3, 3), range(8)), ((4, 4, 5), range(4)), pytest.param((5, 4, 7), range(6), marks=pytest.mark.long)],
+    [((3, 3, 3), range(8)), *for_release(((4, 4, 5), range(4)), ((5, 4, 7), range(6)))],
 )
 def test_agh_is_near_the_optimum_whatever_binds(limit, shape, seeds):
     found = gaps(limit, shape, seeds)
@@ -32,6 +33,7 @@ def test_agh_is_near_the_optimum_whatever_binds(limit, shape, seeds):
     assert np.mean(found["improved"]) <= 0.003 and max(found["improved"]) <= 0.03
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("seed", range(3))
 def test_agh_at_twenty_of_each_leaves_nothing_that_more_search_serves(seed):
     problem = tightened(draw(seed, (20, 20, 20)), "throughput", seed)

@@ -11,6 +11,7 @@ from ctxflow.policies.turboserve.rises import Rises
 from ctxflow.simulator.session_serving import Cluster, SessionTrace, serve
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.traces import generate
+from suite.depth import for_release
 
 BOOT = 30.0
 CLUSTER = Cluster(48, 2, 12, PowerCurve(0.0, 0.1336), BOOT)
@@ -72,7 +73,7 @@ def test_a_rise_that_lasts_longer_than_a_boot_is_seen_coming(seed):
     assert first is not None and first < 900.0 + BOOT
 
 
-@pytest.mark.parametrize("seed", [2001, 2002])
+@pytest.mark.parametrize("seed", [2001, *for_release(2002)])
 def test_ordinary_traces_cost_what_they_did(seed):
     cluster, ordinary = Cluster(16, 2, 12, PowerCurve(0.0, 0.1336), BOOT), generate(printed.TRACES[0], seed)
     reserved, without = serve(ordinary, cluster, OURS), serve(ordinary, cluster, UNRESERVED)
