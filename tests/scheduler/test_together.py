@@ -201,6 +201,51 @@ def test_a_victim_that_is_released_after_its_grace_gets_no_step():
     assert only(bench.tell(ev.Tick), cmd.Step) == []
 
 
+def test_no_worker_with_sessions_is_emptied_in_place_of_one_whose_batch_ends_soon():
+    bench = SessionBench(workers=(), scaling=Wants(2))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    bench.join("w1")
+    step_of(bench.open(1))
+    bench.app("other", "others")
+    bench.join("w2")
+    run = run_of(bench.submit("other", 1))
+    assert run.worker == "w2" and bench.state.workers["w1"].sessions
+    let(bench, scaling=Wants(1))
+    assert only(bench.tell(ev.Tick), cmd.Release) == []
+    assert not any(worker.draining for worker in bench.state.workers.values())
+    Bench.finish(bench, run)
+    assert only(bench.tell(ev.Tick), cmd.Release) == [cmd.Release("w2")]
+
+
+def test_a_worker_to_which_a_session_is_on_its_way_is_given_back_last():
+    bench = SessionBench(workers=("w1", "w2", "w3"), scaling=Wants(3))
+    bench.build()
+    step_of(bench.open(1))
+    [owner] = [worker.id for worker in bench.state.workers.values() if worker.sessions]
+    first, second = sorted({"w1", "w2", "w3"} - {owner})
+    session_moves.follow(bench.state, bench.state.sessions[1], first, [])
+    let(bench, scaling=Wants(2))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    assert only(bench.tell(ev.Tick), cmd.Release) == [] and bench.state.workers[second].released
+
+
+def test_workers_that_hold_what_the_plan_wants_are_given_back_last():
+    plan = {"workers": {"default": (0, 2)}, "holders": {("model", "default"): 1, ("others", "default"): 1}}
+    bench = SessionBench(workers=(), scaling=Wants(3))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    for name in ("w1", "w2"):
+        bench.join(name)
+    bench.build()
+    bench.open(1, 2, 3)
+    bench.app("other", "others")
+    bench.join("w3")
+    Bench.finish(bench, run_of(bench.submit("other", 1)))
+    most = max(bench.state.workers.values(), key=lambda worker: len(worker.sessions)).id
+    let(bench, placement=Planned(**plan), scaling=Wants(2))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    assert [worker.id for worker in bench.state.workers.values() if worker.draining] == list({"w1", "w2"} - {most})
+
+
 def test_who_hands_over_a_state_is_not_given_back_before_it_has_arrived():
     bench = SessionBench(workers=(), keep_every=4)
     bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))

@@ -339,8 +339,7 @@ def tier_offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None
 def _drain(state: RunState, tier: TierState, out: list[Command]) -> None:
     """Have workers beyond a tier's new maximum leave when they have done what they run, the idle ones first."""
     there = [w for w in state.workers.values() if w.tier == tier.spec.name and w.acquired and not w.leaving]
-    there.sort(key=lambda worker: (worker.slots_used, len(worker.sessions), len(worker.contexts)))
-    for worker in there[: max(0, len(there) - tier.spec.maximum)]:
+    for worker in _by_loss(state, tier, there)[: max(0, len(there) - tier.spec.maximum)]:
         _give_back(state, tier, worker, out)
 
 
@@ -367,22 +366,41 @@ def scale(state: RunState, out: list[Command]) -> None:
 def _release(state: RunState, tier: TierState, target: int, out: list[Command]) -> None:
     """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
-    Those with batches are looked at again on the next tick; those that were started by hand do not count.
+    Those of them that run a batch or load a context are looked at again on the next tick, and no worker with sessions
+    is emptied in their place; those that were started by hand do not count.
     """
     if tier.connected <= target and not tier.emptying:
         return
     there = [w for w in state.workers.values() if w.tier == tier.spec.name and w.acquired and w.noticed is None]
-    held = [w for w in there if not w.draining or w.id in tier.emptying]
+    held = _by_loss(state, tier, [w for w in there if not w.draining or w.id in tier.emptying])
     surplus = max(0, len(held) - target)
-    able = [w for w in held if w.id in tier.emptying or not (w.loading or _runs_batch(state, w))]
-    frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
-    able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], w.slots_used, len(w.contexts)))
-    for worker in able[:surplus]:
-        _give_back(state, tier, worker, out)
-    for worker in able[surplus:]:
+    for worker in held[:surplus]:
+        if worker.id in tier.emptying or not (worker.loading or _runs_batch(state, worker)):
+            _give_back(state, tier, worker, out)
+    for worker in held[surplus:]:
         if worker.id in tier.emptying:  # It is wanted again.
             tier.emptying.remove(worker.id)
             state.drain(worker, draining=False)
+
+
+def _by_loss(state: RunState, tier: TierState, workers: list[Worker]) -> list[Worker]:
+    """Return workers of a tier in the order in which they are given back: those first that are missed least.
+
+    As many as the plan wants to hold a context are the last; of the others, and of these, those with the most sessions
+    that they carry, await or keep frozen: to move these costs each a pause.
+    """
+    sessions = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
+    for (name, _), awaited in state.streams.awaited.items():
+        sessions[name] += awaited
+    for worker in workers:
+        sessions[worker.id] += len(worker.sessions)
+    ranked = sorted(workers, key=lambda w: (sessions[w.id], w.id not in tier.emptying, w.slots_used, len(w.contexts)))
+    planned: set[str] = set()
+    for (context, name), most in state.plan.holders.items():
+        if name == tier.spec.name:
+            holders = [worker.id for worker in ranked if context in worker.contexts]
+            planned.update(holders[max(0, len(holders) - most) :])
+    return sorted(ranked, key=lambda worker: worker.id in planned)
 
 
 def _runs_batch(state: RunState, worker: Worker) -> bool:

@@ -189,6 +189,9 @@ def test_sessions_that_end_leave_their_workers_to_others():
 )
 # The worker that a session was on its way to is released: others that have its context have room.
 @example([(4, 3)], 60, "least-loaded", "queue-proportional", 30.0)
+# Of workers beyond the plan all but those with sessions run batches or load.
+@example([(2, 4)], 60, "least-loaded", "queue-proportional", 30.0)
+@example([(4, 6), (6, 2), (13, -1), (16, 5)], 0, "turboserve", "fixed", 30.0)
 def test_whatever_comes_and_goes_plans_cut_no_session_off(changes, each, sessions, scaling, planning_seconds):
     arrivals = [(10.0 * at, "talk", count) for at, count in changes]
     arrivals = sorted([*asked(300, each), (0.0, "ask", 1), (5.0, "talk", 3), *arrivals])
