@@ -23,6 +23,7 @@ from waiting import (
     happened,
     joined,
     line,
+    nothing_left,
     output,
     patience,
     scale_timeouts,
@@ -45,6 +46,13 @@ def test_a_condition_is_tried_until_it_holds_and_its_value_is_returned():
     values = iter([None, 0, "", [], "there", "never seen"])
     assert eventually(lambda: next(values)) == "there"
     assert next(values) == "never seen"
+
+
+def test_what_is_left_is_told():
+    found = iter([["a"], {"b"}, []])
+    nothing_left(lambda: next(found))
+    with pytest.raises(DeadlinePassed, match=r"Last: \['process 5'\]"):
+        nothing_left(lambda: ["process 5"], within=BRIEF)
 
 
 def test_the_value_of_an_async_wait_and_that_others_go_on_meanwhile():
@@ -144,6 +152,16 @@ def test_the_last_error_is_told_and_is_the_cause():
     assert str(failure.value).startswith("an answer: it did not happen in ")
 
 
+def test_what_is_said_of_the_end_is_asked_for_then():
+    lines = []
+
+    def what():
+        return f"a line among {lines}"
+
+    with pytest.raises(DeadlinePassed, match=r"a line among \['came late'\]: it did not"):
+        eventually(lambda: lines.append("came late") if not lines else None, within=BRIEF, what=what)
+
+
 def test_a_value_that_cannot_be_shown_and_a_run_that_does_not_answer_do_not_hide_the_failure(monkeypatch):
     class Odd:
         def __bool__(self):
@@ -170,6 +188,10 @@ def test_runs_of_this_process_are_found(tmp_path):
         finished(executor.submit(pow, {}, 2, 3))
         with pytest.raises(DeadlinePassed, match=r"Run .*items_done=1"):
             eventually(list, within=BRIEF)
+    with pytest.raises(DeadlinePassed) as failure:
+        eventually((tmp_path / "never").exists, within=BRIEF)
+    assert f"{executor.run!r}" not in str(failure.value), "it has ended"
+    assert str(tmp_path / "never") in str(failure.value)
 
 
 def test_futures():
@@ -245,5 +267,8 @@ def test_the_timeouts_of_tests_scale_too(request, monkeypatch):
     assert marks == [((300,), {}), ((30,), {"func_only": True}), ((), {"timeout": 60})]
 
 
-def test_functions_that_wait_travel_by_value():
-    assert cloudpickle.loads(cloudpickle.dumps(eventually))(lambda: 5) == 5
+def test_functions_that_wait_travel_by_value(tmp_path):
+    program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer)(lambda: 5))"
+    pickled = cloudpickle.dumps(eventually)
+    done = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True, cwd=tmp_path)
+    assert done.stdout == b"5\n"

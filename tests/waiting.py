@@ -26,9 +26,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+What = str | Callable[[], str]
+"""What is waited for: a text, or a function that returns it, called once a deadline has passed."""
 
 SECONDS = 120.0
 """How long to wait before it is called a hang, where nothing else is said."""
+FOREVER = 1e6
+"""How long what is to be ended takes, in seconds: it does not end by itself before a deadline."""
 LONGEST_PAUSE = 0.1
 _STATUS_SECONDS, _SAMPLE_SECONDS, _DUMP_SECONDS, _DUMPS = 5.0, 0.2, 10.0, 8
 _LONGEST_VALUE, _LONGEST_COMMAND = 2000, 160
@@ -47,7 +51,7 @@ def eventually(
     condition: Callable[[], T],
     *,
     within: float = SECONDS,
-    what: str = "",
+    what: What = "",
     run: Any = None,
     retry: tuple[type[Exception], ...] = (),
     pause: float = LONGEST_PAUSE,
@@ -72,8 +76,16 @@ def eventually(
         time.sleep(waiting.pause(pause))
 
 
+def nothing_left(find: Callable[[], Any], *, within: float = SECONDS, what: What = "", run: Any = None) -> None:
+    """Wait until a function finds nothing, such as processes or files; a failure shows what it found last."""
+    waiting = _Waiting(what or _source(find), within, run)
+    while found := find():
+        waiting.last = found
+        time.sleep(waiting.pause(LONGEST_PAUSE))
+
+
 async def eventually_async(
-    condition: Callable[[], T], *, within: float = SECONDS, what: str = "", run: Any = None
+    condition: Callable[[], T], *, within: float = SECONDS, what: What = "", run: Any = None
 ) -> T:
     """Wait as `eventually` does, and let the event loop's other tasks go on."""
     waiting = _Waiting(what or _source(condition), within, run)
@@ -86,7 +98,7 @@ async def eventually_async(
 Finished = TypeVar("Finished", bound="concurrent.futures.Future[Any]")
 
 
-def finished(future: Finished, *, within: float = SECONDS, what: str = "", run: Any = None) -> Finished:
+def finished(future: Finished, *, within: float = SECONDS, what: What = "", run: Any = None) -> Finished:
     """Wait until a future has a result or an exception, and return the future."""
     try:
         future.exception(patience(within))
@@ -97,21 +109,21 @@ def finished(future: Finished, *, within: float = SECONDS, what: str = "", run: 
     return future
 
 
-def happened(event: Any, *, within: float = SECONDS, what: str = "") -> bool:
+def happened(event: Any, *, within: float = SECONDS, what: What = "") -> bool:
     """Wait until an event of `threading` or `multiprocessing` is set."""
     if not event.wait(patience(within)):
         raise DeadlinePassed(report(what or f"{event!r}", patience(within)))
     return True
 
 
-def joined(thread: Any, *, within: float = SECONDS, what: str = "") -> None:
+def joined(thread: Any, *, within: float = SECONDS, what: What = "") -> None:
     """Wait until a thread, or a process of `multiprocessing`, has ended."""
     thread.join(patience(within))
     if thread.is_alive():
         raise DeadlinePassed(report(what or f"the end of {thread!r}", patience(within)))
 
 
-def exited(process: subprocess.Popen[Any], *, within: float = SECONDS, what: str = "") -> int:
+def exited(process: subprocess.Popen[Any], *, within: float = SECONDS, what: What = "") -> int:
     """Wait until a program has ended, and return its exit status."""
     try:
         return process.wait(timeout=patience(within))
@@ -119,7 +131,7 @@ def exited(process: subprocess.Popen[Any], *, within: float = SECONDS, what: str
         raise DeadlinePassed(report(what or f"the end of {process!r}", patience(within))) from None
 
 
-def output(process: subprocess.Popen[Any], *, within: float = SECONDS, what: str = "") -> tuple[Any, Any]:
+def output(process: subprocess.Popen[Any], *, within: float = SECONDS, what: What = "") -> tuple[Any, Any]:
     """Wait until a program has ended, and return the rest of its output and of its standard error."""
     try:
         return process.communicate(timeout=patience(within))
@@ -127,7 +139,7 @@ def output(process: subprocess.Popen[Any], *, within: float = SECONDS, what: str
         raise DeadlinePassed(report(what or f"the end of {process!r}", patience(within))) from None
 
 
-def gone(pid: int, *, within: float = SECONDS, what: str = "") -> None:
+def gone(pid: int, *, within: float = SECONDS, what: What = "") -> None:
     """Wait until there is no process of a number, or none but a zombie; it need not be a child of this process."""
     what = what or f"the end of process {pid}"
     try:
@@ -146,7 +158,14 @@ def gone(pid: int, *, within: float = SECONDS, what: str = "") -> None:
         os.close(end)
 
 
-def line(stream: Any, *, within: float = SECONDS, what: str = "") -> Any:
+def looked(run: Any, times: int, *, within: float = SECONDS) -> None:
+    """Wait until a run's loop has looked so many times at what it looks at each second, all begun after this call."""
+    for _ in range(times + 1):
+        due = run._tick_due
+        eventually(lambda due=due: run._tick_due > due, within=within, run=run)  # type: ignore[misc]
+
+
+def line(stream: Any, *, within: float = SECONDS, what: What = "") -> Any:
     """Wait for the next line of a program's output, and return it; an empty one at the end of the output."""
     read: list[Any] = []
 
@@ -185,9 +204,12 @@ def scale_timeouts(items: Iterable[Any], default: float) -> None:
 # --- what a failure tells
 
 
-def report(what: str, seconds: float, last: Any = None, run: Any = None) -> str:
+def report(what: What, seconds: float, last: Any = None, run: Any = None) -> str:
     """Return what is known where something did not happen in so many seconds."""
-    parts = [f"{what}: it did not happen in {seconds:.0f} s", f"Last: {_value(last)}"]
+    parts = [
+        f"{what if isinstance(what, str) else what()}: it did not happen in {seconds:.0f} s",
+        f"Last: {_value(last)}",
+    ]
     facts: list[Callable[[], list[str]]] = [lambda: _runs(run), _processes, _stacks]
     for about in facts:
         try:
@@ -200,7 +222,7 @@ def report(what: str, seconds: float, last: Any = None, run: Any = None) -> str:
 class _Waiting:
     """One wait: how long to pause, and what to tell at its end."""
 
-    def __init__(self, what: str, within: float, run: Any) -> None:
+    def __init__(self, what: What, within: float, run: Any) -> None:
         self.what, self.seconds, self.run = what, patience(within), run
         self.begun = time.monotonic()
         self.last: Any = None
@@ -220,7 +242,7 @@ class _Waiting:
 def _source(condition: Any) -> str:
     """Say where a condition is, and its first line."""
     code = getattr(condition, "__code__", None)
-    if code is None:
+    if code is None or hasattr(condition, "__self__"):  # Of a method, what it is bound to says more.
         return repr(condition)
     place = f"{os.path.relpath(code.co_filename)}:{code.co_firstlineno}"
     return f"{linecache.getline(code.co_filename, code.co_firstlineno).strip()} ({place})"
@@ -245,7 +267,7 @@ def _runs(run: Any) -> list[str]:
     elif loops is None:
         return []
     else:
-        runs = [each for each in gc.get_objects() if loops.RunLoop in type(each).__mro__]
+        runs = [each for each in gc.get_objects() if loops.RunLoop in type(each).__mro__ and not each._ended.is_set()]
     told = []
     for each in runs:
         answer = ["it does not answer"]
