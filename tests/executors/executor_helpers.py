@@ -1,7 +1,6 @@
-"""What the tests of executors share: starting executors, looking at processes, waiting."""
+"""What the tests of executors share: starting executors, and looking at processes."""
 
 import os
-import time
 
 from ctxflow import ContextExecutor
 
@@ -39,22 +38,3 @@ def first_free(pid):
     """The number of the next descriptor that a process would get: its limit, if it is to get none."""
     taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
     return next(number for number in range(len(taken) + 1) if number not in taken)
-
-
-def awaited(condition):
-    """What a condition gives, once that is true: it must be in time."""
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return found
-
-
-def eventually(condition, seconds=20.0):
-    """Wait until something holds; gives whether it did."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -3,7 +3,6 @@
 import glob
 import logging
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.host.artifacts import user_store
 from ctxflow.testing.evictions import Evictions
-
-PATIENCE = 30.0
+from waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +27,9 @@ def files(kept):
     return [Path(path) for path in found if os.path.isfile(path)]
 
 
-def until(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def evict(executor):
     with Evictions(executor, per_minute=60_000, at_most=1) as evictions:
-        until(lambda: evictions.count)
+        eventually(lambda: evictions.count)
 
 
 def recipe(how="", **options):
@@ -72,9 +63,9 @@ def test_the_next_worker_and_the_next_run_begin_with_it(kept):
     with ContextExecutor(workers=1) as executor:
         asked = ask(recipe())
         assert asked() == "its own"
-        until(lambda: files(kept))
+        eventually(lambda: files(kept))
         evict(executor)
-        until(lambda: asked() == "an earlier one's")
+        eventually(lambda: asked() == "an earlier one's")
     with ContextExecutor(workers=1):
         assert ask(recipe())() == "an earlier one's"
 
@@ -98,7 +89,7 @@ def test_levels_that_build_again_keep_nothing(kept, level):
 def test_a_build_that_fails_with_it_is_done_without(kept, caplog, how):
     with ContextExecutor(workers=1):
         assert ask(recipe(how))() == "its own"
-        until(lambda: files(kept))
+        eventually(lambda: files(kept))
     with ContextExecutor(workers=1), caplog.at_level(logging.WARNING, "ctxflow"):
         assert ask(recipe(how))() == "its own"
     [told] = [record.getMessage() for record in caplog.records if "artifacts" in record.getMessage()]

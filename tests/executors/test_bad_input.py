@@ -12,6 +12,7 @@ import pytest
 
 from ctxflow import CallCrashed, CallTimeout, batch_app, context_app
 from ctxflow.errors import RemoteError, RemoteTraceback
+from waiting import FOREVER, finished
 
 pytestmark = pytest.mark.usefixtures("running")
 
@@ -149,7 +150,7 @@ def test_descriptors_closed_behind_our_back():
 def test_a_call_past_its_timeout_is_ended_and_says_where_it_was():
     def bad(n):
         print("going to sleep")
-        time.sleep(600)
+        time.sleep(FOREVER)
 
     error = bad_one_of(bad, timeout=2)
     assert isinstance(error, CallTimeout)
@@ -224,7 +225,7 @@ def test_children_that_outlive_their_call_do_no_harm(running):
     def bad(n):
         subprocess.Popen(["sleep", "600"])
         if os.fork() == 0:
-            time.sleep(600)
+            time.sleep(FOREVER)
         return -n
 
     assert bad_one_of(bad) == -66
@@ -248,7 +249,7 @@ def test_multiprocessing_inside_a_call(method):
         with multiprocessing.get_context(method).Pool(2) as pool:
             return pool.map(abs, range(-count, 0))
 
-    assert app(3).result(timeout=60) == [3, 2, 1]
+    assert finished(app(3)).result() == [3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -276,4 +277,4 @@ def test_the_next_call_finds_everything_in_place(mess):
         sys.stderr.write("here too\n")
         return os.getcwd(), [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGTERM, signal.SIGUSR1)]
 
-    assert [look().result(timeout=30) for _ in range(4)] == [(os.getcwd(), [False, False])] * 4
+    assert [finished(look()).result() for _ in range(4)] == [(os.getcwd(), [False, False])] * 4

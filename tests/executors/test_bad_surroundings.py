@@ -10,6 +10,7 @@ import pytest
 
 from ctxflow import CallCrashed, ContextError, ContextExecutor, batch_app, context, context_app
 from ctxflow.sites import Site
+from waiting import FOREVER, finished
 
 pytestmark = pytest.mark.usefixtures("running")
 
@@ -28,20 +29,20 @@ def test_an_input_that_cannot_be_pickled_is_named(running):
     assert "the input of app cannot be sent: the _thread.lock object at [0][0]['guard']" in str(error)
     assert answers == [str(n) for n in [*range(100), *range(100)]]
     with pytest.raises(TypeError, match="the input of app cannot be sent"):
-        app(threading.Lock()).result(timeout=30)
+        finished(app(threading.Lock())).result()
     with pytest.raises(TypeError, match="a call of pow cannot be sent"):
         running.submit(pow, {}, threading.Lock(), 2)
-    assert running.submit(pow, {}, 2, 2).result(timeout=30) == 4
+    assert finished(running.submit(pow, {}, 2, 2)).result() == 4
 
 
 def test_fifty_megabytes_both_ways(running):
     big = os.urandom(50_000_000)
-    assert running.submit(bytes.swapcase, {}, big).result(timeout=60) == big.swapcase()
+    assert finished(running.submit(bytes.swapcase, {}, big)).result() == big.swapcase()
 
 
 def test_thousands_of_queued_calls(running):
     futures = [running.submit(pow, {}, n, 2) for n in range(5000)]
-    assert [future.result(timeout=60) for future in futures] == [n * n for n in range(5000)]
+    assert [finished(future).result() for future in futures] == [n * n for n in range(5000)]
 
 
 def test_a_worker_that_is_killed_in_the_middle(running):
@@ -80,7 +81,7 @@ def lacking():
 @context(load_timeout=3)
 def hanging():
     print("waiting for the hub")
-    time.sleep(600)
+    time.sleep(FOREVER)
 
 
 @context(memory="400 MB")
@@ -105,14 +106,14 @@ def test_a_context_that_cannot_be_built(running, recipe, said, seen):
         return 1
 
     with pytest.raises(ContextError) as caught:
-        app().result(timeout=60)
+        finished(app()).result()
     assert str(caught.value).startswith(f"the context {recipe.name} could not be built: ")
     assert said in str(caught.value)
     if seen:
         assert seen in str(caught.value.__cause__)
     with pytest.raises(ContextError):
-        app().result(timeout=60)
-    assert running.submit(pow, {}, 2, 2).result(timeout=30) == 4
+        finished(app()).result()
+    assert finished(running.submit(pow, {}, 2, 2)).result() == 4
 
 
 @context(memory="500 MB")
@@ -124,12 +125,12 @@ def test_a_call_that_uses_more_memory_than_its_context_asks_for():
     @context_app(modest())
     def app(state, size):
         block = bytearray(size)
-        time.sleep(60 if size else 0)
+        time.sleep(FOREVER if size else 0)
         return len(block)
 
     with pytest.raises(CallCrashed, match=r"GB of memory, more than the 0.50 GB that its context asks for"):
-        app(700_000_000).result(timeout=60)
-    assert app(0).result(timeout=30) == 0
+        finished(app(700_000_000)).result()
+    assert finished(app(0)).result() == 0
 
 
 # --- full disks
@@ -167,7 +168,7 @@ def test_a_full_disk_in_the_staging_folder(small_disk, tmp_path):
 
     with own(tmp_path, scratch=str(small_disk)) as executor:
         with pytest.raises(ContextError) as caught:
-            app().result(timeout=60)
+            finished(app()).result()
         assert f"No space left on device while staging {weights} to {small_disk}" in str(caught.value)
         assert "put scratch= of the site on another disk" in str(caught.value)
-        assert executor.submit(pow, {}, 2, 2).result(timeout=30) == 4
+        assert finished(executor.submit(pow, {}, 2, 2)).result() == 4

@@ -8,6 +8,7 @@ import pytest
 from executor_helpers import started
 
 from ctxflow import ContextExecutor, batch_app
+from waiting import eventually, finished, happened
 
 
 @batch_app
@@ -31,33 +32,30 @@ def test_a_callback_may_wait_for_other_calls(call):
     depth, done, found = 4, threading.Event(), []
 
     def go_on(future):
-        found.append(future.result(timeout=30))
+        found.append(finished(future).result())
         if len(found) < depth:
             following, begun = call(found[-1]), threading.Event()
             following.add_done_callback(go_on)
             following.add_done_callback(lambda _: begun.set())
-            following.result(timeout=30)
-            assert begun.wait(30)
+            finished(following).result()
+            happened(begun)
         else:
             done.set()
 
     call(0).add_done_callback(go_on)
-    assert done.wait(60)
+    happened(done)
     assert found == [1, 2, 3, 4]
 
 
 def test_a_callback_that_blocks_holds_up_neither_answers_nor_callbacks(call):
     go, order = threading.Event(), []
-    call(0).add_done_callback(lambda _: go.wait(60))
+    call(0).add_done_callback(lambda _: go.wait())
     futures = [call(n) for n in range(20)]
     for future in futures:
         future.add_done_callback(lambda future: order.append(future.result()))
     try:
-        assert [future.result(timeout=30) for future in futures] == list(range(1, 21))
-        deadline = time.monotonic() + 30
-        while len(order) < 20:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert [finished(future).result() for future in futures] == list(range(1, 21))
+        eventually(lambda: len(order) == 20)
     finally:
         go.set()
 
@@ -73,7 +71,7 @@ def test_callbacks_come_in_the_order_of_the_answers_and_in_one_thread(tmp_path):
         gate = executor.submit(time.sleep, {}, 0.2)
         for n in range(200):
             executor.submit(pow, {}, n, 1).add_done_callback(note)
-        gate.result(timeout=30)
+        finished(gate).result()
     assert order == list(range(200)), "all have run when the block has ended"
     assert threads == {"ctxflow-run"}
 
@@ -81,7 +79,7 @@ def test_callbacks_come_in_the_order_of_the_answers_and_in_one_thread(tmp_path):
 def test_a_callback_of_what_is_answered_runs_at_once(tmp_path):
     with started(tmp_path / "run", workers=1) as executor:
         future = executor.submit(pow, {}, 2, 3)
-        future.result(timeout=30)
+        finished(future).result()
         found = []
         future.add_done_callback(lambda _: found.append(threading.current_thread()))
         assert found == [threading.current_thread()]
@@ -92,8 +90,8 @@ def test_a_callback_that_raises_is_told_and_ends_nothing(tmp_path, caplog):
         gate = executor.submit(time.sleep, {}, 0.2)
         future = executor.submit(pow, {}, 2, 3)
         future.add_done_callback(lambda _: 1 / 0)
-        gate.result(timeout=30)
-        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        finished(gate).result()
+        assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
     assert "a callback of a future raised" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
@@ -102,8 +100,8 @@ def test_callbacks_of_calls_that_the_end_cancels_may_wait_for_one_another(tmp_pa
     executor.start()
     first, second = (executor.submit(time.sleep, {}, 60) for _ in range(2))
     errors = []
-    first.add_done_callback(lambda _: errors.append(second.exception(timeout=30)))
-    second.add_done_callback(lambda _: errors.append(first.exception(timeout=30)))
+    first.add_done_callback(lambda _: errors.append(finished(second).exception()))
+    second.add_done_callback(lambda _: errors.append(finished(first).exception()))
     executor.shutdown()
     assert [type(error).__name__ for error in errors] == ["RunEnded"] * 2
     assert not {"ctxflow-run", "ctxflow-watch"} & {thread.name for thread in threading.enumerate()}

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from executor_helpers import awaited
 from typer.testing import CliRunner
 
 from ctxflow import ContextExecutor, batch_app, context
@@ -21,6 +20,7 @@ from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from waiting import eventually, joined
 
 
 @context()
@@ -122,14 +122,14 @@ def test_a_tier_of_a_live_run_is_left_and_used_again_and_no_row_is_lost(tmp_path
         results: list[int] = []
         reader = threading.Thread(target=lambda: results.extend(slow.map(range(300))))
         reader.start()
-        awaited(lambda: len(read_workers(run)) == 2 and len(results) > 10)
+        eventually(lambda: len(read_workers(run)) == 2 and len(results) > 10)
         told = CliRunner().invoke(app, ["drain", "local"])
         assert told.exit_code == 0 and "2 workers of tier local will leave" in told.output
-        awaited(lambda: executor.status().workers == 0)
+        eventually(lambda: executor.status().workers == 0)
         before = len(results)
         assert before < 300
         assert CliRunner().invoke(app, ["drain", "local", "--undo"]).output == "local may be used again\n"
-        reader.join(60)
+        joined(reader)
         assert results == list(range(300))
         status = executor.status()
         assert status.items_dead == status.crashes == 0
@@ -142,7 +142,7 @@ def test_who_is_not_there_cannot_be_left(tmp_path, monkeypatch):
     with ContextExecutor(workers=1) as executor:
         assert list(slow.map(range(3))) == [0, 1, 2]
         run = executor.calls.run.directory
-        awaited(lambda: read_workers(run))
+        eventually(lambda: read_workers(run))
         refused = CliRunner().invoke(app, ["drain", "elsewhere"])
         assert refused.exit_code != 0 and "no tier elsewhere" in str(refused.exception or refused.output)
         refused = CliRunner().invoke(app, ["drain", "local", "--undo"])

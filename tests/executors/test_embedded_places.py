@@ -12,6 +12,7 @@ from ctxflow.executors import embedded, local_workers
 from ctxflow.scheduler.log import replay
 from ctxflow.topology import Gpu, NumaNode, Topology, used_by
 from ctxflow.topology.machine import Device
+from waiting import eventually, finished
 
 DEVICES = 8
 SOCKETS = {0: (0, 2, 4, 6), 1: (1, 3, 5, 7)}  # Neighbours are not neighbours by number.
@@ -35,7 +36,6 @@ def wide():
 def low(devices, folders):
     """Slow work that answers item by item, and notes each item that it has done."""
     import os
-    import time
 
     for folder in folders:
         time.sleep(0.05)
@@ -92,14 +92,11 @@ def test_it_gets_gpus_of_one_socket_in_order_and_nobody_loses_anything(pretended
     with made:
         stream = low.map([str(tmp_path)] * 400, window=400)
         first = [next(stream) for _ in range(20)]
-        got = urgent("now").result(timeout=60)
+        got = finished(urgent("now")).result()
         numbers = tuple(int(name.removeprefix("GPU-")) for name in got.split(","))
         assert numbers in SOCKETS.values(), "one socket, neighbours beside each other"
         results = first + list(stream)
-        deadline = time.monotonic() + 30
-        while made.connected_workers != DEVICES:
-            assert time.monotonic() < deadline, "the eight workers are back"
-            time.sleep(0.05)
+        eventually(lambda: made.connected_workers == DEVICES, what="the eight workers are back")
         status = made.status()
         log = events(made)
     assert len(results) == 400 and set(results) == {f"GPU-{n}" for n in range(DEVICES)}
@@ -144,8 +141,7 @@ def test_a_session_goes_on_where_no_gpu_is_broken(pretended, tmp_path):
     made = ContextExecutor(workers=2)
     made.run_dir = str(tmp_path / "run")
     with made:
-        while made.status().workers_joined < 2:  # Else there may be no other GPU to go to.
-            time.sleep(0.05)
+        eventually(lambda: made.status().workers_joined == 2)  # Else there may be no other GPU to go to.
         with count.open(str(tmp_path)) as session:
             assert list(session) == [0, 1, 2, 3, 4, 5]
     first, second = (tmp_path / "broken").read_text().split()

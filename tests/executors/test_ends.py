@@ -12,11 +12,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from executor_helpers import eventually, marked, started
+from executor_helpers import marked, started
 
 import ctxflow
 import forked
 from ctxflow import RunEnded
+from waiting import exited, line, nothing_left, output
 
 SOURCE = str(Path(ctxflow.__file__).parent.parent)
 HEAD = """
@@ -72,13 +73,13 @@ class Driver:
             start_new_session=True,
         )
 
-    def until(self, line):
-        assert self.process.stdout.readline().strip() == line, self.process.communicate()[1]
+    def until(self, text):
+        assert line(self.process.stdout).strip() == text, output(self.process)[1]
 
     def end(self):
         """Its exit status, the lines of its output, and its standard error; nothing of it is left then."""
-        out, err = self.process.communicate(timeout=60)
-        assert eventually(lambda: not marked(self.mark), 5), marked(self.mark)
+        out, err = output(self.process)
+        nothing_left(lambda: marked(self.mark))
         assert not list(self.directory.glob("ctxflow-*")), "the workers' files are removed"
         return self.process.returncode, out.split(), err
 
@@ -244,8 +245,8 @@ def test_a_driver_that_is_killed_leaves_nothing(driver, load, number):
     running = driver(program, load, executed=load == "alone")
     running.until("running")
     running.process.send_signal(number)
-    running.process.wait(timeout=30)
-    assert eventually(lambda: not list(running.directory.glob("ctxflow-*")), 5)
+    exited(running.process)
+    nothing_left(lambda: list(running.directory.glob("ctxflow-*")))
     assert running.end()[0] == -number
 
 

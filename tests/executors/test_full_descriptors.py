@@ -6,10 +6,9 @@ import os
 import resource
 import signal
 import threading
-import time
 
 import pytest
-from executor_helpers import eventually, first_free, runs, started
+from executor_helpers import first_free, runs, started
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.errors import ContextError, CtxflowError
@@ -18,6 +17,7 @@ from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.taskvine import engine as taskvine_engine
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+from waiting import eventually, joined, looked
 
 WORDS = "raise `ulimit -n`"
 
@@ -64,12 +64,12 @@ def test_workers_wait_for_a_descriptor_of_the_driver(tmp_path, monkeypatch, capl
         with full_table():
             mapping.start()
             lines = executor.engine._lines._expected
-            assert eventually(lambda: [line for line in list(lines.values()) if line.ready and line.channel is None])
+            eventually(lambda: [line for line in list(lines.values()) if line.ready and line.channel is None])
             rounds.clear()
-            mapping.join(2)
+            looked(executor.run, 2)
             assert len(rounds) < 50, "it spins"
             assert not answers
-        mapping.join(30)
+        joined(mapping)
         assert answers == [*range(2, 52)]
     [said] = [each for each in caplog.messages if "connections of workers have to wait" in each]
     assert WORDS in said
@@ -83,10 +83,10 @@ def test_a_worker_that_dies_meanwhile_costs_no_row(tmp_path, caplog):
         mapping = threading.Thread(target=lambda: answers.extend(plus.using(base(1)).map(range(50))), daemon=True)
         with full_table():
             os.kill(pid, signal.SIGKILL)
-            assert eventually(lambda: name not in executor.engine._local.there)
+            eventually(lambda: name not in executor.engine._local.there)
             mapping.start()
-            mapping.join(1)
-        mapping.join(30)
+            looked(executor.run, 1)
+        joined(mapping)
         assert answers == [*range(1, 51)]
         assert not runs(pid)
 
@@ -109,11 +109,11 @@ def test_and_who_has_no_other_is_told_what_to_do(tmp_path):
 
 
 def test_a_status_that_cannot_be_rewritten_is_told_once(tmp_path, caplog):
-    with started(tmp_path, workers=1):
+    with started(tmp_path, workers=1) as executor:
         assert list(plus.using(base(1)).map(range(3))) == [1, 2, 3]
         with full_table():
-            assert eventually(lambda: any("status.json cannot be rewritten" in each for each in caplog.messages))
-            time.sleep(1.5)  # It is tried again each second.
+            eventually(lambda: any("status.json cannot be rewritten" in each for each in caplog.messages))
+            looked(executor.run, 2)  # It is tried again each second.
         assert list(plus.using(base(1)).map(range(3))) == [1, 2, 3]
     [said] = [each for each in caplog.messages if "status.json" in each]
     assert WORDS in said

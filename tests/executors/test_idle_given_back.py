@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
+from waiting import eventually
 
 
 @context()
@@ -27,10 +28,7 @@ def test_idle_workers_are_given_back_after_the_linger(tmp_path, monkeypatch, lin
     scaling = {"policy": "queue-proportional", "linger": linger, "calls_per_worker": 1, "batch_size": 1}
     with ContextExecutor(workers=2, scaling=scaling) as executor:
         assert list(slow.map(range(20))) == list(range(20))
-        deadline = time.monotonic() + 60
-        while executor.status().workers:
-            assert time.monotonic() < deadline, "they were not given back"
-            time.sleep(0.05)
+        eventually(lambda: not executor.status().workers, what="they are given back")
         log = Path(executor.calls.run.directory, "events.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()[1:]]
     steps = [(each["event"], command["is"]) for each in lines for command in each["commands"]]

@@ -11,12 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from executor_helpers import eventually, marked, started
+from executor_helpers import marked, started
 
 import ctxflow
 import forked
 from ctxflow import batch_app, context
 from ctxflow.testing import Evictions
+from waiting import eventually, exited, line, nothing_left, output
 
 PROGRAM = """
     import subprocess, sys, time, warnings
@@ -67,14 +68,14 @@ class Program:
             start_new_session=True,
         )
 
-    def until(self, line):
-        assert self.process.stdout.readline().strip() == line
+    def until(self, text):
+        assert line(self.process.stdout).strip() == text
 
     def signal(self, number):
         self.process.send_signal(number)
 
     def end(self):
-        out, err = self.process.communicate(timeout=200)
+        out, err = output(self.process, within=200)
         return self.process.returncode, out.split(), err
 
     @property
@@ -105,7 +106,7 @@ def test_an_interrupt_ends_a_map_cleanly(program, load, tmp_path):
     status, out, err = driver.end()
     assert (status, out) == (0, ["interrupted"]), err
     assert err == ""
-    assert eventually(lambda: not driver.left, 5), driver.left
+    nothing_left(lambda: driver.left)
     assert not list(tmp_path.glob("ctxflow-*")), "the workers' files are removed"
 
 
@@ -114,12 +115,10 @@ def test_a_second_interrupt_stops_at_once(program, load, tmp_path):
     driver = program(load=load, executed=load == "alone")
     driver.until("running")
     driver.signal(signal.SIGINT)
-    time.sleep(0.02)
-    while driver.process.poll() is None:
-        driver.signal(signal.SIGINT)
-        time.sleep(0.005)
+    time.sleep(0.02)  # Signals that come together are one.
+    eventually(lambda: driver.signal(signal.SIGINT) or driver.process.poll() is not None, pause=0.005)
     driver.end()
-    assert eventually(lambda: not driver.left, 5), driver.left
+    nothing_left(lambda: driver.left)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -129,8 +128,8 @@ def test_nothing_outlives_a_driver_that_is_killed(program, number, tmp_path):
     assert len(driver.left) >= 1 + 2 + 2 + 1, "driver, hosts, library processes, and what calls started"
     driver.signal(number)
     assert driver.end()[0] == -number
-    assert eventually(lambda: not driver.left, 5), driver.left
-    assert eventually(lambda: not list(tmp_path.glob("ctxflow-*")), 5), "the workers' files are removed"
+    nothing_left(lambda: driver.left)
+    nothing_left(lambda: list(tmp_path.glob("ctxflow-*")), what="the workers' files are removed")
 
 
 def test_nothing_outlives_a_killed_driver_whose_child_holds_its_connections(program):
@@ -140,16 +139,15 @@ def test_nothing_outlives_a_killed_driver_whose_child_holds_its_connections(prog
         with ContextExecutor(workers=1) as executor:
             executor.submit(pow, {{}}, 2, 2).result()
             if os.fork() == 0:
-                time.sleep(6)
-                os._exit(0)
+                time.sleep(600)
             print("running", flush=True)
-            time.sleep(60)
+            time.sleep(600)
     """
     driver = program(program=forked)
     driver.until("running")
     driver.signal(signal.SIGKILL)
-    driver.process.wait(timeout=30)
-    assert eventually(lambda: len(driver.left) <= 1, 5), "only the driver's own child goes on"
+    exited(driver.process)
+    eventually(lambda: len(driver.left) <= 1, what="only the driver's own child goes on")
 
 
 def test_an_interrupted_program_can_go_on(program):

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ctxflow.host.linux import python_path
+from waiting import nothing_left, output
 
 PROGRAM = """
 import os, time
@@ -60,7 +60,7 @@ def run(folder: Path, ending: str, runs: int = 1) -> None:
         if ending in ("interrupted", "killed"):
             assert program.stdout.readline() == b"goes on\n"
             (interrupt if ending == "interrupted" else kill_all)(program)
-        program.communicate(timeout=60)
+        output(program)
         assert program.returncode == ENDINGS[ending]
 
 
@@ -109,7 +109,10 @@ def test_runs_of_all_endings_leave_documented_folders_that_clean_removes(folder:
     assert sorted(path.name for path in folder.iterdir()) == ["home", "program.py", "runs", "tmp"]
     assert len(list((folder / "runs").iterdir())) == 2 * len(ENDINGS)
     assert not any((folder / "home").iterdir())
-    deadline = time.monotonic() + 60
-    while list((folder / "runs").iterdir()) and time.monotonic() < deadline:  # A driver is dead 3 s after it wrote.
+
+    def left() -> list[Path]:
         clean(folder)
+        return list((folder / "runs").iterdir())
+
+    nothing_left(left)  # A driver is dead 3 s after it wrote.
     assert sorted(path.name for path in folder.rglob("*")) == ["home", "program.py", "runs", "tmp"]

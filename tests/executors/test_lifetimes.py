@@ -10,7 +10,7 @@ import threading
 import warnings
 
 import pytest
-from executor_helpers import eventually, runs, started
+from executor_helpers import runs, started
 
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
 from ctxflow.executors import local_hosts
@@ -23,6 +23,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 from ctxflow.testing.contract_hooks import ContractRun
+from waiting import eventually, finished, happened
 
 
 def descriptors():
@@ -33,7 +34,7 @@ def descriptors():
 def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
     def once():
         with started(tmp_path / "run", workers=1) as executor:
-            assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+            assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
 
     once()
     children = set(descendants(os.getpid()))
@@ -55,7 +56,7 @@ def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
         future = executor.submit(pow, {}, 2, 3)
         executor.shutdown()
         with pytest.raises(RunEnded, match="submit it again in a new run"):
-            future.result(timeout=30)
+            finished(future).result()
     assert descriptors() == before
     with pytest.raises(RunEnded, match="make calls while its executor is running"):
         executor.submit(pow, {}, 2, 3)
@@ -67,8 +68,8 @@ def test_shutdown_from_a_callback(tmp_path):
     done = threading.Event()
     future = executor.submit(pow, {}, 2, 3)
     future.add_done_callback(lambda _: (executor.shutdown(), done.set()))
-    assert done.wait(30)
-    assert eventually(lambda: not {"ctxflow-run", "ctxflow-watch"} & {thread.name for thread in threading.enumerate()})
+    happened(done)
+    eventually(lambda: not {"ctxflow-run", "ctxflow-watch"} & {thread.name for thread in threading.enumerate()})
 
 
 def test_two_executors_at_once(tmp_path):
@@ -84,7 +85,7 @@ def test_two_executors_at_once(tmp_path):
         assert set(on_one.map(range(10))) == hosts[0]
         assert set(on_one.using(executor="two").map(range(10))) == hosts[1]
         one.shutdown()
-        assert two.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        assert finished(two.submit(pow, {}, 2, 3)).result() == 8
 
 
 def test_an_executor_started_in_a_thread_that_ends(tmp_path):
@@ -93,10 +94,10 @@ def test_an_executor_started_in_a_thread_that_ends(tmp_path):
     starter.start()
     starter.join()
     try:
-        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
         executor.engine.evict()
-        assert eventually(lambda: executor.status().workers_joined == 3)
-        assert [executor.submit(pow, {}, n, 2).result(timeout=30) for n in range(20)] == [n * n for n in range(20)]
+        eventually(lambda: executor.status().workers_joined == 3)
+        assert [finished(executor.submit(pow, {}, n, 2)).result() for n in range(20)] == [n * n for n in range(20)]
     finally:
         executor.shutdown()
 
@@ -105,15 +106,15 @@ def test_a_worker_with_notice_finishes_and_is_replaced(tmp_path):
     import time
 
     with started(tmp_path / "run", workers=1) as executor:
-        executor.submit(pow, {}, 2, 3).result(timeout=30)
+        finished(executor.submit(pow, {}, 2, 3)).result()
         (host,) = executor.engine.worker_pids().values()
         running = executor.submit(time.sleep, {}, 0.5)
         os.kill(host, 15)
-        assert running.result(timeout=30) is None
-        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        assert finished(running).result() is None
+        assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
         status = executor.status()
         assert (status.evictions, status.retried_items) == (1, 0)
-        assert eventually(lambda: not runs(host))
+        eventually(lambda: not runs(host))
 
 
 # --- what cannot start
@@ -152,7 +153,7 @@ def test_workers_that_cannot_start(tmp_path, monkeypatch, caplog):
     with executor, caplog.at_level(logging.ERROR):
         future = executor.submit(pow, {}, 2, 3)
         with pytest.raises(CtxflowError, match=r"workers in a row did not start.*libpython is missing") as caught:
-            future.result(timeout=60)
+            finished(future).result()
         assert "see whether that program can be imported" in str(caught.value)
         with pytest.raises(CtxflowError, match="libpython is missing"):
             executor.submit(pow, {}, 2, 3)
@@ -170,8 +171,8 @@ def test_a_machine_without_processes_to_spare_is_waited_for(tmp_path, monkeypatc
     monkeypatch.setattr(subprocess, "Popen", popen)
     before = descriptors()
     with started(tmp_path / "run") as executor:
-        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
-        assert eventually(lambda: executor.status().workers == 2)
+        assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
+        eventually(lambda: executor.status().workers == 2)
     assert descriptors() == before
 
 
@@ -181,7 +182,7 @@ def test_long_paths_and_folders_with_modules_that_hide_others(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     executor = ContextExecutor(Site(workers=1, scratch=str(scratch)))
     with executor:
-        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
     assert os.listdir(scratch) == []
 
 
@@ -191,7 +192,7 @@ def test_a_full_disk_under_the_event_log_ends_the_log_only(tmp_path, caplog):
     (directory / "events.jsonl").symlink_to("/dev/full")
     with started(tmp_path / "run", workers=1) as executor:
         for number in range(200):
-            assert executor.submit(pow, {}, number, 2).result(timeout=30) == number**2
+            assert finished(executor.submit(pow, {}, number, 2)).result() == number**2
     assert "the event log ends here" in caplog.text
 
 
@@ -311,7 +312,7 @@ def test_the_least_recently_used_context_makes_room(tmp_path):
     apps = {letter: make(letter) for letter in "abc"}
     with started(tmp_path / "run", workers=1) as executor:
         for letter in "abacbab":
-            assert apps[letter]().result(timeout=30) == letter
+            assert finished(apps[letter]()).result() == letter
             assert len(executor.status().contexts) <= 2
     #      a  b  a  c unloads b  b unloads a  a unloads c  b
     assert (tmp_path / "builds").read_text() == "abcba"

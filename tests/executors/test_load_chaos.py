@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 import pytest
-from executor_helpers import awaited, marked
+from executor_helpers import marked
 
 from ctxflow.host.linux import python_path
+from waiting import nothing_left
 
 FULL = os.environ.get("CTXFLOW_CHAOS") == "full"
 LOADS, KILLS = (500, 500) if FULL else (30, 15)
@@ -158,7 +159,7 @@ def test_loads_go_on_whatever_is_killed(tmp_path: Path) -> None:
     assert answered["found"] == [[number * item for item in range(items)] for number in NUMBERS]
     assert answered["failed"] is True
     assert answered["leaked"] <= 0
-    awaited(lambda: not marked(mark))
+    nothing_left(lambda: marked(mark))
     assert not list((tmp_path / "tmp").iterdir()) and not list((tmp_path / "home").iterdir())
     loads = (tmp_path / "loads").stat().st_size
     del killed[""]

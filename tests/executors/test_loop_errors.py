@@ -5,13 +5,14 @@ import logging
 import threading
 
 import pytest
-from executor_helpers import eventually, started
+from executor_helpers import started
 
 from ctxflow import batch_app, session_app
 from ctxflow.executors import local_hosts
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.local_hosts import LocalHosts
 from ctxflow.executors.pending import Waiting
+from waiting import eventually, finished, patience
 
 
 @batch_app(batch_size=1)
@@ -50,7 +51,7 @@ def test_a_worker_that_cannot_be_told_is_given_up_and_its_items_run_elsewhere(ex
     calls = raising_once(monkeypatch, LocalHosts, "tell", after)
     assert list(same.map(range(12))) == [*range(12)]
     assert len(calls) > after + 1
-    assert eventually(lambda: executor.connected_workers == 2)
+    eventually(lambda: executor.connected_workers == 2)
     assert [each for each in caplog.messages if "is given up" in each and "Too many open files" in each]
 
 
@@ -62,18 +63,18 @@ def test_an_answer_that_cannot_be_taken_costs_its_worker_alone(executor, monkeyp
 def test_an_error_amid_an_event_ends_the_run_and_is_told_to_everybody(executor, monkeypatch, caplog):
     """One future was to be told when it came, others wait, and a session is open."""
     with endless.open() as session:
-        assert session.take(20) == 0
+        assert session.take(patience()) == 0
         mapped = same.map(itertools.count())
         raising_once(monkeypatch, Waiting, "answer", 3, ValueError("half done"))
         errors = []
         with pytest.raises(EngineFailed, match=r"ValueError came at .*: half done; please report it"):
             while True:
-                errors.append(same(1).exception(20))
+                errors.append(finished(same(1)).exception())
         assert set(map(type, errors)) <= {type(None), EngineFailed}
         with pytest.raises(EngineFailed, match="half done"):
             list(mapped)
         with pytest.raises(EngineFailed):
-            while session.take(20) is not None:
+            while session.take(patience()) is not None:
                 pass
         with pytest.raises(EngineFailed):
             same(1)
@@ -82,7 +83,7 @@ def test_an_error_amid_an_event_ends_the_run_and_is_told_to_everybody(executor, 
 def test_what_was_to_be_told_when_an_engine_fails_is_told(executor, monkeypatch):
     """The event's own answers have left the table of those who wait, and its next command fails."""
     execute = executor.engine.execute
-    assert eventually(lambda: executor.connected_workers == 2)
+    eventually(lambda: executor.connected_workers == 2)
     list(same.map(range(40)))  # So that no worker has still to be told something else.
 
     def on_this_thread(*what):
@@ -114,6 +115,6 @@ def test_what_only_tells_of_the_run_does_not_end_it(executor, monkeypatch, caplo
     run = executor.calls.run
     monkeypatch.setattr(run, "_write_status", raising(ValueError("no figures")))
     with caplog.at_level(logging.ERROR):
-        assert eventually(lambda: "what is done each second failed" in caplog.text)
+        eventually(lambda: "what is done each second failed" in caplog.text)
     assert list(same.map(range(4))) == [0, 1, 2, 3]
     monkeypatch.undo()

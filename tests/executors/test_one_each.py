@@ -9,6 +9,7 @@ from executor_helpers import started
 
 from ctxflow import batch_app
 from ctxflow.errors import BatchContractError
+from waiting import finished
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -92,7 +93,7 @@ def test_what_has_one_element_by_chance_is_not_the_result_of_one_item(wrong):
         return wrong
 
     with pytest.raises(BatchContractError, match=f"app returned a {type(wrong).__name__}.* for a batch of 1 item:"):
-        app(1).result(timeout=30)
+        finished(app(1)).result()
 
 
 class Several:

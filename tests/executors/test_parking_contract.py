@@ -16,6 +16,7 @@ from ctxflow.host.linux import machine_memory
 from ctxflow.scheduler.log import replay
 from ctxflow.simulator import Drawn, GpuTimes
 from ctxflow.testing.parking_contract import ParkingContract
+from waiting import finished
 
 
 class TestEmbedded(ParkingContract):
@@ -68,7 +69,7 @@ def apps_of(*names, **options):
 def test_apps_take_turns_on_one_worker_without_another_build(tmp_path):
     apps = apps_of("a", "b")
     with started(tmp_path / "run", workers=1) as executor:
-        answers = [answer for _ in range(3) for app in apps.values() for answer in [app(1).result(60)]]
+        answers = [answer for _ in range(3) for app in apps.values() for answer in [finished(app(1)).result()]]
         status = executor.status()
     assert [name for name, _, _ in answers] == ["a", "b"] * 3
     assert len({pid for _, pid, _ in answers}) == 2
@@ -79,7 +80,7 @@ def test_apps_take_turns_on_one_worker_without_another_build(tmp_path):
 def test_what_is_not_to_be_parked_is_built_again(tmp_path):
     apps = apps_of("a", "b", park=False)
     with started(tmp_path / "run", workers=1) as executor:
-        answers = [answer for _ in range(2) for app in apps.values() for answer in [app(1).result(60)]]
+        answers = [answer for _ in range(2) for app in apps.values() for answer in [finished(app(1)).result()]]
         assert executor.status().loads == 4
     assert len({pid for _, pid, _ in answers}) == 4
 
@@ -99,10 +100,10 @@ def test_whatever_is_killed_where_it_is_parked_parking_or_waking_no_answer_is_lo
                     _kill(pids.get(name))
                 case "the host":
                     executor.engine.evict(seconds=0.1)
-            made, pids[name], item = future.result(60)
+            made, pids[name], item = finished(future).result()
             assert (made, item) == (name, number)
         assert executor.status().items_dead == 0
-        last = [apps[name](0).result(60) for name in apps]
+        last = [finished(apps[name](0)).result() for name in apps]
     assert [made for made, _, _ in last] == ["a", "b"]
     [log] = tmp_path.rglob("events.jsonl")
     text = log.read_text()

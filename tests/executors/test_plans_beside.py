@@ -5,12 +5,13 @@ import logging
 import threading
 import time
 
-from executor_helpers import eventually, started
+from executor_helpers import started
 
 from ctxflow import context, context_app, session_app
 from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler.log import replay
+from waiting import eventually, finished, happened, joined, patience
 
 TIER = "local"
 
@@ -34,7 +35,7 @@ class Slow:
 
         def make():
             self.begun.set()
-            assert self.go.wait(20)
+            self.go.wait()
             if most is None:
                 raise ArithmeticError("no such number")
             return Plan(workers={TIER: (0, most)})
@@ -53,13 +54,13 @@ def double(number):
 def test_calls_are_answered_while_a_plan_is_made(tmp_path):
     policy = Slow(1)
     with started(tmp_path, workers=2, placement=policy) as executor:
-        assert double(1).result(20) == 2
-        assert policy.begun.wait(20)
-        assert [double(n).result(20) for n in range(20)] == [2 * n for n in range(20)]
+        assert finished(double(1)).result() == 2
+        happened(policy.begun)
+        assert [finished(double(n)).result() for n in range(20)] == [2 * n for n in range(20)]
         assert not policy._plan.workers
         policy.go.set()
-        assert eventually(lambda: executor.status().workers == 1)
-        assert double(3).result(20) == 6
+        eventually(lambda: executor.status().workers == 1)
+        assert finished(double(3)).result() == 6
     lines = next(tmp_path.rglob("events.jsonl")).read_text().splitlines(keepends=True)
     assert sum('"is":"MakePlan"' in each for each in lines) == sum('"is":"PlanMade"' in each for each in lines) == 1
     again = Scheduler(Policies.chosen({"placement": Slow(1, free=True), "batching": "opportunistic"}))
@@ -69,9 +70,9 @@ def test_calls_are_answered_while_a_plan_is_made(tmp_path):
 def test_one_that_fails_is_told_once_and_the_next_is_followed(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "ctxflow")
     with started(tmp_path, workers=2, placement=Slow(None, None, 1, free=True)) as executor:
-        assert double(1).result(20) == 2
-        assert eventually(lambda: executor.status().workers == 1)
-        assert double(2).result(20) == 4
+        assert finished(double(1)).result() == 2
+        eventually(lambda: executor.status().workers == 1)
+        assert finished(double(2)).result() == 4
     told = [record.message for record in caplog.records if "ArithmeticError" in record.message]
     assert len(told) == 1 and "(ArithmeticError: no such number), and the one in place stays" in told[0]
 
@@ -79,13 +80,13 @@ def test_one_that_fails_is_told_once_and_the_next_is_followed(tmp_path, caplog):
 def test_a_run_ends_while_a_plan_is_made(tmp_path):
     policy = Slow(1)
     with started(tmp_path, workers=1, placement=policy):
-        assert double(1).result(20) == 2
-        assert policy.begun.wait(20)
+        assert finished(double(1)).result() == 2
+        happened(policy.begun)
     maker = [each for each in threading.enumerate() if each.name == "ctxflow-plan"]
     policy.go.set()
     for each in maker:
-        each.join(20)
-    assert maker and not any(each.is_alive() for each in maker) and not policy._plan.workers
+        joined(each)
+    assert maker and not policy._plan.workers
 
 
 @context
@@ -110,14 +111,14 @@ def test_a_plan_has_workers_for_sessions_that_go_on_under_it(tmp_path):
 
         def planned():
             number = next(numbers)
-            assert [session.take(20) for session in sessions] == [number] * 3
+            assert [session.take(patience()) for session in sessions] == [number] * 3
             state = executor.run._scheduler.state
             return any(state.contexts[context].spec.name == "start" for context, _ in state.plan.holders)
 
-        assert eventually(planned, 30)
+        eventually(planned)
         for _ in range(60):
             planned()
-        assert [call.result(20) for call in calls] == [2 * n for n in range(50)]
+        assert [finished(call).result() for call in calls] == [2 * n for n in range(50)]
         for session in sessions:
             session.close()
     lines = next(tmp_path.rglob("events.jsonl")).read_text().splitlines(keepends=True)

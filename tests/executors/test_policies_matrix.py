@@ -7,6 +7,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context, context_app, idle, session_app
 from ctxflow.policies.registry import FAMILIES, names
+from waiting import finished
 
 _CASES = [(family, name) for family in FAMILIES for name in names(family)]
 _QUICK = {("batching", "opportunistic")}  # Once ended the whole run beside any session.
@@ -52,8 +53,8 @@ def _work():
         chained = double(apps[-1])  # Which waits for a future of Parsl's.
         found = {
             "map": list(mapped),
-            "calls": [each.result(60) for each in calls],
-            "apps": [each.result(60) for each in [*apps, chained]],
+            "calls": [finished(each).result() for each in calls],
+            "apps": [finished(each).result() for each in [*apps, chained]],
             "early": list(early),
             "late": list(late),
         }

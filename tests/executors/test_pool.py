@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, CancelledError,
 import pytest
 
 from ctxflow import ContextExecutor
+from waiting import FOREVER, eventually, happened, joined, patience
 
 
 def capitalize(*args, **kwargs):
@@ -20,6 +21,12 @@ def capitalize(*args, **kwargs):
 def nap(seconds):
     time.sleep(seconds)
     return seconds
+
+
+def held(gate):
+    while not gate.exists():
+        time.sleep(0.01)
+    return gate
 
 
 def fail(message):
@@ -41,9 +48,16 @@ def pool(executor):
 
 
 @pytest.fixture
-def busy(pool):
-    """Both workers have something to do for a while."""
-    return [pool.submit(nap, 1.0) for _ in range(2)]
+def gate(tmp_path):
+    gate = tmp_path / "gate"
+    yield gate
+    gate.touch()
+
+
+@pytest.fixture
+def busy(pool, gate):
+    """Both workers have something to do until the gate is there."""
+    return [pool.submit(held, gate) for _ in range(2)]
 
 
 def test_submit(pool):
@@ -85,12 +99,13 @@ def test_map_raises_where_the_call_did(pool, chunksize):
         next(results)
 
 
-def test_map_with_a_timeout(pool):
-    results = []
+def test_map_with_a_timeout(pool, gate, tmp_path):
+    results = pool.map(held, [tmp_path, tmp_path, gate], timeout=FOREVER)
+    assert [next(results), next(results)] == [tmp_path, tmp_path]
     with pytest.raises(concurrent.futures.TimeoutError):
-        for each in pool.map(nap, [0, 0, 6], timeout=3):
-            results.append(each)
-    assert results == [0, 0]
+        list(pool.map(held, [tmp_path, tmp_path, gate], timeout=0.5))
+    gate.touch()
+    assert list(results) == [gate]
 
 
 def test_map_with_no_chunks(pool):
@@ -128,14 +143,21 @@ def test_shutdown_without_waiting(executor):
     assert future.result() == 0.5
 
 
-def test_shutdown_that_cancels(executor):
+def test_shutdown_that_cancels(executor, gate):
     pool = executor.pool()
-    futures = [pool.submit(nap, 0.2) for _ in range(30)]
+    futures = [pool.submit(pow, 2, 3), *(pool.submit(held, gate) for _ in range(29))]
     futures[0].result()
+
+    def opening():
+        eventually(lambda: sum(future.cancelled() for future in futures) >= 20)
+        gate.touch()
+
+    opener = threading.Thread(target=opening)
+    opener.start()
     pool.shutdown(cancel_futures=True)
+    joined(opener)
     assert all(future.done() for future in futures)
-    assert sum(future.cancelled() for future in futures) >= 20
-    assert any(not future.cancelled() for future in futures)
+    assert not futures[0].cancelled()
 
 
 def test_the_end_of_a_with_statement_waits(executor):
@@ -146,11 +168,9 @@ def test_the_end_of_a_with_statement_waits(executor):
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
 def test_ctrl_c_in_a_with_statement_waits_for_no_call(executor, end):
-    began = time.monotonic()
     with pytest.raises(end), executor.pool() as pool:
-        futures = [pool.submit(nap, 60.0) for _ in range(4)]
+        futures = [pool.submit(nap, FOREVER) for _ in range(4)]
         raise end
-    assert time.monotonic() - began < 30
     assert all(future.cancelled() for future in futures)
 
 
@@ -165,39 +185,42 @@ def test_a_run_that_has_ended_takes_nothing(tmp_path):
     pool.shutdown()
 
 
-def test_cancelled_calls_are_told_to_whoever_waits(pool, busy):
+def test_cancelled_calls_are_told_to_whoever_waits(pool, busy, gate):
     future = pool.submit(pow, 2, 5)
     called = threading.Event()
     future.add_done_callback(lambda done: called.set() if done is future else None)
     assert future.cancel() and future.cancelled() and future.cancel()
-    assert called.wait(30)
-    assert wait([future], timeout=5) == ({future}, set())
-    assert list(as_completed([future], timeout=5)) == [future]
+    happened(called)
+    assert wait([future], timeout=patience()) == ({future}, set())
+    assert list(as_completed([future], timeout=patience())) == [future]
     with pytest.raises(CancelledError):
         future.result()
     with pytest.raises(CancelledError):
         future.exception()
-    assert [each.result() for each in busy] == [1.0, 1.0]
+    gate.touch()
+    assert [each.result() for each in busy] == [gate, gate]
     assert not busy[0].cancel(), "what is done cannot be cancelled"
 
 
-def test_wait_and_as_completed(pool):
-    quick, slow, bad = pool.submit(pow, 2, 5), pool.submit(nap, 1.5), pool.submit(fail, "no")
+def test_wait_and_as_completed(pool, gate):
+    quick, slow, bad = pool.submit(pow, 2, 5), pool.submit(held, gate), pool.submit(fail, "no")
     done, left = wait([quick, slow], return_when=FIRST_COMPLETED)
     assert (done, left) == ({quick}, {slow})
     done, left = wait([slow, bad], return_when=FIRST_EXCEPTION)
     assert bad in done
+    done, left = wait([slow], timeout=0.05)
+    assert (done, left) == (set(), {slow})
+    gate.touch()
     assert wait([quick, slow, bad]) == ({quick, slow, bad}, set())
     assert set(as_completed([quick, slow, bad])) == {quick, slow, bad}
-    done, left = wait([pool.submit(nap, 1.0)], timeout=0.05)
-    assert (done, len(left)) == (set(), 1)
 
 
 def test_done_callbacks(pool):
     came, threads = [], threading.Event()
     future = pool.submit(pow, 2, 5)
     future.add_done_callback(lambda done: came.append(done.result()) or threads.set())
-    assert threads.wait(30) and came == [32]
+    happened(threads)
+    assert came == [32]
     future.add_done_callback(lambda done: came.append("at once"))
     assert came == [32, "at once"]
 
@@ -206,10 +229,7 @@ def test_futures_that_nobody_holds(pool):
     for _ in range(3):
         pool.submit(operator.add, 1, 2)
     pool.shutdown()
-    end = time.monotonic() + 30
-    while pool._open:  # Callbacks come after those who wait.
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: not pool._open)  # Callbacks come after those who wait.
 
 
 def test_many_threads_submit(pool):

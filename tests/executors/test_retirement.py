@@ -4,11 +4,12 @@ import gc
 import weakref
 
 import pytest
-from executor_helpers import eventually, started
+from executor_helpers import started
 
 from ctxflow import batch_app, context, context_app, idle, session_app
 from ctxflow.executors import declarations
 from ctxflow.scheduler.log import replay
+from waiting import eventually
 
 
 @context
@@ -52,7 +53,7 @@ def test_constants_and_apps_of_maps_that_are_over_are_forgotten_and_may_come_aga
         assert list(shift.map([1, 2], by=bytes(size))) == [1 + size, 2 + size]
     assert max(known(executor)) < 20
     assert len(shift.variants) < 20
-    assert eventually(lambda: executor.submit(kept_by_worker, {}, None).result() < 20)
+    eventually(lambda: executor.submit(kept_by_worker, {}, None).result() < 20)
 
 
 def test_large_constants_are_forgotten_sooner(executor, monkeypatch):
@@ -77,7 +78,7 @@ def test_calls_of_many_different_options_and_functions_leave_nothing(executor):
     gc.collect()
     assert not any(each() for each in functions), "what is kept of a function holds it"
     assert max(known(executor)) < 20
-    assert eventually(lambda: executor.submit(kept_by_worker, {}, None).result() < 20)
+    eventually(lambda: executor.submit(kept_by_worker, {}, None).result() < 20)
 
 
 def test_contexts_are_forgotten_with_their_apps_once_no_worker_keeps_them(executor):
@@ -90,7 +91,7 @@ def test_contexts_are_forgotten_with_their_apps_once_no_worker_keeps_them(execut
     executor.engine.evict()
     assert value.using(base(100))().result() == 100
     run = executor.calls.run
-    assert eventually(lambda: (run._each_second(run.clock()), len(run._declared.contexts))[1] < 10)
+    eventually(lambda: (run._each_second(run.clock()), len(run._declared.contexts))[1] < 10)
     assert run._declared.contexts.keys() == run._scheduler.state.contexts.keys()
     assert value.using(base(3))().result() == 3
 
@@ -106,7 +107,7 @@ def forget_all(executor, monkeypatch):
 def test_who_goes_on_after_a_rest_finds_everything(executor, monkeypatch):
     mapped = shift.map(range(10), by=b"ab", window=2)
     assert [next(mapped) for _ in range(4)] == [2, 3, 4, 5]
-    assert eventually(lambda: executor.outstanding == 0)
+    eventually(lambda: executor.outstanding == 0)
     with count.open(3) as first:
         assert list(first) == [2, 1, "end"]
         forget_all(executor, monkeypatch)
@@ -116,7 +117,7 @@ def test_who_goes_on_after_a_rest_finds_everything(executor, monkeypatch):
         assert list(first) == [1, "end"]
     state = executor.calls.run._scheduler.state
     # A step takes the session's state away first.
-    assert eventually(lambda: (forget_all(executor, monkeypatch), not state.apps)[1])
+    eventually(lambda: (forget_all(executor, monkeypatch), not state.apps)[1])
     with count.open(2) as second:
         assert list(second) == [1, "end"]
 

@@ -7,13 +7,14 @@ import time
 from collections import Counter
 
 import pytest
-from executor_helpers import eventually, started
+from executor_helpers import started
 
 from ctxflow import CallCrashed, batch_app
 from ctxflow.executors.kept_files import EventLog
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import read_setup, replay
 from ctxflow.testing.evictions import Evictions
+from waiting import FOREVER, eventually
 
 
 @batch_app(batch_size=100)
@@ -31,12 +32,12 @@ def noticed(numbers, *, place):
 def test_a_notice_at_item_60_of_100_requeues_40(tmp_path):
     with started(tmp_path / "run", workers=1) as executor:
         results = noticed.map(range(100), place=str(tmp_path))
-        assert eventually(lambda: (tmp_path / "ran").exists() and len((tmp_path / "ran").read_text().split()) == 60)
+        eventually(lambda: (tmp_path / "ran").exists() and len((tmp_path / "ran").read_text().split()) == 60)
         engine = executor.engine
         [before] = engine.worker_pids()
         assert engine.evict(before, notice=30.0) == before
         assert engine.evict(before, notice=30.0) is None, "it has had notice"
-        assert eventually(lambda: executor.run._scheduler.state.workers[before].noticed is not None)
+        eventually(lambda: executor.run._scheduler.state.workers[before].noticed is not None)
         (tmp_path / "go").touch()
         assert list(results) == [-n for n in range(100)]
         status = executor.status()
@@ -71,12 +72,12 @@ def test_an_evicted_worker_whose_time_is_up_is_killed(tmp_path):
         for n in numbers:
             if n == 1 and not os.path.exists(place):
                 open(place, "w").close()
-                time.sleep(60)
+                time.sleep(FOREVER)
             yield n
 
     with started(tmp_path / "run", workers=1) as executor:
         results = hangs_once.map(range(2), place=str(tmp_path / "hung"))
-        assert eventually((tmp_path / "hung").exists)
+        eventually((tmp_path / "hung").exists)
         executor.engine.evict(notice=0.1)
         assert list(results) == [0, 1]
         assert executor.status().evictions == 1

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ctxflow.host.linux import python_path
+from waiting import eventually, nothing_left
 
 PROGRAM = '''
 import json, os, sys, time
@@ -37,6 +38,7 @@ async def engine():
 async def look(engine, item):
     import asyncio
     if item:
+        open(os.environ["BEGUN"], "w").close()
         await asyncio.sleep(600)
     own, child, theirs = engine
     found = {"host": os.getppid(), "library": os.getpid(), "child": child.pid}
@@ -60,6 +62,8 @@ def test_nothing_is_left_of_an_engine_whatever_is_killed_first(tmp_path, killed)
     variables = {**os.environ, **python_path(), "TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path / "home")}
     # What has left its session is found by its host alone.
     variables["APART"] = str(int(killed != "host"))
+    begun = tmp_path / "begun"
+    variables["BEGUN"] = str(begun)
     command = [sys.executable, "program.py"]
     # Standard error is a file: what outlives the program would keep a pipe open.
     with (
@@ -70,7 +74,7 @@ def test_nothing_is_left_of_an_engine_whatever_is_killed_first(tmp_path, killed)
         line = program.stdout.readline()
         assert line, (tmp_path / "errors").read_text()
         found = json.loads(line)
-        time.sleep(0.3)  # Items are in flight.
+        eventually(begun.exists)
         os.kill(found[killed], signal.SIGKILL)
         try:
             if killed in ("library", "host"):
@@ -81,16 +85,14 @@ def test_nothing_is_left_of_an_engine_whatever_is_killed_first(tmp_path, killed)
     assert not os.listdir(tmp_path / "tmp") or killed != "driver"
 
 
-def gone(found: dict[str, object], names: list[str]) -> None:
-    """Within five seconds these processes have ended, and no segment is left."""
-    deadline = time.monotonic() + 5
-    while True:
-        left = [name for name in names if lives(found[name])]
-        segments = {path.name for path in Path("/dev/shm").iterdir()} & set(found["segments"])  # type: ignore[call-overload]
-        if not left and not segments:
-            return
-        assert time.monotonic() < deadline, (left, segments)
-        time.sleep(0.05)
+def gone(found: dict[str, Any], names: list[str]) -> None:
+    """Wait until these processes have ended, and no segment is left."""
+
+    def left() -> set[str]:
+        segments = {path.name for path in Path("/dev/shm").iterdir()} & set(found["segments"])
+        return segments | {name for name in names if lives(found[name])}
+
+    nothing_left(left)
 
 
 def lives(pid: object) -> bool:

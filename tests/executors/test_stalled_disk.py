@@ -6,12 +6,13 @@ import signal
 import threading
 
 import pytest
-from executor_helpers import eventually, started
+from executor_helpers import started
 
 from ctxflow import batch_app, idle, session_app
 from ctxflow.executors.kept_files import RunStatusFile
 from ctxflow.executors.session_store import SessionStore
 from ctxflow.scheduler.log import replay
+from waiting import eventually, finished, happened, joined
 
 
 @batch_app(batch_size=1)
@@ -49,7 +50,7 @@ def test_the_event_log_is_written_when_its_disk_answers_again(tmp_path):
     reading = threading.Thread(target=read)
     with started(tmp_path / "run", workers=1) as executor:
         assert list(same.map(range(4000))) == [*range(4000)]
-        assert eventually(lambda: executor.calls.run._disk.busy)
+        eventually(lambda: executor.calls.run._disk.busy)
         reading.start()
     reading.join()
     assert replay(lines) > 4000
@@ -66,9 +67,9 @@ def test_nor_is_anybody_kept_waiting_by_the_status_file(tmp_path, monkeypatch, s
 
     monkeypatch.setattr(RunStatusFile, "write", slow)
     with started(tmp_path, workers=1):
-        assert entered.wait(60)
+        happened(entered)
         assert list(same.map(range(20))) == [*range(20)]
-        assert same(1).result(20) == 1
+        assert finished(same(1)).result() == 1
         stalled.set()
 
 
@@ -82,14 +83,14 @@ def test_a_state_that_is_being_kept_stops_no_submission(tmp_path, monkeypatch, s
 
     monkeypatch.setattr(SessionStore, "_keep", slow)
     with started(tmp_path, workers=2), count.open(3) as session:
-        assert entered.wait(60)
+        happened(entered)
         futures = []
         submitting = threading.Thread(target=lambda: futures.append(same(7)), daemon=True)
         submitting.start()
-        submitting.join(20)
+        joined(submitting)
         assert futures, "a submission waits for the disk"
         stalled.set()
-        assert futures[0].result(20) == 7
+        assert finished(futures[0]).result() == 7
         assert list(session) == [2, 1, "end"]
 
 
@@ -98,7 +99,7 @@ def submits(number):
     futures = []
     submitting = threading.Thread(target=lambda: futures.append(same(number)), daemon=True)
     submitting.start()
-    submitting.join(20)
+    joined(submitting)
     assert futures, "a submission waits for somebody else's data"
     return futures[0]
 
@@ -119,11 +120,11 @@ def test_nor_does_a_state_that_is_being_read(tmp_path, monkeypatch, stalled):
             os.kill(pid, signal.SIGKILL)
         prompting = threading.Thread(target=lambda: session.prompt(3), daemon=True)
         prompting.start()
-        assert entered.wait(60)
+        happened(entered)
         future = submits(7)
         stalled.set()
-        assert future.result(20) == 7
-        prompting.join(20)
+        assert finished(future).result() == 7
+        joined(prompting)
         assert list(session) == [2, 1, "end"]
 
 
@@ -142,15 +143,15 @@ def test_nor_does_an_input_that_takes_long_to_be_pickled(tmp_path, stalled):
     Slow.entered, Slow.released = threading.Event(), stalled
     with started(tmp_path, workers=2) as executor, contextlib.ExitStack() as last:
         last.callback(stalled.set)
-        assert same(1).result(20) == 1
+        assert finished(same(1)).result() == 1
         slow = []
         mapping = threading.Thread(target=lambda: slow.extend(same.map([1, Slow(), 3])), daemon=True)
         mapping.start()
-        assert Slow.entered.wait(60)
+        happened(Slow.entered)
         first, second = submits(7), submits(8)
         assert first.cancel()
         assert executor.outstanding > 0 and executor.calls.run.status() is not None
         stalled.set()
-        assert second.result(20) == 8
-        mapping.join(20)
+        assert finished(second).result() == 8
+        joined(mapping)
         assert slow == [1, 5, 3]

@@ -9,6 +9,7 @@ import pytest
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.policies.simple import ContextAffinity
+from waiting import finished, patience
 
 
 def power(base, exponent):
@@ -29,13 +30,13 @@ def test_functions_that_take_turns_at_one_address_are_not_mixed_up(executor):
         def tagged(x, n=n):
             return (n, x)
 
-        assert [executor.submit(tagged, {}, x).result(60) for x in range(3)] == [(n, 0), (n, 1), (n, 2)]
+        assert [finished(executor.submit(tagged, {}, x)).result() for x in range(3)] == [(n, 0), (n, 1), (n, 2)]
         del tagged
 
 
 def test_a_partial_may_be_called_again_and_again(executor):
     square = functools.partial(power, exponent=2)
-    assert [executor.submit(square, {}, n).result(60) for n in range(4)] == [0, 1, 4, 9]
+    assert [finished(executor.submit(square, {}, n)).result() for n in range(4)] == [0, 1, 4, 9]
 
 
 def test_threads_with_priorities_of_their_own_do_not_share_an_app(executor):
@@ -51,7 +52,7 @@ def test_threads_with_priorities_of_their_own_do_not_share_an_app(executor):
             return load_variable_from_context("n"), number
 
         ready.wait()
-        answers[n] = executor.submit(read, {"context": [build, [], {}]}, n).result(60)
+        answers[n] = finished(executor.submit(read, {"context": [build, [], {}]}, n)).result()
 
     threads = [threading.Thread(target=submit, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -83,7 +84,7 @@ def test_each_future_has_an_exception_of_its_own(executor):
     def use(state, items):
         return items
 
-    errors = [future.exception(60) for future in [use(n) for n in range(5)]]
+    errors = [finished(future).exception() for future in [use(n) for n in range(5)]]
     assert len({id(error) for error in errors}) == 5
     assert all("no weights" in str(error) for error in errors)
 
@@ -113,11 +114,17 @@ def test_a_policy_that_raises_ends_the_run_with_its_name(tmp_path):
             pass
 
 
+def held(gate):
+    while not gate.exists():
+        time.sleep(0.01)
+
+
 def test_a_run_can_be_waited_for_until_it_is_idle(tmp_path):
     executor = ContextExecutor(workers=1)
     executor.run_dir = str(tmp_path)
     with executor:
-        assert executor.run.wait_idle(30)
-        future = executor.submit(time.sleep, {}, 0.5)
+        assert executor.run.wait_idle(patience())
+        future = executor.submit(held, {}, tmp_path / "gate")
         assert not executor.run.wait_idle(0)
-        assert executor.run.wait_idle(30) and future.done()
+        (tmp_path / "gate").touch()
+        assert executor.run.wait_idle(patience()) and future.done()

@@ -10,6 +10,7 @@ from test_item_contract import TestSimulated as Simulated
 
 from ctxflow import CallCrashed, batch_app, context, context_app
 from ctxflow.testing.thread_contract import ThreadContract
+from waiting import FOREVER, finished
 
 
 class TestEmbedded(ThreadContract):
@@ -38,7 +39,7 @@ def met(shared, seconds):
 
 @batch_app(barrier(), batch_size=2)
 def together(shared, items):
-    return [met(shared, 20)] * len(items)
+    return [met(shared, FOREVER)] * len(items)
 
 
 @context_app(barrier())
@@ -49,15 +50,15 @@ def one(shared, seconds):
 def test_apps_whose_context_bears_three_have_three_calls_on_one_worker(tmp_path):
     with started(tmp_path / "run", workers=1):
         assert list(together.map(range(12))) == [True] * 12
-        calls = [one(20.0) for _ in range(3)]
-        assert [call.result(timeout=60) for call in calls] == [True] * 3
+        calls = [one(FOREVER) for _ in range(3)]
+        assert [finished(call).result() for call in calls] == [True] * 3
 
 
 def test_a_context_that_bears_one_has_one_at_a_time(tmp_path):
     with started(tmp_path / "run", workers=1):
         single = one.using(context=barrier.options(concurrency=1)())
         calls = [single(0.3) for _ in range(3)]
-        assert [call.result(timeout=60) for call in calls] == [False] * 3
+        assert [finished(call).result() for call in calls] == [False] * 3
 
 
 @context(concurrency=4)

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from executor_helpers import awaited
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.cli import main
@@ -18,6 +17,7 @@ from ctxflow.factory.limits import Spent, standing
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev
+from waiting import eventually, joined, looked
 
 
 class BoundedEngine(EmbeddedEngine):
@@ -91,13 +91,13 @@ def test_a_lowered_maximum_drains_a_live_run_and_no_row_is_lost(tmp_path, monkey
         results: list[int] = []
         reader = threading.Thread(target=lambda: results.extend(slow.map(range(200))))
         reader.start()
-        awaited(lambda: executor.status().workers == 2 and len(results) > 5)
+        eventually(lambda: executor.status().workers == 2 and len(results) > 5)
         maxima["local"] = 1
-        awaited(lambda: executor.status().workers == 1)
+        eventually(lambda: executor.status().workers == 1)
         assert len(results) < 200
         maxima["local"] = 2
-        awaited(lambda: executor.status().workers == 2)
-        reader.join(60)
+        eventually(lambda: executor.status().workers == 2)
+        joined(reader)
         assert results == list(range(200))
         assert executor.status().items_dead == executor.status().crashes == 0
 
@@ -110,7 +110,7 @@ def test_a_limit_that_is_reached_ends_a_run_when_its_workers_have_ended_what_the
     with ContextExecutor(workers=2) as executor:
         assert list(slow.map(range(4))) == [0, 1, 2, 3]
         limited[0] = 1.25
-        awaited(lambda: executor.status().workers == 0)
+        eventually(lambda: executor.status().workers == 0)
         assert executor.status().limits[0]["used"] == 1.25
         with pytest.raises(LimitReached, match=r"gpu_hours_per_run = 1, is reached: 1\.25 GPU-hours"):
             list(slow.map(range(50)))
@@ -123,8 +123,8 @@ def test_work_that_was_answered_before_its_limit_is_done(tmp_path, monkeypatch, 
     with ContextExecutor(workers=1) as executor:
         assert list(slow.map(range(2))) == [0, 1]
         limited[0] = 2.0
-        awaited(lambda: executor.status().workers == 0)
-        time.sleep(1.5)  # A tick later, nobody waits for anything.
+        eventually(lambda: executor.status().workers == 0)
+        looked(executor.run, 1)  # A tick later, nobody waits for anything.
         limited[0] = 0.5  # A site file that was read again.
         assert list(slow.map(range(3))) == [0, 1, 2]
 
@@ -146,7 +146,7 @@ def test_a_batch_whose_limit_is_reached_has_an_exit_status_of_its_own_and_goes_o
         return ended.value.code
 
     def reach():
-        awaited(lambda: Path("out.jsonl").exists() and Path("out.jsonl").read_text().count("\n") > 5)
+        eventually(lambda: Path("out.jsonl").exists() and Path("out.jsonl").read_text().count("\n") > 5)
         limited[0] = 1.0
 
     reaching = threading.Thread(target=reach)

@@ -5,7 +5,6 @@ import http.server
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import parsl
@@ -14,6 +13,7 @@ from executor_helpers import started
 from parsl import File, bash_app, python_app
 
 from ctxflow import ContextError, ContextExecutor, CtxflowError, batch_app, context, context_app, session_app
+from waiting import eventually, finished
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +78,13 @@ def calls():
             return next(iter(session))
 
     return {
-        "python_app": lambda name: python_app(copied)(name).result(timeout=60),
-        "bash_app": lambda name: bash(name).result(timeout=60),
-        "with_context": lambda name: with_context(name, parsl_resource_specification=spec).result(timeout=60),
-        "context_app": lambda name: context_app(model())(one)(name).result(timeout=60),
-        "partial": lambda name: context_app(model(), level="partial")(one)(name).result(timeout=60),
-        "none": lambda name: context_app(model(), level="none")(one)(name).result(timeout=60),
-        "batch_app": lambda name: batch_app(model())(many)(name).result(timeout=60),
+        "python_app": lambda name: finished(python_app(copied)(name)).result(),
+        "bash_app": lambda name: finished(bash(name)).result(),
+        "with_context": lambda name: finished(with_context(name, parsl_resource_specification=spec)).result(),
+        "context_app": lambda name: finished(context_app(model())(one)(name)).result(),
+        "partial": lambda name: finished(context_app(model(), level="partial")(one)(name)).result(),
+        "none": lambda name: finished(context_app(model(), level="none")(one)(name)).result(),
+        "batch_app": lambda name: finished(batch_app(model())(many)(name)).result(),
         "map": lambda name: next(batch_app(model())(many).map([name])),
         "session_app": first_turn,
     }
@@ -104,7 +104,7 @@ def test_the_next_call_begins_in_the_right_directory_wherever_the_one_before_wen
         return os.listdir(".")
 
     for _ in range(3):
-        assert wander().result(timeout=60) == ["weights.bin"]
+        assert finished(wander()).result() == ["weights.bin"]
 
 
 def test_what_a_call_starts_in_the_background_and_temporary_files_are_as_elsewhere(home):
@@ -115,7 +115,7 @@ def test_what_a_call_starts_in_the_background_and_temporary_files_are_as_elsewhe
         with tempfile.NamedTemporaryFile() as file:
             return os.path.dirname(file.name) == tempfile.gettempdir()
 
-    assert temporary().result(timeout=60)
+    assert finished(temporary()).result()
     assert not [name for name in os.listdir(home) if name.startswith("tmp")]
 
 
@@ -125,7 +125,7 @@ def test_redirects_and_files_named_in_the_driver_are_those_of_its_current_direct
         return f"cat {inputs[0]}; cat {inputs[0]} > {outputs[0]}"
 
     Path("here.txt").write_text("here")
-    say(inputs=[File("here.txt")], outputs=[File("copy.txt")], stdout="said.txt").result(timeout=60)
+    finished(say(inputs=[File("here.txt")], outputs=[File("copy.txt")], stdout="said.txt")).result()
     assert Path("copy.txt").read_text() == Path("said.txt").read_text() == "here"
 
 
@@ -147,7 +147,7 @@ def test_parsls_staging_from_the_web(home, web):
     def read(inputs=()):
         return Path(inputs[0]).read_text()
 
-    assert read(inputs=[File(f"{web}/page.html")]).result(timeout=60) == "<p>from afar"
+    assert finished(read(inputs=[File(f"{web}/page.html")])).result() == "<p>from afar"
     assert (home / "page.html").exists(), "it comes to where the program was started, as with Parsl's other executors"
 
 
@@ -162,16 +162,16 @@ def lost(tmp_path, monkeypatch):
 
 def test_a_directory_that_is_removed_meanwhile_is_told_in_a_sentence_until_it_is_back(lost, tmp_path):
     with started(tmp_path / "run", workers=1) as executor:
-        assert executor.submit(os.getcwd, {}).result(timeout=60) == str(lost)
+        assert finished(executor.submit(os.getcwd, {})).result() == str(lost)
         shutil.rmtree(lost)
         said = f"calls run in the directory where the executor was started, {lost}, and that cannot be entered"
         with pytest.raises(OSError, match=said) as caught:
-            executor.submit(os.getcwd, {}).result(timeout=60)
+            finished(executor.submit(os.getcwd, {})).result()
         assert "put it back, or start the executor in one that stays" in str(caught.value)
         with pytest.raises(ContextError, match=said):
-            context_app(model())(lambda weights: weights)().result(timeout=60)
+            finished(context_app(model())(lambda weights: weights)()).result()
         lost.mkdir()
-        assert executor.submit(os.getcwd, {}).result(timeout=60) == str(lost)
+        assert finished(executor.submit(os.getcwd, {})).result() == str(lost)
 
 
 def test_an_executor_is_not_started_in_a_directory_that_is_gone(lost, tmp_path):
@@ -191,10 +191,7 @@ def test_calls_at_the_same_time_share_the_directory(home, tmp_path):
     @batch_app(batch_size=1)
     def meet(names, others):
         Path(names[0]).touch()
-        deadline = time.monotonic() + 30
-        while not Path(others[0]).exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return [Path(others[0]).exists()]
+        return [eventually(Path(others[0]).exists)]
 
     with started(tmp_path / "run", label="two", workers=2):
         assert list(meet.using(executor="two").map(["a", "b"], ["b", "a"])) == [True, True]

@@ -2,13 +2,13 @@
 
 import logging
 import os
-import time
 
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors import live_run
 from ctxflow.executors.local_workers import share
+from waiting import eventually
 
 
 @context
@@ -20,21 +20,11 @@ def nothing():
 def host(nothing, folders):
     """The worker's process, once two workers have come to each folder."""
     import os
-    import time
 
     for folder in folders:
         open(os.path.join(folder, str(os.getppid())), "w").close()
-        deadline = time.monotonic() + 60
-        while len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        eventually(lambda folder=folder: len(os.listdir(folder)) >= 2)
     return [os.getppid() for _ in folders]
-
-
-def until(executor, workers):
-    deadline = time.monotonic() + 60
-    while executor.connected_workers != workers:
-        assert time.monotonic() < deadline, f"there are {executor.connected_workers} workers, not {workers}"
-        time.sleep(0.02)
 
 
 def test_bursts_make_workers_come_and_idleness_gives_them_back(tmp_path):
@@ -48,7 +38,7 @@ def test_bursts_make_workers_come_and_idleness_gives_them_back(tmp_path):
             folder = tmp_path / str(burst)
             folder.mkdir()
             hosts.append(set(host.map([str(folder)] * 8)))
-            until(executor, 0)
+            eventually(lambda: executor.connected_workers == 0)
         status = executor.status()
     assert [len(each) for each in hosts] == [2, 2], "both workers took part in each burst"
     assert not hosts[0] & hosts[1], "the second burst had new workers"
@@ -78,10 +68,7 @@ def test_the_first_call_waits_for_all_and_says_so(site, tmp_path, monkeypatch, c
     monkeypatch.setattr(executor.engine._local, "spawn", one_is_late)
     with executor:
         future = host(str(tmp_path))
-        deadline = time.monotonic() + 60
-        while not caplog.messages:
-            assert time.monotonic() < deadline, "nobody says what is waited for"
-            time.sleep(0.05)
+        eventually(lambda: caplog.messages)
         assert not future.done()
         status = executor.status()
         assert (status.workers, status.items_running, status.batches) == (1, 0, 0)

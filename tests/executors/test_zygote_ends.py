@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from executor_helpers import awaited, marked, runs, started
+from executor_helpers import marked, runs, started
 
 from ctxflow import batch_app, context
 from ctxflow.host.linux import descendants, python_path
+from waiting import eventually, exited, nothing_left
 
 IMPORTS = """
 import os, sys, time
@@ -75,8 +77,8 @@ def fraction(fraction, items):
 def evicted(executor):
     """Take the only worker away, and wait until that is known."""
     before = executor.status().evictions
-    awaited(executor.engine.evict)
-    awaited(lambda: executor.status().evictions > before)
+    eventually(executor.engine.evict)
+    eventually(lambda: executor.status().evictions > before)
 
 
 @pytest.fixture
@@ -98,14 +100,14 @@ def test_a_zygote_that_is_killed_is_replaced_and_its_hosts_are_watched_all_the_s
     where(1).result()
     zygote, host = forked(executor)
     zygote.send_signal(signal.SIGKILL)
-    zygote.wait(30)
+    exited(zygote)
     assert where(1).result()[1] == host, "it lives on"
     second, other = forked(executor)
     assert second.pid != zygote.pid and not runs(host) and runs(other)
     os.kill(other, signal.SIGKILL)
-    awaited(lambda: executor.status().workers_lost)
+    eventually(lambda: executor.status().workers_lost)
     where(1).result()
-    awaited(lambda: not runs(other))
+    eventually(lambda: not runs(other))
 
 
 def test_a_zygote_that_is_stopped_costs_one_start(executor):
@@ -114,7 +116,7 @@ def test_a_zygote_that_is_stopped_costs_one_start(executor):
     zygote.send_signal(signal.SIGSTOP)
     evicted(executor)
     assert where(1).result()[2] == os.getpid(), "spawned"
-    awaited(lambda: not runs(zygote.pid))
+    eventually(lambda: not runs(zygote.pid))
     assert not runs(host)
     forked(executor)
 
@@ -149,7 +151,7 @@ def test_a_run_that_ends_while_its_zygote_imports_leaves_nothing(tmp_path, packa
     with started(tmp_path / "run", workers=1) as executor:
         imported(1).result()
         evicted(executor)
-        awaited(package.exists)
+        eventually(package.exists)
         assert marked(mark)
     assert not marked(mark)
 
@@ -170,12 +172,12 @@ with started("run", workers=1) as executor:
 def test_a_driver_that_is_killed_takes_the_zygote_along_that_imports(tmp_path, package, monkeypatch):
     """It reads nothing meanwhile, so that the end of its socket is no news to it."""
     mark = f"killed-{os.getpid()}"
-    path = os.pathsep.join([str(tmp_path / "site-packages"), os.path.dirname(__file__)])
+    path = os.pathsep.join([str(tmp_path / "site-packages"), *(str(Path(__file__).parents[up]) for up in (0, 1))])
     variables = {**os.environ, **python_path({"PYTHONPATH": path}), "MARK": mark}
     driver = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=variables)
     try:
-        awaited(package.exists)
+        eventually(package.exists)
     finally:
         driver.kill()
-        driver.wait(30)
-    awaited(lambda: not marked(mark))
+        exited(driver)
+    nothing_left(lambda: marked(mark))

@@ -13,6 +13,7 @@ import pytest
 from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob, tier_acquirer
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import PoolSurvey
+from waiting import eventually, happened, joined
 
 
 class Moody(LocalProvider):
@@ -78,7 +79,7 @@ class Bench:
         self.provider = Picky() if picky else Moody()
         self.decisions: list[str] = []
         self.changes: list[JobChange] = []
-        self._heard = threading.Condition()
+        self._heard = threading.Lock()
         decided = self._decided if told else None  # Else what it decides is logged.
         job = WorkerJob("a10", command, memory=10**7, disk=10**7)
         self.acquirer = Acquirer({"a10": (self.provider, job)}, str(directory), self._changed, decided, **options)
@@ -87,20 +88,20 @@ class Bench:
     def _changed(self) -> None:
         with self._heard:
             self.changes += [change for _, change in self.acquirer.take()]
-            self._heard.notify_all()
 
     def _decided(self, tier: str, sentence: str) -> None:
         with self._heard:
             self.decisions.append(sentence)
-            self._heard.notify_all()
 
-    def until(self, condition: Callable[[], object], limit: float = 30) -> None:
-        with self._heard:
-            deadline = time.monotonic() + limit
-            while not condition():
-                assert time.monotonic() < deadline, f"it did not happen: {self.decisions} {self.changes}"
-                self.acquirer.look()
-                self._heard.wait(0.05)
+    def until(self, condition: Callable[[], object]) -> None:
+        def holds() -> bool:
+            with self._heard:
+                if condition():
+                    return True
+            self.acquirer.look()
+            return False
+
+        eventually(holds, what=lambda: f"what follows {self.decisions} {self.changes}")
 
     def states(self) -> list[str]:
         return [change.state for change in self.changes]
@@ -299,7 +300,8 @@ def test_a_provider_that_grants_less_is_not_asked_without_end(make: Callable[...
     bench = make(told=True)
     bench.provider.grants = 0
     bench.acquirer.hold("a10", 3)
-    time.sleep(0.5)
+    eventually(lambda: bench.provider.calls)
+    time.sleep(0.5)  # In which it would be asked again and again.
     assert len(bench.provider.calls) == 1 and bench.decisions == []
     bench.provider.grants = None
     bench.until(lambda: bench.states().count("running") == 3)
@@ -363,19 +365,19 @@ def test_a_batch_system_that_hangs_is_not_waited_for_at_the_end(
 
     def changes() -> list[JobChange]:
         hangs.set()
-        goes_on.wait(60)
+        goes_on.wait()
         return []
 
     bench.provider.changes = changes  # type: ignore[method-assign]
     try:
-        assert hangs.wait(20)
+        happened(hangs)
         bench.acquirer.end_seconds = 0.3
         bench.acquirer.stop()
         assert caplog.messages[-1].startswith("the batch system of tier a10 has not answered for 0 s")
     finally:
         goes_on.set()
         [held] = bench.acquirer._tiers.values()
-        held.thread.join(20)
+        joined(held.thread)
 
 
 def test_a_tier_whose_batch_system_hangs_keeps_no_other_waiting(
@@ -387,7 +389,7 @@ def test_a_tier_whose_batch_system_hangs_keeps_no_other_waiting(
 
     def submit(job: WorkerJob, count: int) -> list[str]:
         hangs.set()
-        goes_on.wait(60)
+        goes_on.wait()
         return []
 
     hanging.submit = submit  # type: ignore[method-assign]
@@ -398,12 +400,9 @@ def test_a_tier_whose_batch_system_hangs_keeps_no_other_waiting(
     asker.start()
     try:
         asker.hold("slurm", 1)
-        assert hangs.wait(20)
+        happened(hangs)
         asker.hold("local", 2)
-        deadline = time.monotonic() + 20
-        while asker.counts()["local"]["running"] < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: asker.counts()["local"]["running"] == 2)
         assert asker.counts()["slurm"]["running"] == 0
         asker.end_seconds = 3.0
         asker.stop()

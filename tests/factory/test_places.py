@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ctxflow.factory.condor_machines import PRIORITY, pinned
 from ctxflow.factory.run_files import Lead, worker_job
 from ctxflow.sites.site_model import Tier
 from ctxflow.topology import Gpu, Topology
+from waiting import eventually
 
 
 class Knowing(LocalProvider):
@@ -53,15 +53,18 @@ class Bench:
         self.acquirer = Acquirer({"a10": (provider, self.job)}, str(directory), self.heard.set)
         self.acquirer.start()
 
-    def until(self, condition: Callable[[], object], limit: float = 30) -> None:
-        deadline = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < deadline, f"it did not happen: {self.states} {self.surveyed}"
+    def until(self, condition: Callable[[], object]) -> None:
+        def holds() -> bool:
+            if condition():
+                return True
             self.acquirer.look()
             self.heard.wait(0.05)
             self.heard.clear()
             self.states.update((change.job, change.state) for _, change in self.acquirer.take())
             self.surveyed += self.acquirer.surveyed()
+            return False
+
+        eventually(holds, what=lambda: f"what follows {self.states} {self.surveyed}", pause=0.001)
 
     def running(self) -> list[str]:
         return [job for job, state in self.states.items() if state == "running"]

@@ -30,6 +30,7 @@ from ctxflow.factory.tier_providers import check_site
 from ctxflow.ownership import birth_of
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+from waiting import eventually, exited, patience
 
 SITE = """
 name = "lab"
@@ -42,14 +43,6 @@ name = "{name}"
 provider = "local"
 workers = {workers}
 """
-
-
-def eventually(condition, what=""):
-    deadline = time.monotonic() + 40
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"it did not happen in time: {what}"
-        time.sleep(0.02)
-    return found
 
 
 class Live:
@@ -88,7 +81,9 @@ class Live:
 
     def has(self, count, tier="a10"):
         """Wait until it has so many workers, and have them join."""
-        jobs = eventually(lambda: (len(found := self.jobs(tier)) == count and found) or count == 0, f"{count} workers")
+        jobs = eventually(
+            lambda: (len(found := self.jobs(tier)) == count and found) or count == 0, what=f"{count} workers"
+        )
         for job in jobs if count else ():
             self.client.joined(tier, job)
         return set(jobs) if count else set()
@@ -121,12 +116,12 @@ class Factory:
         """The last line with a text, once there are so many."""
         return eventually(
             lambda: len(found := [line for line in list(self.lines) if text in line]) >= count and found[-1],
-            f"{text!r} among {self.lines}",
+            what=lambda: f"{text!r} among {self.lines}",
         )
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        status = self.process.wait(60)
+        status = exited(self.process)
         self._reader.join()
         if not self.process.stderr.closed:
             self.process.stderr.close()
@@ -427,7 +422,7 @@ def test_one_factory_for_a_site(site, start, live):
     first = start(path)
     first.says("serves the site")
     second = start(path)
-    assert second.process.wait(60) == 1
+    assert exited(second.process) == 1
     [line] = eventually(lambda: second.lines)
     assert line[9:].startswith(f'ctxflow: a factory serves the site "lab" already, process {first.process.pid}: ')
     stranger = live("other", site="elsewhere")
@@ -450,7 +445,7 @@ def test_lines_as_json_and_metrics(site, start, live):
     place = factory.says("metrics are at").rpartition("http://")[2].rstrip('"}')
 
     def figures():
-        with urllib.request.urlopen(f"http://{place}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{place}", timeout=patience()) as answer:
             found = text_string_to_metric_families(answer.read().decode())
         return {(sample.name, *sample.labels.values()): sample.value for each in found for sample in each.samples}
 
@@ -481,10 +476,10 @@ def test_lines_as_json_and_metrics(site, start, live):
 
 def test_metrics_that_cannot_be_served_are_said_so(site, start):
     path = site(("a10", 2))
-    assert start(path, "--metrics", "nowhere").process.wait(60) == 2
+    assert exited(start(path, "--metrics", "nowhere").process) == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
         factory = start(path, "--metrics", str(taken.getsockname()[1]))
-        assert factory.process.wait(60) == 2
+        assert exited(factory.process) == 2
         factory.says("metrics cannot be served at 127.0.0.1")
 
 
@@ -507,7 +502,7 @@ def test_a_second_signal_ends_it_at_once():
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stops\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert exited(process) == 130
 
 
 @pytest.mark.parametrize(

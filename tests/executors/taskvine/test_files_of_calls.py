@@ -17,6 +17,7 @@ from played_engine import PlayedExecutor
 
 from ctxflow import CallCrashed, ContextError, batch_app, context, context_app
 from ctxflow.executors.executor import SharedDiskStaging
+from waiting import finished
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_an_input_has_its_relative_path_in_the_calls_folder(home, how):
         future = python_app(read)(file=file)
     else:
         future = python_app(lambda inputs: read(inputs[0]))(inputs=[file])
-    assert future.result(timeout=60) == ("given", False, ["data"])
+    assert finished(future).result() == ("given", False, ["data"])
 
 
 def test_inputs_from_elsewhere_do_not_meet_each_other(home, tmp_path_factory):
@@ -77,7 +78,7 @@ def test_inputs_from_elsewhere_do_not_meet_each_other(home, tmp_path_factory):
     (home / "deep").mkdir()
     os.chdir("deep")
     (home / "in.txt").write_text("up")
-    join(inputs=[File(str(others[0])), File("../in.txt")], outputs=[File("out.txt")]).result(timeout=60)
+    finished(join(inputs=[File(str(others[0])), File("../in.txt")], outputs=[File("out.txt")])).result()
     assert (home / "deep" / "out.txt").read_text() == "0up"
 
 
@@ -90,18 +91,18 @@ def test_a_call_may_do_with_its_input_what_it_likes(home, executor):
         Path(file).write_text(Path(file).read_text() + "!")
         return Path(file).read_text()
 
-    assert [spoil(File("in.txt")).result(timeout=60) for _ in range(3)] == ["given!"] * 3
+    assert [finished(spoil(File("in.txt"))).result() for _ in range(3)] == ["given!"] * 3
     assert executor.engine.manager.sent == [str(home / "in.txt")], "it stays on the worker for the next call"
     assert (home / "in.txt").read_text() == "given"
     (home / "in.txt").write_text("other")
-    assert spoil(File("in.txt")).result(timeout=60) == "other!"
+    assert finished(spoil(File("in.txt"))).result() == "other!"
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.txt", "No such file"), ("folder", "send a folder as an archive")])
 def test_an_input_that_cannot_be_sent_is_told_in_a_sentence(home, name, said):
     (home / "folder").mkdir()
     with pytest.raises(OSError, match=f"the input {home / name} .*{said}"):
-        python_app(read)(File(name)).result(timeout=60)
+        finished(python_app(read)(File(name))).result()
 
 
 def test_items_of_a_batch_app_and_of_a_map(home):
@@ -113,7 +114,7 @@ def test_items_of_a_batch_app_and_of_a_map(home):
         return [ten + int(Path(file).read_text()) for file in files]
 
     futures = [add(File(f"in-{number}")) for number in range(3)]
-    assert [future.result(timeout=60) for future in futures] == [10, 11, 12]
+    assert [finished(future).result() for future in futures] == [10, 11, 12]
     assert list(add.map(File(f"in-{number}") for number in range(3))) == [10, 11, 12]
 
 
@@ -132,9 +133,9 @@ def web(tmp_path_factory):
 
 
 def test_workers_fetch_from_the_web(home, web, caplog):
-    assert python_app(read)(File(f"{web}/page.html")).result(timeout=60) == ("<p>from afar", False, [".staged"])
+    assert finished(python_app(read)(File(f"{web}/page.html"))).result() == ("<p>from afar", False, [".staged"])
     with pytest.raises(OSError, match=rf"the worker cannot have {web}/none.html \(.*\): see that it is there"):
-        python_app(read)(File(f"{web}/none.html")).result(timeout=60)
+        finished(python_app(read)(File(f"{web}/none.html"))).result()
     assert os.listdir(home) == [], "nothing comes to the driver's disk"
     assert not told(caplog)
 
@@ -155,7 +156,7 @@ def test_outputs_come_where_they_belong_and_on_to_other_calls(home, caplog):
     names = ["one.txt", "folder/two.txt", str(home / "three.txt")]
     first = write(outputs=[File(name) for name in names])
     last = cat(inputs=first.outputs, outputs=[File("all.txt")])
-    assert Path(last.outputs[0].result(timeout=60)).read_text() == "101112"
+    assert Path(finished(last.outputs[0]).result()).read_text() == "101112"
     assert [(home / name).read_text() for name in names] == ["10", "11", "12"]
     assert not told(caplog)
 
@@ -168,7 +169,7 @@ def test_an_output_that_is_an_input_too(home):
         Path(outputs[0]).write_text(str(1 + int(Path(inputs[0]).read_text())))
 
     for _ in range(2):
-        count(inputs=[File("count")], outputs=[File("count")]).result(timeout=60)
+        finished(count(inputs=[File("count")], outputs=[File("count")])).result()
     assert (home / "count").read_text() == "3"
 
 
@@ -177,7 +178,7 @@ def test_an_output_that_is_a_link(home):
     def link(outputs=()):
         return f"echo real > real; ln -s real {outputs[0]}"
 
-    link(outputs=[File("out.txt")]).result(timeout=60)
+    finished(link(outputs=[File("out.txt")])).result()
     assert (home / "out.txt").read_text() == "real\n"
     assert not (home / "out.txt").is_symlink()
 
@@ -187,16 +188,16 @@ def test_twenty_megabytes(home):
     def big(outputs=()):
         Path(outputs[0]).write_bytes(b"x" * 20_000_000)
 
-    big(outputs=[File("big")]).result(timeout=60)
+    finished(big(outputs=[File("big")])).result()
     assert (home / "big").stat().st_size == 20_000_000
 
 
 def test_an_output_that_is_not_made_is_an_error_and_what_was_there_stays(home, executor):
     (home / "out.txt").write_text("before")
     with pytest.raises(FileNotFoundError, match=r"the call ended without making its output out.txt"):
-        python_app(lambda outputs=(): None)(outputs=[File("out.txt")]).result(timeout=60)
+        finished(python_app(lambda outputs=(): None)(outputs=[File("out.txt")])).result()
     with pytest.raises(MissingOutputs):
-        bash_app(lambda outputs=(): "true")(outputs=[File("out.txt")]).result(timeout=60)
+        finished(bash_app(lambda outputs=(): "true")(outputs=[File("out.txt")])).result()
 
     @context_app(ten())
     def fail(ten, outputs=()):
@@ -204,9 +205,9 @@ def test_an_output_that_is_not_made_is_an_error_and_what_was_there_stays(home, e
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        fail(outputs=[File("out.txt")]).result(timeout=60)
+        finished(fail(outputs=[File("out.txt")])).result()
     assert (home / "out.txt").read_text() == "before"
-    assert executor.submit(pow, {}, 2, 2).result(timeout=60) == 4, "the worker is none the worse for it"
+    assert finished(executor.submit(pow, {}, 2, 2)).result() == 4, "the worker is none the worse for it"
 
 
 def test_a_call_that_crashes_costs_its_outputs_and_not_its_worker(home, executor):
@@ -216,15 +217,15 @@ def test_a_call_that_crashes_costs_its_outputs_and_not_its_worker(home, executor
         os._exit(1)
 
     with pytest.raises(CallCrashed):
-        crash(outputs=[File("out.txt")]).result(timeout=60)
-    assert executor.submit(pow, {}, 2, 2).result(timeout=60) == 4
+        finished(crash(outputs=[File("out.txt")])).result()
+    assert finished(executor.submit(pow, {}, 2, 2)).result() == 4
     assert os.listdir(home) == []
 
 
 def test_an_output_that_cannot_be_put_in_its_place_is_an_error(home):
     (home / "out").mkdir()
     with pytest.raises(OSError, match=f"the call's output {home}/out cannot be put there: Is a dir"):
-        python_app(lambda outputs: Path(outputs[0]).write_text("x"))(outputs=[File("out")]).result(timeout=60)
+        finished(python_app(lambda outputs: Path(outputs[0]).write_text("x"))(outputs=[File("out")])).result()
 
 
 def test_what_bash_apps_print_comes_also_where_they_fail_and_is_added(home, caplog):
@@ -233,16 +234,16 @@ def test_what_bash_apps_print_comes_also_where_they_fail_and_is_added(home, capl
         return f"echo {what}; echo no >&2; {what}"
 
     log = str(home / "logs" / "err.txt")
-    say("true", stdout="out.txt", stderr=(log, "w")).result(timeout=60)
+    finished(say("true", stdout="out.txt", stderr=(log, "w"))).result()
     with pytest.raises(BashExitFailure):
-        say("false", stdout="out.txt", stderr=(log, "w")).result(timeout=60)
+        finished(say("false", stdout="out.txt", stderr=(log, "w"))).result()
     assert (home / "out.txt").read_text() == "true\nfalse\n"
     assert Path(log).read_text().endswith("no\n") and Path(log).read_text().count("no\n") == 1
     future = say("true", stdout=File("file.txt"))
-    future.result(timeout=60)
-    assert Path(future.stdout.result(timeout=60)).read_text() == "true\n"
+    finished(future).result()
+    assert Path(finished(future.stdout).result()).read_text() == "true\n"
     automatic = say("true", stdout=parsl.AUTO_LOGNAME)
-    automatic.result(timeout=60)
+    finished(automatic).result()
     assert Path(automatic.stdout).read_text() == "true\n"
     assert not told(caplog)
 
@@ -252,7 +253,7 @@ def test_where_what_is_printed_cannot_be_kept_nothing_is_run(home):
     for given in ("folder", File("folder"), ("in.txt/out.txt", "w")):
         (home / "in.txt").touch()
         with pytest.raises(BadStdStreamFile):
-            bash_app(lambda stdout=None: "true")(stdout=given).result(timeout=60)
+            finished(bash_app(lambda stdout=None: "true")(stdout=given)).result()
 
 
 def test_without_parsls_kernel(home, executor):
@@ -262,7 +263,7 @@ def test_without_parsls_kernel(home, executor):
     def copy(source, outputs):
         Path(outputs[0]).write_text(Path(source).read_text())
 
-    executor.submit(copy, {}, File("in.txt"), outputs=[File("out.txt")]).result(timeout=60)
+    finished(executor.submit(copy, {}, File("in.txt"), outputs=[File("out.txt")])).result()
     assert (home / "out.txt").read_text() == "given"
     with pytest.raises(ValueError, match=r"an output cannot be sent to https://example.org/x: give the path of a file"):
         executor.submit(copy, {}, File("in.txt"), outputs=[File("https://example.org/x")])
@@ -289,7 +290,7 @@ def test_where_workers_see_the_drivers_disk_files_stay_where_they_are(home, tmp_
             return f"cp {inputs[0]} {outputs[0]}; echo {inputs[0]}"
 
         (home / "in.txt").write_text("given")
-        copy(inputs=[File("in.txt")], outputs=[File("out.txt")], stdout="said.txt").result(timeout=60)
+        finished(copy(inputs=[File("in.txt")], outputs=[File("out.txt")], stdout="said.txt")).result()
         assert (home / "out.txt").read_text() == "given"
         assert (home / "said.txt").read_text() == f"{home}/in.txt\n"
         assert shared.engine.manager.sent == []
@@ -315,9 +316,9 @@ def test_what_a_call_leaves_behind_is_told_once_for_each_app_and_kind_of_name(ho
 
     with caplog.at_level(logging.WARNING, "ctxflow"):
         for number in range(3):
-            first(f"part-{number}.txt", "folder/deep", "kept", outputs=[File("kept")]).result(timeout=60)
+            finished(first(f"part-{number}.txt", "folder/deep", "kept", outputs=[File("kept")])).result()
         assert list(second.map(["part-7.txt"])) == ["part-7.txt"]
-        first("other").result(timeout=60)
+        finished(first("other")).result()
     assert [message.partition(" in its folder")[0] for message in told(caplog)] == [
         "a call of first left folder/, part-0.txt",
         "a call of second left part-7.txt",
@@ -333,7 +334,7 @@ def test_a_relative_path_that_was_not_declared_is_explained():
         return Path("in.txt").read_text()
 
     with pytest.raises(FileNotFoundError) as caught:
-        look().result(timeout=60)
+        finished(look()).result()
     assert "in.txt was looked for in an empty folder on a worker: name it in inputs=" in str(caught.value.__cause__)
 
     @context
@@ -341,4 +342,4 @@ def test_a_relative_path_that_was_not_declared_is_explained():
         return Path("model/weights.bin").read_text()
 
     with pytest.raises(ContextError, match=r"name it in inputs=.* or in files= of the context"):
-        context_app(model())(lambda weights: weights)().result(timeout=60)
+        finished(context_app(model())(lambda weights: weights)()).result()

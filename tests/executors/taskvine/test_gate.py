@@ -21,6 +21,7 @@ from executor_helpers import first_free
 from ctxflow.executors.taskvine import gate
 from ctxflow.executors.taskvine.gate import Entrance
 from ctxflow.executors.taskvine.manager_messages import BYTES, NEWS, Bell
+from waiting import eventually, joined, patience
 
 IDENT, PASSWORD = b"auth password sha1", b"open sesame"
 
@@ -65,25 +66,27 @@ class Played:
         self.strangers = []
 
     def connect(self):
-        return socket.create_connection(self.address, timeout=30)
+        return socket.create_connection(self.address, timeout=patience())
 
     def accept(self):
         """TaskVine takes a connection, which has to do as a worker does."""
-        self.listener.settimeout(30)
+        self.listener.settimeout(patience())
         connection, address = self.listener.accept()
-        connection.settimeout(30)
+        connection.settimeout(patience())
         assert shake_hands(connection)
         return connection, address
 
     def until(self, condition):
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline
+        def holds():
+            if condition():
+                return True
             if self.bell[NEWS]:  # The manager looks there for nothing else.
                 self.bell[NEWS] = 0
                 self.strangers += self.entrance.serve()
             self.entrance.check()
-            time.sleep(0.01)
+            return False
+
+        eventually(holds)
 
 
 @pytest.fixture
@@ -123,7 +126,7 @@ def test_workers_that_come_together_all_get_in(played):
         second, _ = played.listener.accept()
         with first, second:
             played.until(lambda: first.getpeername() in ends)
-            second.settimeout(30)
+            second.settimeout(patience())
             assert shake_hands(second)
             played.until(lambda: {first.getpeername(), second.getpeername()} == ends)
 
@@ -152,7 +155,7 @@ def test_no_challenge_is_answered_before_there_is_proof(played):
     """TaskVine answers any: so its answer to one connection's challenge was good on another."""
     with played.connect() as stranger:
         stranger.sendall(IDENT + b"\nmy challenge\n")
-        stranger.settimeout(30)
+        stranger.settimeout(patience())
         heard = b""
         while heard.count(b"\n") < 2:
             heard += stranger.recv(1000)
@@ -162,7 +165,7 @@ def test_no_challenge_is_answered_before_there_is_proof(played):
                 heard += stranger.recv(1000)
         ident, challenge = heard.splitlines()
         assert ident == IDENT and proof(b"my challenge") not in heard
-        stranger.settimeout(30)
+        stranger.settimeout(patience())
         stranger.sendall(proof(challenge, b"a guess") + b"\n")
         assert stranger.recv(100) == b"", "it is over"
 
@@ -178,11 +181,11 @@ def test_who_connects_from_one_place_again_and_again_pushes_out_nobody_else(monk
         thread = threading.Thread(target=served.serve)
         thread.start()
         with contextlib.ExitStack() as connections:
-            worker = connections.enter_context(socket.create_connection(address, timeout=30))
+            worker = connections.enter_context(socket.create_connection(address, timeout=patience()))
             assert worker.recv(100).startswith(IDENT)
             flood = []
             for _ in range(20):
-                stranger = socket.create_connection(address, timeout=30, source_address=("127.0.0.2", 0))
+                stranger = socket.create_connection(address, timeout=patience(), source_address=("127.0.0.2", 0))
                 flood.append(connections.enter_context(stranger))
                 assert stranger.recv(100).startswith(IDENT)
             worker.setblocking(False)
@@ -190,8 +193,7 @@ def test_who_connects_from_one_place_again_and_again_pushes_out_nobody_else(monk
                 worker.recv(1)
             assert flood[0].recv(1) == b"", "the oldest of those are"
         manager.close()
-        thread.join(30)
-        assert not thread.is_alive()
+        joined(thread)
         for party in served._open:
             party.connection.close()
         served._selector.close()
@@ -237,7 +239,7 @@ def test_a_gate_without_descriptors_lets_workers_wait_and_says_so(played):
         with played.connect() as worker:
             played.until(lambda: played.entrance.troubles)
             spent = ticks(gate)
-            time.sleep(1.0)
+            time.sleep(1.0)  # In which it could spin.
             assert ticks(gate) - spent < os.sysconf("SC_CLK_TCK") / 5, "it spins"
             resource.prlimit(gate, resource.RLIMIT_NOFILE, (limit + 1, before))
             proven = []
@@ -247,7 +249,7 @@ def test_a_gate_without_descriptors_lets_workers_wait_and_says_so(played):
             resource.prlimit(gate, resource.RLIMIT_NOFILE, (before, before))
             connection, _ = played.accept()
             with connection:
-                shaking.join(30)
+                joined(shaking)
                 assert proven == [True]
     [said] = played.entrance.troubles
     assert "connections of workers have to wait" in said and "raise `ulimit -n`" in said

@@ -18,6 +18,7 @@ from ctxflow.factory.provider import JobState
 from ctxflow.host.messages import WorkerFacts
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+from waiting import patience
 
 
 class Jobs:
@@ -36,7 +37,7 @@ class Jobs:
 
     def next(self, state: str) -> str:
         """The next job of which that is heard."""
-        while (change := self._news.get(timeout=30)).state != state:
+        while (change := self._news.get(timeout=patience())).state != state:
             pass
         return change.job
 

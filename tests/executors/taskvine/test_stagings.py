@@ -11,6 +11,7 @@ from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.host.messages import FetchFile, FileCached, FileDone, FileFailed, LinkFile, SeedFile, TakeKept
 from ctxflow.host.wire import Trouble
 from ctxflow.scheduler import events as ev
+from waiting import finished
 
 
 class Played:
@@ -90,7 +91,7 @@ def test_so_does_a_folder(played, context, tmp_path):
     played.stagings._packing.submit(shutil.rmtree, folder)  # Before it is packed.
     for expected in (ev.ContextFailed, ev.ContextStaged):
         played.stagings.stage(worker, context)
-        played.stagings._packing.submit(lambda: None).result(20)
+        finished(played.stagings._packing.submit(lambda: None)).result()
         played.stagings.serve()
         played.answer()
         assert played.happened() == [expected]
