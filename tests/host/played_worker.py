@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from message_heads import frame
 from vine_player import Player
 

@@ -18,8 +18,8 @@ from ctxflow.host.artifact_keys import OWN
 from ctxflow.host.artifacts import MOST_BYTES, ArtifactStore, NotKept
 from ctxflow.host.host_cache import SpoiledEntry
 from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade
+from waiting import eventually, exited
 
-PATIENCE = 30.0
 KEY = "artifacts-0"
 
 
@@ -75,12 +75,10 @@ def answer(driven, context="c"):
 
 
 def until_kept(driven, tmp_path, count=1):
-    deadline = time.monotonic() + PATIENCE
-    while len(kept_files(tmp_path)) != count or driven.host._artifacts._running:
-        assert time.monotonic() < deadline
-        for key, _ in driven.selector.select(0.01):
-            key.data()
-        driven.host.check()
+    eventually(
+        lambda: (len(kept_files(tmp_path)) == count and not driven.host._artifacts._running) or driven.step(0.01),
+        pause=0.001,
+    )
 
 
 # --- the store
@@ -160,7 +158,7 @@ print("kept", flush=True)
         process.stdout.readline()
         time.sleep(number * 0.01)
         process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE)
+        exited(process)
         process.stdout.close()
         other, place = ArtifactStore(str(tmp_path / "store")), tmp_path / f"taken-{number}"
         taken = other.take(KEY, {"x": str(place)})
@@ -336,13 +334,8 @@ def here(tmp_path):
 
 
 def told_of(driven, told, kind):
-    deadline = time.monotonic() + PATIENCE
-    while not any(isinstance(each, kind) for each in told):
-        assert time.monotonic() < deadline
-        for key, _ in driven.selector.select(0.01):
-            key.data()
-        driven.host.check()
-    return next(each for each in told if isinstance(each, kind))
+    found = eventually(lambda: [each for each in told if isinstance(each, kind)] or driven.step(0.01), pause=0.001)
+    return found[0]
 
 
 def test_a_build_begins_with_what_came_from_another_host(elsewhere, here):

@@ -1,12 +1,15 @@
 """A host's cache on a small disk, shared by two users whose workers are killed, and whose files have bytes flipped."""
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 
 from ctxflow.files import digest_path
 from ctxflow.host.host_cache import HostCache, SpoiledEntry
+from waiting import eventually
 
 NOBODY = 65534
 ROUNDS = 12
@@ -77,6 +81,11 @@ def working(base, keys, seed, said):
     return act
 
 
+def said_so_far(pipe):
+    """How many bytes can be read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def flip(path):
     """Turn a bit, and leave no trace of that."""
     its = os.stat(path)
@@ -100,6 +109,8 @@ def test_two_users_on_a_full_disk_never_get_what_was_not_put_there(disk, tmp_pat
     for _ in range(ROUNDS):
         workers = [child(user, working(base, keys, chance.random(), said)) for user in (0, NOBODY, 0, NOBODY)]
         for pid in workers:
+            before = said_so_far(heard)
+            eventually(lambda before=before: said_so_far(heard) > before)
             time.sleep(chance.uniform(0.05, 0.15))
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

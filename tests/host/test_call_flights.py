@@ -11,6 +11,7 @@ import pytest
 from test_library_loop import Items
 
 from ctxflow.host import library_process
+from waiting import FOREVER
 
 THREADS = 8
 
@@ -36,7 +37,7 @@ def beside(driven, function, *columns, **head):
 
 
 def until_go(shared, items):
-    while not shared.go.wait(0.02):
+    while not shared.go.wait(0.02):  # A thread that waits without an end hears of no interrupt.
         pass
     return items
 
@@ -63,7 +64,7 @@ def test_an_interrupt_hits_its_own_call_or_none_and_no_thread_ends_by_it(loaded)
     assert {call for call, kind in found.items() if kind == "cancelled"} <= interrupted
 
     def meet(shared, items):
-        shared.barrier.wait(20)
+        shared.barrier.wait(FOREVER)
         return items
 
     answers = loaded.answers(*[beside(loaded, meet, [1]) for _ in range(THREADS)])
@@ -98,7 +99,7 @@ def test_async_functions_are_awaited_on_the_loop(loaded):
     async def forever(shared, items):
         import asyncio
 
-        await asyncio.sleep(60)
+        await asyncio.sleep(FOREVER)
 
     ((_, body),) = loaded.answers(beside(loaded, where, [1, 2]))
     assert pickle.loads(body) == [True, True]
@@ -134,7 +135,7 @@ def test_a_call_that_goes_on_is_named_with_where_it_was(loaded, monkeypatch):
     def ignore(shared, items):
         while True:
             with contextlib.suppress(BaseException):
-                time.sleep(60)
+                time.sleep(FOREVER)
 
     waits, ignores = beside(loaded, until_go, [1]), beside(loaded, ignore, [1], timeout=0.3)
     [(head, _), _] = loaded.answers(waits, ignores)

@@ -22,8 +22,7 @@ from ctxflow.host.installed_modules import shadowing
 from ctxflow.host.library_start import command, library_variables
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.zygote import ZygoteServer
-
-PATIENCE = 30.0
+from waiting import FOREVER, eventually, exited
 
 
 def built(driven, function=dict, context="c", **more):
@@ -39,13 +38,6 @@ def answer(driven, function, context="c"):
 
 def zygotes(driven):
     return list(driven.host._zygotes._zygotes.values())
-
-
-def eventually(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def package(folder, name, text):
@@ -96,7 +88,7 @@ def test_what_a_forked_process_started_is_found_and_ended(driven):
             os.setsid()
             if os.fork() == 0:
                 os.write(tell, str(os.getpid()).encode())
-                time.sleep(600)
+                time.sleep(FOREVER)
             os._exit(0)
         os.wait()
         return int(os.read(told, 16))
@@ -139,10 +131,7 @@ def test_modules_are_imported_while_files_are_on_their_way(driven, tmp_path):
 
     driven.tell("preload", environment=environment, modules=["heavy"])
     [zygote] = zygotes(driven)
-    deadline = time.monotonic() + PATIENCE
-    while not zygote.ready:
-        assert time.monotonic() < deadline
-        driven.reports_nothing(0.1)
+    eventually(lambda: zygote.ready or driven.step(), pause=0.001)
     assert "imports" not in built(driven, build, environment=environment, preload=["heavy"])["parts"]
     assert answer(driven, lambda value, items: [value]) == zygote.process.pid
 
@@ -251,7 +240,7 @@ def test_a_zygote_that_is_killed_is_replaced_and_then_given_up(driven):
         assert built(driven)["started"] == "forked"
         [zygote] = zygotes(driven)
         zygote.process.kill()
-        zygote.process.wait(PATIENCE)
+        exited(zygote.process)
         assert answer(driven, lambda value, items: [7]) == 7, number  # What it has forked lives on.
     assert built(driven)["started"] == "spawned: 3 zygotes have ended"
 
@@ -286,7 +275,7 @@ def test_zygotes_end_with_their_host(driven):
 def test_a_zygote_ends_when_nobody_can_ask_it(tmp_path):
     zygote = Zygote(library_variables({}), str(tmp_path))
     zygote.line.close()
-    assert zygote.process.wait(PATIENCE) == 0
+    assert exited(zygote.process) == 0
 
 
 def test_what_is_forked_outlives_its_zygote_and_tells_how_it_ended(driven):
@@ -296,7 +285,7 @@ def test_what_is_forked_outlives_its_zygote_and_tells_how_it_ended(driven):
     with pytest.raises(subprocess.TimeoutExpired):
         library.wait(0.01)
     library.kill()
-    assert library.wait(PATIENCE) == -signal.SIGKILL
+    assert exited(library) == -signal.SIGKILL
     library.send_signal(signal.SIGTERM)  # Is no error.
     assert driven.next("died")[0]["context"] == "c"
 
@@ -304,7 +293,7 @@ def test_what_is_forked_outlives_its_zygote_and_tells_how_it_ended(driven):
 def test_a_zygote_that_is_gone_forks_nothing(tmp_path):
     zygote = Zygote(library_variables({}), str(tmp_path))
     zygote.process.kill()
-    zygote.process.wait(PATIENCE)
+    exited(zygote.process)
     with pytest.raises(CannotFork, match="the zygote is gone"):
         zygote.fork("library", ["x"], {}, str(tmp_path), [], [1])
     assert zygote.ended and not zygote.ready
@@ -328,7 +317,7 @@ def test_the_selector_knows_of_no_zygote_that_has_ended(driven):
     assert isinstance(driven.selector, selectors.DefaultSelector)
     before = len(driven.selector.get_map())
     zygotes(driven)[0].process.kill()
-    zygotes(driven)[0].process.wait(PATIENCE)
+    exited(zygotes(driven)[0].process)
     driven.reports_nothing(0.3)
     assert len(driven.selector.get_map()) == before - 1
 
@@ -364,7 +353,7 @@ def test_a_zygote_that_was_just_killed_costs_no_load(driven):
     for context in "de":
         [zygote] = zygotes(driven)
         zygote.process.send_signal(signal.SIGKILL)
-        zygote.process.wait(PATIENCE)
+        exited(zygote.process)
         assert built(driven, context=context)["started"].startswith("spawned: the zygote is gone")
         assert answer(driven, lambda value, items: [7], context=context) == 7
         assert built(driven, context="again")["started"] == "forked"
@@ -428,7 +417,7 @@ def test_what_is_forked_by_a_zygote_that_then_dies_answers_nobody(driven):
     assert report["started"].startswith("spawned: the zygote is gone")
     for number in range(5):
         assert answer(driven, lambda value, items, number=number: [number], context="d") == number
-    assert orphans[0].wait(PATIENCE) == 0
+    assert exited(orphans[0]) == 0
 
 
 def test_a_library_process_whose_host_has_ended_before_it_was_adopted_ends(tmp_path, monkeypatch):
@@ -498,7 +487,7 @@ def test_its_hosts_are_no_reason_against_forking_more(zygote, tmp_path):
     assert zygote.unsafe == "" and zygote.ready
     for process, near in hosts:
         near.close()
-        assert process.wait(PATIENCE) == 255
+        assert exited(process) == 255
         zygote.bury(process.pid)
         eventually(lambda pid=process.pid: not os.path.exists(f"/proc/{pid}"))
 
@@ -510,7 +499,7 @@ def test_a_host_that_is_given_up_removes_its_own_files_alone(zygote, tmp_path):
     process, near = forked_host(zygote, tmp_path / "run")
     eventually((tmp_path / "run" / "w1").exists)
     near.close()
-    process.wait(PATIENCE)
+    exited(process)
     assert not (tmp_path / "run" / "w1").exists() and (tmp_path / "run" / "driver.sock").exists()
 
 

@@ -23,6 +23,7 @@ from ctxflow.host.linux import adopt_orphans
 from ctxflow.host.messages import FROM_HOST
 from ctxflow.host.wire import Channel, pack
 from ctxflow.recipe import Context
+from waiting import FOREVER, eventually
 
 
 class Driven:
@@ -72,22 +73,26 @@ class Driven:
         self.tell("call", cloudpickle.dumps(columns), **{**given, **head})
         return self.calls
 
-    def reports(self, seconds=30):
+    def step(self, seconds=0.1):
+        """Have the host do what is to be done, or wait for so long."""
+        for key, _ in self.selector.select(min(seconds, self.host.timeout() or seconds)):
+            if key.fd in self.selector.get_map():
+                key.data()
+        self.host.check()
+
+    def _reports(self):
+        self.step()
+        return [report(FROM_HOST.open(head, body)) for head, body in self._far.receive()]
+
+    def reports(self):
         """The reports of one round."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for key, _ in self.selector.select(min(0.1, self.host.timeout() or 0.1)):
-                if key.fd in self.selector.get_map():
-                    key.data()
-            self.host.check()
-            if found := self._far.receive():
-                return [report(FROM_HOST.open(head, body)) for head, body in found]
-        raise AssertionError("the host reported nothing")
+        return eventually(self._reports, what="a report of the host", pause=0.001)
 
     def reports_nothing(self, seconds):
         """Let so much time pass, in which nothing is reported."""
-        with pytest.raises(AssertionError, match="reported nothing"):
-            self.reports(seconds)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert not self._reports()
 
     def next(self, kind):
         ((head, body),) = self.reports()
@@ -134,7 +139,7 @@ def fork_twice():
     block = os.urandom(BLOCK)
     for _ in range(2):
         if not os.fork():
-            time.sleep(600)
+            time.sleep(FOREVER)
     return block
 
 
@@ -258,13 +263,13 @@ def test_a_crash_names_the_calls_that_it_cost(driven):
 
 
 def test_timeouts(driven):
-    driven.load(time.sleep, 60, timeout=0.3)
+    driven.load(time.sleep, FOREVER, timeout=0.3)
     head, _ = driven.next("failed")
     assert head["failure"]["kind"] == "timeout"
     assert "load_timeout of 0.3 s" in head["failure"]["message"]
     driven.load()
     driven.next("ready")
-    number = driven.call(lambda state, items: time.sleep(60), [1], timeout=0.3)
+    number = driven.call(lambda state, items: time.sleep(FOREVER), [1], timeout=0.3)
     head, _ = driven.next("died")
     assert (head["calls"], head["failure"]["kind"]) == ([number], "timeout")
 
@@ -273,16 +278,16 @@ def test_a_timeout_of_a_batch_is_not_charged_to_the_items_beside_it(driven):
     async def wait(*given):
         import asyncio
 
-        await asyncio.sleep(60)
+        await asyncio.sleep(FOREVER)
 
     def spin(*given):
         import time
 
-        time.sleep(60)
+        time.sleep(FOREVER)
 
     driven.load()
     driven.next("ready")
-    item = driven.call(wait, 1, style="item", timeout=30.0)
+    item = driven.call(wait, 1, style="item", timeout=FOREVER)
     batch = driven.call(spin, [1], timeout=1.0)
     died, _ = driven.next("died")
     assert (died["blamed"], died["calls"]) == ([batch], [batch, item])
@@ -298,8 +303,8 @@ def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven,
         done = driven.call(lambda state, items: items, [1])
         driven.next("finished")
         driven.tell("interrupt", context="c", call=done)
-        number = driven.call(lambda state, items: time.sleep(60), [1])
-        waiting = driven.call(lambda state, items: time.sleep(60), [1])
+        number = driven.call(lambda state, items: time.sleep(FOREVER), [1])
+        waiting = driven.call(lambda state, items: time.sleep(FOREVER), [1])
         for call in times.sample([number, waiting], 2):
             driven.tell("interrupt", context="c", call=call)
             time.sleep(times.choice([0, 0.01]))
@@ -315,22 +320,24 @@ def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven,
     assert pickle.loads(driven.next("finished")[1]) == [driven.host._libraries["c"].process.pid]
 
 
-def test_what_an_interrupted_call_waits_for_is_given_up(driven):
+def test_what_an_interrupted_call_waits_for_is_given_up(driven, tmp_path, monkeypatch):
     """Python's own waits, a subprocess, and code that turns the exception into another."""
+    monkeypatch.setattr("ctxflow.host.library_process._INTERRUPT_SECONDS", 30.0)
 
     def waits(state, items):
         kind = items[0]
+        (tmp_path / kind).touch()
         if kind == "subprocess":
-            subprocess.run(["sleep", "60"], check=True)
+            subprocess.run(["sleep", "600"], check=True)
         elif kind == "lock":
-            threading.Lock().acquire() and threading.Event().wait(60)
+            threading.Lock().acquire() and threading.Event().wait(FOREVER)
         elif kind == "select":
-            select.select([], [], [], 60)
+            select.select([], [], [], FOREVER)
         elif kind == "computing":
             while True:
                 pass
         try:
-            time.sleep(60)
+            time.sleep(FOREVER)
         except BaseException as error:
             raise ValueError("another") from error
 
@@ -338,7 +345,7 @@ def test_what_an_interrupted_call_waits_for_is_given_up(driven):
     driven.next("ready")
     for kind in ("subprocess", "lock", "select", "computing", "other"):
         number = driven.call(waits, [kind])
-        time.sleep(0.2)
+        eventually((tmp_path / kind).exists)
         driven.tell("interrupt", context="c", call=number)
         head, _ = driven.next("raised")
         assert head["call"] == number
@@ -355,13 +362,12 @@ def test_a_call_that_missed_its_interrupt_is_told_again(driven, tmp_path, monkey
         while not (tmp_path / "told").exists():
             time.sleep(0.01)
         signal.signal(signal.SIGUSR1, ours)
-        time.sleep(60)
+        time.sleep(FOREVER)
 
     driven.load()
     driven.next("ready")
     number = driven.call(deaf_at_first, [1])
-    while not (tmp_path / "deaf").exists():
-        time.sleep(0.01)
+    eventually((tmp_path / "deaf").exists)
     driven.tell("interrupt", context="c", call=number)
     (tmp_path / "told").touch()
     head, _ = driven.next("raised")
@@ -408,7 +414,7 @@ def test_junk_from_a_library_process_ends_only_it(driven):
             except OSError:
                 continue
         os.closerange(3, 500)
-        time.sleep(60)
+        time.sleep(FOREVER)
 
     driven.call(scribble, [1])
     assert driven.next("died")[0]["failure"]["kind"] == "crash"
@@ -429,16 +435,12 @@ def test_files_are_staged(driven, tmp_path):
 def test_stop_ends_everything(driven):
     driven.load()
     driven.next("ready")
-    driven.call(lambda state, items: [os.fork() or time.sleep(600)], [1])
+    driven.call(lambda state, items: [os.fork() or time.sleep(FOREVER)], [1])
     child = pickle.loads(driven.next("finished")[1])[0]
     pid = driven.host._libraries["c"].process.pid
     driven.host.stop()
     assert not os.path.exists(f"/proc/{pid}")
-    deadline = time.monotonic() + 10
-    while os.path.exists(f"/proc/{child}"):
-        assert time.monotonic() < deadline
-        driven.host.bury_orphans()
-        time.sleep(0.01)
+    eventually(lambda: driven.host.bury_orphans() or not os.path.exists(f"/proc/{child}"))
 
 
 class SlowToPark:

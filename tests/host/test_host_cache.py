@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ctxflow.files import digest_path
 from ctxflow.host import cache_folder
 from ctxflow.host.host_cache import HostCache, SpoiledEntry
+from waiting import eventually, joined
 
 CONTENTS = [bytes([number]) * 1000 * (number + 1) for number in range(6)]
 
@@ -51,7 +52,7 @@ def opened(tmp_path):
 def settled(cache):
     """Wait until what was put has reached the disk."""
     for thread in cache._syncing:
-        thread.join(20)
+        joined(thread)
     return cache
 
 
@@ -361,7 +362,7 @@ def make(number):
                 file.write(bytes([number]) * 2000)
                 file.flush()
     return fill
-print("up", flush=True)
+print("up", os.getpid(), flush=True)
 while True:
     number = chance.randrange(len(keys))
     try:
@@ -400,8 +401,9 @@ def test_workers_that_are_killed_at_any_moment_leave_nothing_wrong_or_half_made(
     running = [start() for _ in range(2)]
     try:
         for _ in range(24):
-            time.sleep(chance.uniform(0.02, 0.4))
             victim = running.pop(0)
+            eventually(lambda victim=victim: f"up {victim.pid}\n" in (tmp_path / "said").read_text())
+            time.sleep(chance.uniform(0.02, 0.4))
             victim.send_signal(signal.SIGKILL)
             victim.wait()
             running.append(start())

@@ -9,6 +9,7 @@ import pytest
 
 from ctxflow.host.context_building import seldom_collecting
 from ctxflow.testing.worker_calls import slowdown
+from waiting import patience
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,9 @@ for _ in range(20):
 )
 def test_a_notice_to_all_processes_does_not_end_it_but_what_users_fork_obeys(early):
     program = NOTICED.replace("@early@", early)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=patience()
+    )
     assert done.stdout.splitlines() == [f"{-signal.SIGTERM} set()"] * 20
 
 

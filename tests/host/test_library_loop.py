@@ -19,6 +19,7 @@ from test_host import Driven
 from ctxflow import on_worker
 from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.host import closing_libraries, library_process
+from waiting import FOREVER, eventually, gone
 
 
 class Items(Driven):
@@ -77,7 +78,13 @@ def loaded(driven):
     return driven
 
 
-async def nap(context, seconds=60.0):
+async def held(context, gate):
+    while not gate.exists():
+        await asyncio.sleep(0.01)
+    return gate
+
+
+async def nap(context, seconds=FOREVER):
     await asyncio.sleep(seconds)
     return seconds
 
@@ -156,14 +163,14 @@ def test_an_item_that_takes_too_long_fails_alone(loaded):
 async def stubborn(context):
     """Answer all the same."""
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(60)
+        await asyncio.sleep(FOREVER)
     return "here"
 
 
 def test_items_that_nobody_waits_for_are_cancelled_and_others_are_not(loaded):
     async def tell(context, number):
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(FOREVER)
         finally:
             context[number] = "cleaned up"
 
@@ -188,7 +195,7 @@ def test_items_that_nobody_waits_for_are_cancelled_and_others_are_not(loaded):
     assert loaded.host._libraries["c"].process.pid == pid
 
 
-def test_calls_of_other_kinds_run_one_after_the_other_beside_items(loaded):
+def test_calls_of_other_kinds_run_one_after_the_other_beside_items(loaded, tmp_path):
     async def double(context, numbers):
         context["now"] = context.get("now", 0) + 1
         await asyncio.sleep(0.05)
@@ -200,17 +207,18 @@ def test_calls_of_other_kinds_run_one_after_the_other_beside_items(loaded):
         for number in numbers:
             yield number, os.getcwd()
 
-    item = loaded.item(nap, 3.0, timeout=9.0)
+    item = loaded.item(held, tmp_path / "gate")
     batches = [loaded.call(double, [1, 2]) for _ in range(4)]
     kept = loaded.call(yields, [1], every=0.0)
-    slow = loaded.call(lambda context, numbers: time.sleep(60), [1])
+    slow = loaded.call(lambda context, numbers: time.sleep(FOREVER), [1])
     *ends, (_, body) = loaded.answers(*batches, kept)
     assert [pickle.loads(body) for _, body in ends] == [[1, 1]] * 4
     assert pickle.loads(body)[0][0] == 1
     loaded.reports_nothing(0.3)
     loaded.tell("interrupt", context="c", call=slow)
     assert loaded.failure(slow)["kind"] == "cancelled"
-    assert loaded.value(item) == 3.0
+    (tmp_path / "gate").touch()
+    assert loaded.value(item) == tmp_path / "gate"
 
 
 def test_a_lost_context_ends_its_process_with_all_that_it_started(loaded):
@@ -235,38 +243,50 @@ def test_a_lost_context_ends_its_process_with_all_that_it_started(loaded):
         "the engine ended with status 1",
     )
     assert failure["output"] == "last words"
-    until = time.monotonic() + 10  # On a busy machine it is killed, and has not had its turn to end.
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    gone(child)  # On a busy machine it is killed, and has not had its turn to end.
 
 
 @pytest.mark.parametrize("style", ["batch", "item"])
 def test_a_context_tells_that_it_is_lost_from_a_thread_of_its_own(driven, style):
     def build():
+        begun = threading.Event()
+
         def fail():
-            time.sleep(0.3)
+            begun.wait()
             on_worker.context_lost("no heartbeat")
 
         threading.Thread(target=fail, daemon=True).start()
-        return {}
+        return begun
+
+    async def item(begun):
+        begun.set()
+        await asyncio.sleep(FOREVER)
+
+    def batch(begun, items):
+        begun.set()
+        time.sleep(FOREVER)
 
     driven.load(build)
     driven.next("ready")
-    call = driven.item(nap) if style == "item" else driven.call(lambda context, items: time.sleep(60), [1])
+    call = driven.item(item) if style == "item" else driven.call(batch, [1])
     assert driven.failure(call)["message"] == "no heartbeat"
 
 
 def test_what_blocks_the_loop_is_found_and_named(loaded, monkeypatch):
     monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
 
+    async def wait(context):
+        context["waits"] = True
+        await asyncio.sleep(FOREVER)
+
     async def block(context):
-        await asyncio.sleep(0.2)
-        time.sleep(60)
+        while "waits" not in context:
+            await asyncio.sleep(0)
+        time.sleep(FOREVER)
 
     waits, blocks = loaded.item(nap, timeout=0.1), None
     assert loaded.failure(waits)["kind"] == "timeout"
-    waits, blocks = loaded.item(nap, timeout=0.5), loaded.item(block)
+    waits, blocks = loaded.item(wait, timeout=2.0), loaded.item(block)
     [(head, _), _] = loaded.answers(waits, blocks)
     assert (head["calls"], head["blamed"], head["failure"]["kind"]) == ([blocks, waits], [blocks], "timeout")
     assert "asyncio.to_thread" in head["failure"]["message"]
@@ -277,9 +297,13 @@ def test_an_item_that_ignores_its_end_is_named(loaded, monkeypatch):
     monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
 
     async def ignore(context):
+        context["ignores"] = True
         while True:
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
+                await asyncio.sleep(FOREVER)
+
+    async def look(context):
+        return "ignores" in context
 
     waits, ignores = loaded.item(nap), loaded.item(ignore, timeout=0.1)
     [(head, _), _] = loaded.answers(waits, ignores)
@@ -287,7 +311,7 @@ def test_an_item_that_ignores_its_end_is_named(loaded, monkeypatch):
     loaded.load(dict)
     loaded.next("ready")
     waits, ignores = loaded.item(nap), loaded.item(ignore)
-    loaded.reports_nothing(0.3)
+    eventually(lambda: loaded.value(loaded.item(look)))
     loaded.tell("interrupt", context="c", call=ignores)
     [(head, _), _] = loaded.answers(waits, ignores)
     assert (head["blamed"], head["failure"]["kind"]) == ([ignores], "cancelled")
@@ -374,7 +398,7 @@ def build_async(log, ends=True):
         Path(log).write_text("built")
         yield await open_engine()
         if not ends:
-            await asyncio.sleep(60)
+            await asyncio.sleep(FOREVER)
         await asyncio.sleep(0.1)
         Path(log).write_text("closed")
 

@@ -22,13 +22,7 @@ from ctxflow.host.linux import (
     session_members,
     tree_bytes,
 )
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from waiting import FOREVER, eventually, nothing_left
 
 
 @pytest.fixture
@@ -59,7 +53,7 @@ def test_a_tree_whose_top_is_dead_is_ended_by_its_group(shell):
     eventually(lambda: len(descendants(process.pid)) == 1)
     (child,) = descendants(process.pid)
     os.kill(process.pid, 9)
-    eventually(lambda: not descendants(process.pid))
+    nothing_left(lambda: descendants(process.pid))
     kill_tree(process.pid)
     eventually(lambda: not os.path.exists(f"/proc/{child}"))
 
@@ -70,7 +64,7 @@ def test_a_session_is_ended_when_its_leader_is_dead(shell):
     os.kill(process.pid, 9)
     process.wait()
     kill_session(process.pid)
-    eventually(lambda: not session_members(process.pid))
+    nothing_left(lambda: session_members(process.pid))
 
 
 def test_orphans_are_buried_and_own_children_are_left_to_their_owner(shell):
@@ -97,7 +91,7 @@ def test_memory_is_measured_and_shared_pages_are_counted_once():
     children = []
     for _ in range(3):
         if not (pid := os.fork()):
-            time.sleep(600)
+            time.sleep(FOREVER)
         children.append(pid)
     try:
         here = resident_bytes(os.getpid())

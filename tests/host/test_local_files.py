@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from ctxflow.host import local_files
 from ctxflow.host.linux import python_path
 from ctxflow.host.local_files import Scratch, abandoned, cached, stage, sweep
+from waiting import eventually
 
 
 def tree(folder):
@@ -151,14 +151,6 @@ guard = Guard(sys.argv[2:]) if sys.argv[2:] else None
 print(scratch.path, flush=True)
 sys.stdin.read()
 """
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 class Owner:

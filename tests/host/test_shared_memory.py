@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from multiprocessing import shared_memory
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from test_library_loop import Items
 
 from ctxflow.host.shm_leftovers import ShmLeftovers
+from waiting import eventually
 
 SHM = Path("/dev/shm")
 BYTES = 1 << 20
@@ -56,10 +56,7 @@ async def names(context):
 
 
 def gone(seen, pid):
-    deadline = time.monotonic() + 5
-    while not segments().isdisjoint(seen) or Path(f"/proc/{pid}/exe").exists():
-        assert time.monotonic() < deadline, segments() & set(seen)
-        time.sleep(0.05)
+    eventually(lambda: segments().isdisjoint(seen) and not Path(f"/proc/{pid}/exe").exists())
 
 
 @pytest.mark.parametrize("killed", ["unload", "library", "child", "stop"])
@@ -160,10 +157,7 @@ def test_what_is_left_in_the_machines_is_removed_where_a_library_process_has_non
         driven.reports_nothing(1.5)  # The host has looked.
         os.kill(driven.host._libraries["c"].process.pid, signal.SIGKILL)
         driven.next("died")
-        deadline = time.monotonic() + 5
-        while own in segments():
-            assert time.monotonic() < deadline
-            driven.reports_nothing(0.1)
+        eventually(lambda: own not in segments() or driven.step(), pause=0.001)
         assert {kept.name.lstrip("/"), named} <= segments(), "of others, or named by somebody"
         os.kill(child, signal.SIGKILL)
     finally:

@@ -20,6 +20,7 @@ from vine_player import Player
 
 from ctxflow.files import digest_path
 from ctxflow.installing import __version__
+from waiting import FOREVER, eventually, exited
 
 
 @pytest.fixture
@@ -39,13 +40,6 @@ def loaded(player):
 
 def values(reports):
     return [pickle.loads(body) for head, body in reports if head["is"] == "finished"]
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_tells_about_itself(player, tmp_path):
@@ -108,13 +102,21 @@ def test_instructions_are_carried_out_one_after_another_and_the_first_failure_en
     assert [head["is"] for head, _ in reports] == ["ready", "raised"]
 
 
-def test_two_calls_at_once_are_each_answered_with_their_own(player):
+def test_two_calls_at_once_are_each_answered_with_their_own(player, tmp_path):
     player.answer(player.send(player.load(lambda: 1, context="a", key="ka")))
     player.answer(player.send(player.load(lambda: 2, context="b", key="kb")))
-    slow = player.send(*player.call(lambda v, items: time.sleep(0.3) or [v], [0], context="a"))
+    gate = tmp_path / "gate"
+
+    def held(value, items):
+        while not gate.exists():
+            time.sleep(0.01)
+        return [value]
+
+    slow = player.send(*player.call(held, [0], context="a"))
     quick = player.send(*player.call(lambda v, items: [v], [0], context="b"))
     assert values(player.answer(quick)[1]) == [[2]]
     assert not player.answered(slow)
+    gate.touch()
     assert values(player.answer(slow)[1]) == [[1]]
 
 
@@ -130,7 +132,7 @@ def test_a_death_answers_every_call_that_it_cost_with_its_own_copy(loaded):
 
 
 def test_an_unload_answers_what_is_open_with_nothing(loaded):
-    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1]))
+    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(FOREVER), [1]))
     unloaded, _ = loaded.ask("unload", context="c")
     assert unloaded == {"is": "unloaded", "context": "c"}
     assert loaded.answer(running) == (0, [])
@@ -138,8 +140,8 @@ def test_an_unload_answers_what_is_open_with_nothing(loaded):
 
 
 def test_a_load_anew_answers_what_is_open_with_nothing(loaded):
-    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1]))
-    slow = loaded.send(loaded.load(time.sleep, 600, key="slow"))
+    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(FOREVER), [1]))
+    slow = loaded.send(loaded.load(time.sleep, FOREVER, key="slow"))
     assert loaded.answer(running) == (0, [])
     _, ((ready, _),) = loaded.answer(loaded.send(loaded.load(lambda: 11, key="last")))
     assert (ready["is"], ready["key"]) == ("ready", "last")
@@ -149,8 +151,8 @@ def test_a_load_anew_answers_what_is_open_with_nothing(loaded):
 def test_an_interrupted_call_is_answered_and_its_context_stays(loaded):
     loaded.answer(loaded.send(*loaded.call(lambda ten, items: items, [1], call=5)))
     assert loaded.answer(loaded.send(frame({"do": "interrupt", "context": "c", "call": 5}))) == (0, [])
-    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1], call=6))
-    waiting = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1], call=7))
+    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(FOREVER), [1], call=6))
+    waiting = loaded.send(*loaded.call(lambda ten, items: time.sleep(FOREVER), [1], call=7))
     for call in (7, 6):
         assert loaded.answer(loaded.send(frame({"do": "interrupt", "context": "c", "call": call}))) == (0, [])
     for call, number in ((running, 6), (waiting, 7)):
@@ -326,7 +328,7 @@ def test_a_worker_that_comes_back_to_a_host_begins_with_what_a_build_made_there(
         assert values(reports) == [[expected]]
         eventually(lambda: list((tmp_path / "kept").glob("*/kept/artifacts-*/content/files/made/whole")))
         worker.hang_up()
-        worker.process.wait(30)
+        exited(worker.process)
 
 
 def test_a_worker_that_comes_back_to_a_host_has_what_the_one_before_was_sent(with_cache, tmp_path):
@@ -449,7 +451,7 @@ def test_it_ends_with_all_its_processes_when_the_worker_hangs_up(tmp_path):
         child = os.fork()
         if not child:
             os.setsid()
-            time.sleep(600)
+            time.sleep(FOREVER)
         return [[os.getpid(), child]]
 
     _, reports = player.answer(player.send(player.load(), *player.call(start, [1])))
@@ -468,7 +470,7 @@ def test_a_host_in_the_place_of_a_killed_one_ends_the_worker(tmp_path):
     with subprocess.Popen(["sleep", "600"]) as wrapper:
         second = Player(tmp_path, environment={"CTXFLOW_WORKER_PID": str(wrapper.pid)})
         try:
-            assert wrapper.wait(30) == -signal.SIGUSR1
+            assert exited(wrapper) == -signal.SIGUSR1
         finally:
             wrapper.kill()
             second.process.kill()

@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,9 @@ import pytest
 from ctxflow.host.linux import descendants, kill_tree, package_root, python_path
 from ctxflow.host.vine_protocol import key_of
 from ctxflow.host.worker_program import build_program
+from waiting import eventually, output, patience
 
 PLAYED = Path(__file__).parent / "played_worker.py"
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def state(pid):
@@ -63,7 +55,7 @@ class Job:
 
     def ended(self):
         """The exit status; nothing may be left."""
-        self.process.communicate(timeout=30)
+        output(self.process)
         notes = self.notes()
         assert not alive(notes["pid"])
         assert not alive(notes["left"])
@@ -180,7 +172,7 @@ def test_a_worker_whose_host_was_killed_says_so(job, tmp_path):
     os.kill(host, signal.SIGKILL)
     eventually(lambda: not alive(host))
     work.process.send_signal(signal.SIGUSR1)  # As the next one does.
-    _, said = work.process.communicate(timeout=30)
+    _, said = output(work.process)
     assert (work.process.returncode, b"context host was killed" in said) == (1, True)
 
 
@@ -214,9 +206,9 @@ def test_if_it_is_killed_itself_its_worker_and_all_library_processes_end(job, tm
 
 def test_it_ends_with_the_process_that_started_it_where_that_is_asked_for(tmp_path):
     """As the doorbell's does, whose vine_worker would wait for five seconds."""
-    program = "import os, sys; sys.path[:0] = [sys.argv[1]]; import pathlib; from test_worker import Job\n"
-    program += "Job(pathlib.Path(sys.argv[2]), {'do': 'serve'}, '--parent', str(os.getpid())).process.wait()"
-    command = [sys.executable, "-c", program, os.path.dirname(__file__), str(tmp_path)]
+    program = "import os, sys; sys.path[:0] = sys.argv[1:3]; import pathlib; from test_worker import Job\n"
+    program += "Job(pathlib.Path(sys.argv[3]), {'do': 'serve'}, '--parent', str(os.getpid())).process.wait()"
+    command = [sys.executable, "-c", program, *map(str, Path(__file__).parents[:2]), str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, **python_path()}) as parent:
         eventually((tmp_path / "notes.listens").exists)
         pids = descendants(parent.pid)
@@ -230,7 +222,7 @@ def test_it_ends_with_the_process_that_started_it_where_that_is_asked_for(tmp_pa
 def test_a_missing_vine_worker_is_named(tmp_path):
     command = [sys.executable, "-m", "ctxflow.host.worker", "submit:9123", "--vine-worker", "no-such-program"]
     done = subprocess.run(
-        command, env={**os.environ, **python_path()}, capture_output=True, check=False, text=True, timeout=60
+        command, env={**os.environ, **python_path()}, capture_output=True, check=False, text=True, timeout=patience()
     )
     assert done.returncode == 127
     assert done.stderr.startswith("the program no-such-program is not on this machine: install coop-computing-tools")
@@ -240,6 +232,6 @@ def test_a_missing_vine_worker_is_named(tmp_path):
 def test_a_directory_that_cannot_be_made_is_named(job, tmp_path):
     (tmp_path / "file").write_text("")
     work = job({"do": "sleep"}, "--workdir", str(tmp_path / "file" / "below"))
-    _, said = work.process.communicate(timeout=30)
+    _, said = output(work.process)
     assert work.process.returncode == 1
     assert b"the worker gets no directory: " in said

@@ -25,6 +25,7 @@ from ctxflow.files import digest_path
 from ctxflow.host import worker_program as program
 from ctxflow.host import worker_program as rest
 from ctxflow.host.worker_program import build_program
+from waiting import patience
 
 _TELL_COMPILED = """\
 import sys
@@ -184,7 +185,7 @@ def test_made_of_a_ctxflow_that_is_only_found_on_the_path_it_names_no_distributi
     program = str(tmp_path / "ctxflow.pyz")
     for path, code in ((str(packages), make), (program, look)):
         command, environment = [sys.executable, "-S", "-c", code, program], {**os.environ, "PYTHONPATH": path}
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=patience())
         assert run.returncode == 0, run.stderr
     assert run.stdout == "0\n"
 
@@ -231,7 +232,9 @@ def test_a_python_that_does_not_start_is_told(tmp_path):
 
 def test_it_says_how_it_is_used(tmp_path):
     program = build_program(str(tmp_path / "ctxflow.pyz"))
-    done = subprocess.run([sys.executable, program, "nothing"], capture_output=True, check=False, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, program, "nothing"], capture_output=True, check=False, text=True, timeout=patience()
+    )
     assert done.returncode == 1
     assert done.stderr == f"usage: python {program} {{worker|vine_library|doorbell}} ...\n"
 
@@ -401,7 +404,7 @@ def run_alone(directory, code, **variables):
     program = build_program(str(directory / "ctxflow.pyz"), str(directory / rest.NAME))
     environment = {**os.environ, "PYTHONPATH": program, **variables}
     command = [sys.executable, "-S", "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=patience())
 
 
 def test_where_the_worker_is_gone_an_import_says_so(tmp_path):

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 import cloudpickle
 from message_heads import frame
@@ -16,6 +15,7 @@ from message_heads import reports as opened
 from ctxflow.host.linux import python_path
 from ctxflow.host.vine_protocol import SEAL_BYTES, key_of, open_answer, seal_call
 from ctxflow.recipe import Context
+from waiting import SECONDS, DeadlinePassed, exited, patience, report
 
 LIBRARY = [sys.executable, "-m", "ctxflow.host.vine_library"]
 
@@ -57,16 +57,15 @@ class Player:
     def _signalled(self, number, stack):
         self.signals += 1
 
-    def message(self, limit=30.0):
+    def message(self, within=SECONDS):
         """The next message on the pipe."""
-        deadline = time.monotonic() + limit
         while True:
             length, found, rest = self._buffer.partition(b"\n")
             if found and len(rest) >= int(length):
                 self._buffer = rest[int(length) :]
                 return rest[: int(length)].decode()
-            left = max(0.0, deadline - time.monotonic())
-            assert select.select([self._in], [], [], left)[0], "the library does not answer"
+            if not select.select([self._in], [], [], patience(within))[0]:
+                raise DeadlinePassed(report("an answer of the library", patience(within)))
             block = os.read(self._in, 1 << 16)
             if not block:
                 raise EOFError
@@ -93,10 +92,10 @@ class Player:
         sealed = self._seals[self._tasks + 1] = seal_call(self.key, self.name, self._tasks + 1, frames)
         return sealed
 
-    def answer(self, task, limit=30.0):
+    def answer(self, task, within=SECONDS):
         """The exit status and the reports of a call; other calls' answers are kept."""
         while isinstance(sandbox := self._answers[task], str):
-            done, status = map(int, self.message(limit).split())
+            done, status = map(int, self.message(within).split())
             with open(os.path.join(self._answers[done], ".taskvine.stdout"), "rb") as file:
                 answer = base64.b64decode(file.read(), validate=True)
             reports = open_answer(self.key, self._seals[done], answer)
@@ -141,6 +140,6 @@ class Player:
     def close(self):
         if self._out >= 0:
             self.hang_up()
-        self.process.wait(30)
+        exited(self.process)
         os.close(self._in)
         signal.signal(signal.SIGCHLD, self._before)
