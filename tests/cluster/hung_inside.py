@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -10,7 +11,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ import pytest
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.errors import CallTimeout
 from ctxflow.executors.protocol import Patience
+from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.factory.run_files import live_runs
 from ctxflow.host.linux import process_state
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 from unkillable import unkillable
+from waiting import FOREVER, eventually, finished
 
 HASTE = Patience(ask=1.0, answer=3.0, overdue=1.0, urgent=3.0, leave=3.0, manager=4.0)
 TIER = {"provider": "local", "cores": 1, "memory_gb": 2, "disk_gb": 2, "gpus": 0}
@@ -57,19 +60,9 @@ def running(
     options = {"address": "127.0.0.1", **keepalive}
     executor = ContextExecutor(Site(engine="taskvine", tiers=tiers, taskvine=options, **site))
     executor.run_dir = str(directory)
-    if patience:
-        executor.engine._patience = patience
+    executor.engine = TaskVineEngine(executor.resolved_site, patience=patience)
     with executor:
         yield executor
-
-
-def eventually(condition: Callable[[], object], seconds: float = 40.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def told(caplog: pytest.LogCaptureFixture, text: str = "is lost") -> list[str]:
@@ -98,24 +91,25 @@ SAID = {
 }
 
 
-def stop_one(kind: str, executor: ContextExecutor, limit: float) -> float:
+def stop_one(kind: str, executor: ContextExecutor) -> float:
     """Stop a process while items are answered all the time: seconds until the run knew, which then goes on."""
     with contextlib.closing(where.map(itertools.count())) as calls:
         pid = process_of(kind, executor, next(calls))
-        assert eventually(lambda: executor.status().workers == 2), "both are there"
+        eventually(lambda: executor.status().workers == 2, what="both are there")
         lost = executor.status().workers_lost
         begun = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
-        while executor.status().workers_lost == lost:
-            assert time.monotonic() < begun + limit, f"nobody notices that the {kind} is stopped"
-            if kind == "manager":
-                time.sleep(0.1)  # No answer comes.
-            else:
+
+        def is_noticed() -> bool:
+            if kind != "manager":  # Else no answer comes.
                 next(calls)
+            return executor.status().workers_lost > lost
+
+        eventually(is_noticed, what=f"that the {kind} is stopped is noticed")
         noticed = time.monotonic() - begun
         assert len(list(itertools.islice(calls, 100))) == 100
-    assert eventually(lambda: executor.status().workers == 2), "another worker takes its place"
-    assert eventually(lambda: process_state(pid) in ("", "Z")), "what was stopped is ended"
+    eventually(lambda: executor.status().workers == 2, what="another worker takes its place")
+    eventually(lambda: process_state(pid) in ("", "Z"), what="what was stopped is ended")
     return noticed
 
 
@@ -124,39 +118,35 @@ def test_what_is_stopped_is_noticed_and_the_run_goes_on(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(tmp_path, patience=None) as executor:
-        noticed = stop_one(kind, executor, 60)
+        noticed = stop_one(kind, executor)
         status = executor.status()
     print(f"{kind}: noticed after {noticed:.1f} s")
-    assert noticed < 30
     assert (status.items_dead, status.workers_lost) == (0, 2 if kind == "manager" else 1)
     assert len(told(caplog, SAID[kind])) == 1, caplog.messages
 
 
+NEVER_ASKED = dataclasses.replace(HASTE, ask=FOREVER)
+"""A worker is lost only for a call that is overdue."""
+
+
 def test_a_host_that_is_stopped_under_a_call_with_a_timeout(tmp_path: Path) -> None:
-    with running(tmp_path, patience=None) as executor:
+    with running(tmp_path, patience=NEVER_ASKED) as executor:
         limited(0.0).result()
         ran = where(1).result()
         os.kill(ran[1], signal.SIGSTOP)
-        begun = time.monotonic()
-        calls = [limited(600.0) for _ in range(2)]
-        assert eventually(lambda: executor.status().workers_lost)
-        noticed = time.monotonic() - begun
-        print(f"host, under a call with a timeout of 2 s: noticed after {noticed:.1f} s")
-        assert noticed < 2 + 10
+        calls = [limited(FOREVER) for _ in range(2)]
+        eventually(lambda: executor.status().workers_lost)
         for call in calls:
             with pytest.raises(CallTimeout):
-                call.result()
+                finished(call).result()
 
 
 def test_a_library_process_that_is_stopped_misses_its_timeout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path, workers=1):
         os.kill(where(1).result()[0], signal.SIGSTOP)
-        begun = time.monotonic()
         with pytest.raises(CallTimeout):
-            limited(0.0).result()
-        print(f"library: noticed {time.monotonic() - begun - 2:.1f} s after the timeout")
-        assert time.monotonic() - begun < 2 + 10
-        assert limited(0.0).result() == 0
+            finished(limited(0.0)).result()
+        assert finished(limited(0.0)).result() == 0
     assert not told(caplog)
 
 
@@ -166,11 +156,9 @@ def test_a_library_process_that_cannot_be_killed_costs_the_worker_not_the_run(
     with running(tmp_path, workers=1):
         ran = where(1).result()
         with unkillable(ran[0]):
-            begun = time.monotonic()
             with pytest.raises(CallTimeout):
-                limited(600.0).result()
-            assert time.monotonic() - begun < 2 + 10
-            assert where(1).result()[2] != ran[2], "another worker, though this one is there no more"
+                finished(limited(FOREVER)).result()
+            assert finished(where(1)).result()[2] != ran[2], "another worker, though this one is there no more"
             assert process_state(ran[0]) == "t"
     [line] = told(caplog)
     assert f"process {ran[0]} was killed and does not end" in line
@@ -216,13 +204,13 @@ def test_a_worker_that_comes_back_is_told_to_go(tmp_path: Path, caplog: pytest.L
         words = run.commands["local"]
         with subprocess.Popen(words, cwd=tmp_path) as by_hand:
             try:
-                assert eventually(lambda: executor.status().workers == 2)
+                eventually(lambda: executor.status().workers == 2)
                 with contextlib.closing(where.map(itertools.count())) as calls:
                     other = next(each for each in calls if each[2] != ran[2])
                     os.kill(other[1], signal.SIGSTOP)
                     assert any(told(caplog) for _ in calls)
                     os.kill(other[1], signal.SIGCONT)
-                    assert eventually(lambda: by_hand.poll() is not None), "it is told to go"
+                    eventually(lambda: by_hand.poll() is not None, what="it is told to go")
                     assert other[2] not in {each[2] for each in itertools.islice(calls, 50)}
             finally:
                 by_hand.kill()

@@ -3,10 +3,14 @@
 import os
 
 from ctxflow import ContextExecutor
+from ctxflow.executors.embedded import EmbeddedEngine
 
 
-def started(directory, workers=2, **options):
+def started(directory, workers=2, patience=None, slots=1, **options):
+    """An executor, whose engine is as patient as is said, and runs so many calls at a time."""
     executor = ContextExecutor(workers=workers, **options)
+    if patience is not None:
+        executor.engine = EmbeddedEngine(workers, slots=slots, patience=patience)
     executor.run_dir = str(directory)
     return executor
 

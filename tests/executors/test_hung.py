@@ -21,7 +21,7 @@ from ctxflow.executors.protocol import Heartbeats, Patience
 from ctxflow.host.linux import activity, descendants
 from ctxflow.topology.machine import Device
 from unkillable import stopped, unkillable
-from waiting import eventually
+from waiting import FOREVER, eventually
 
 HASTE = Patience(ask=0.4, answer=6.0, overdue=0.4, urgent=6.0)
 """Asked soon, but given time: a worker that only starts on a busy machine is not to be lost with the one that hangs."""
@@ -45,9 +45,7 @@ def limited(items):
 @pytest.fixture
 def executor(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "ctxflow")
-    executor = started(tmp_path)
-    executor.engine._patience = HASTE
-    with executor:
+    with started(tmp_path, patience=HASTE) as executor:
         yield executor
 
 
@@ -78,13 +76,12 @@ def test_a_host_that_is_stopped_while_it_runs_nothing_is_lost(executor, caplog):
 
 
 def test_the_driver_has_a_deadline_of_its_own_for_a_call_whose_host_is_stopped(tmp_path, caplog):
-    executor = started(tmp_path, workers=1)
-    executor.engine._patience = Patience(overdue=0.4, urgent=0.8)  # In six seconds the host would be asked anyway.
-    with executor:
+    # Its silence is never a reason to ask it.
+    with started(tmp_path, workers=1, patience=Patience(ask=FOREVER, overdue=0.4, urgent=0.8)):
         _, host, _ = where(1).result()
         stopped(host)
         with pytest.raises(CallTimeout):
-            limited(600.0).result()
+            limited(FOREVER).result()
         assert len(losses(caplog)) == 1
 
 
@@ -99,19 +96,14 @@ def test_a_call_that_a_stopped_library_process_never_began_times_out(executor, c
 
 
 def test_calls_that_wait_for_their_turn_are_not_overdue(tmp_path, caplog):
-    executor = started(tmp_path, workers=1)
-    executor.engine._patience = Patience(overdue=0.1, urgent=2.0)
-    executor.engine._slots = 6
-    with executor:
+    with started(tmp_path, workers=1, slots=6, patience=Patience(overdue=0.1, urgent=2.0)):
         assert len(set(limited.map([0.3] * 6))) == 1, "all were answered by one library process"
     assert not losses(caplog)
 
 
 def test_a_gpu_is_given_to_nobody_before_what_was_killed_has_let_go_of_it(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(embedded, "cuda_devices", lambda: [Device(f"GPU-{n}", "pretended") for n in range(2)])
-    executor = started(tmp_path)
-    executor.engine._patience = HASTE
-    with executor:
+    with started(tmp_path, patience=HASTE) as executor:
         eventually(lambda: executor.status().workers == 2)
         library, host, gpu = where(1).result()
         with unkillable(library):

@@ -13,8 +13,8 @@ import pytest
 from executor_helpers import runs, started
 
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
-from ctxflow.executors import local_hosts
 from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.executors.protocol import Patience
 from ctxflow.host.library_messages import BuildFailed, ContextBuilt, LineOpened
 from ctxflow.host.linux import descendants
 from ctxflow.host.messages import LibraryDied
@@ -200,8 +200,8 @@ def test_a_full_disk_under_the_event_log_ends_the_log_only(tmp_path, caplog):
 
 
 @pytest.fixture
-def engine(tmp_path):
-    engine = EmbeddedEngine(workers=1)
+def engine(tmp_path, request):
+    engine = EmbeddedEngine(workers=1, patience=getattr(request, "param", None))
     yield ContractRun(engine, str(tmp_path), "local")
     engine.stop()
 
@@ -263,9 +263,9 @@ def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     engine.wait(ev.ContextReady)
 
 
+@pytest.mark.parametrize("engine", [Patience(report=0.5)], indirect=True)
 @pytest.mark.parametrize("built", [True, False])
-def test_a_line_that_ends_while_its_library_process_lives_is_not_waited_for_long(engine, monkeypatch, built):
-    monkeypatch.setattr(local_hosts, "_REPORT_SECONDS", 0.5)
+def test_a_line_that_ends_while_its_library_process_lives_is_not_waited_for_long(engine, built):
     (worker,) = engine.start()
     lines = engine.engine._local.there[worker].lines
     if built:

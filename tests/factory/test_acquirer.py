@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob, tier_acquirer
+from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import PoolSurvey
+from ctxflow.factory.tier_acquirer import AcquirerPatience
 from waiting import eventually, happened, joined
 
 
@@ -74,7 +75,7 @@ class Bench:
     """An acquirer of one tier, and what it decided and heard."""
 
     def __init__(
-        self, directory: Path, command: Sequence[str], told: bool = False, picky: bool = False, **options: float
+        self, directory: Path, command: Sequence[str], told: bool = False, picky: bool = False, **options: Any
     ) -> None:
         self.provider = Picky() if picky else Moody()
         self.decisions: list[str] = []
@@ -190,9 +191,8 @@ def test_a_job_that_somebody_put_on_hold_stays_so_and_is_not_asked_for_again(
     assert bench.acquirer.reasons()["a10"] == "" and bench.provider.calls == [2]
 
 
-def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[..., Bench], monkeypatch) -> None:
-    monkeypatch.setattr("ctxflow.factory.tier_acquirer._STUCK_SECONDS", 0.0)
-    bench = make()
+def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[..., Bench]) -> None:
+    bench = make(patience=AcquirerPatience(stuck=0.0))
     bench.provider.down = True
     bench.acquirer.hold("a10", 1)
     down = "the schedd does not answer: see whether condor_q works on this machine"
@@ -251,11 +251,8 @@ def test_a_job_that_ends_with_its_eviction_is_no_failure(make: Callable[..., Ben
     assert bench.counts()["evictions"] == 1 and bench.counts()["failures"] == 0
 
 
-def test_where_no_machine_will_do_it_says_why(
-    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctxflow.factory.tier_acquirer._STUCK_SECONDS", 0.0)
-    bench = make()
+def test_where_no_machine_will_do_it_says_why(make: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+    bench = make(patience=AcquirerPatience(stuck=0.0))
     bench.provider.found = PoolSurvey(machines=0, advice=("no machine has 9 GPUs: the most is 4",))
     bench.acquirer.hold("a10", 1)
     bench.until(lambda: bench.states() == ["running"])
@@ -278,11 +275,8 @@ def test_other_workers_from_now_on_and_none_of_those_there_is_lost(make: Callabl
     bench.until(lambda: bench.provider.last_words(bench.changes[1].job) == "other")
 
 
-def test_what_could_not_be_removed_is_removed_later(
-    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctxflow.factory.tier_acquirer._REMOVE_SECONDS", 0.2)
-    bench = make()
+def test_what_could_not_be_removed_is_removed_later(make: Callable[..., Bench]) -> None:
+    bench = make(patience=AcquirerPatience(remove=0.2))
     bench.acquirer.hold("a10", 1)
     bench.until(lambda: bench.states() == ["running"])
     job = bench.changes[0].job
@@ -330,11 +324,8 @@ def test_workers_are_asked_for_elsewhere_also_where_jobs_cannot_be_changed(make:
     assert [each for each in bench.decisions if "asks for" in each] == said
 
 
-def test_a_batch_system_that_was_down_hears_later_where_workers_are_not_wanted(
-    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tier_acquirer, "_REMOVE_SECONDS", 0.05)
-    bench = make(told=True, picky=True)
+def test_a_batch_system_that_was_down_hears_later_where_workers_are_not_wanted(make: Callable[..., Bench]) -> None:
+    bench = make(told=True, picky=True, patience=AcquirerPatience(remove=0.05))
     provider = bench.provider
     assert isinstance(provider, Picky)
     bench.acquirer.hold("a10", 1)
@@ -360,7 +351,7 @@ def test_a_batch_system_that_knows_no_such_thing_is_not_told(make: Callable[...,
 def test_a_batch_system_that_hangs_is_not_waited_for_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench(tmp_path, ["sleep", "100"])
+    bench = Bench(tmp_path, ["sleep", "100"], patience=AcquirerPatience(end=0.3))
     hangs, goes_on = threading.Event(), threading.Event()
 
     def changes() -> list[JobChange]:
@@ -371,7 +362,6 @@ def test_a_batch_system_that_hangs_is_not_waited_for_at_the_end(
     bench.provider.changes = changes  # type: ignore[method-assign]
     try:
         happened(hangs)
-        bench.acquirer.end_seconds = 0.3
         bench.acquirer.stop()
         assert caplog.messages[-1].startswith("the batch system of tier a10 has not answered for 0 s")
     finally:
@@ -396,7 +386,7 @@ def test_a_tier_whose_batch_system_hangs_keeps_no_other_waiting(
     other = Moody()
     tiers = {name: (provider, WorkerJob(name, ["sleep", "100"], memory=10**7, disk=10**7)) for name, provider in
              (("slurm", hanging), ("local", other))}  # fmt: skip
-    asker = Acquirer(tiers, str(tmp_path), lambda: None)
+    asker = Acquirer(tiers, str(tmp_path), lambda: None, patience=AcquirerPatience(end=3.0))
     asker.start()
     try:
         asker.hold("slurm", 1)
@@ -404,7 +394,6 @@ def test_a_tier_whose_batch_system_hangs_keeps_no_other_waiting(
         asker.hold("local", 2)
         eventually(lambda: asker.counts()["local"]["running"] == 2)
         assert asker.counts()["slurm"]["running"] == 0
-        asker.end_seconds = 3.0
         asker.stop()
         assert caplog.messages[-1].startswith("the batch system of tier slurm has not answered")
     finally:

@@ -16,14 +16,7 @@ from ctxflow.factory.exchange import FactoryClient, RunFiles, Wishes, news_file,
 from ctxflow.factory.run_files import factory_file, factory_mark, factory_pid, only_factory
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
+from waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +32,8 @@ def told():
 
 
 @pytest.fixture
-def client(told):
-    client = FactoryClient("abc", "lab", told.set)
+def client(told, request):
+    client = FactoryClient("abc", "lab", told.set, **getattr(request, "param", {}))
     client.start()
     yield client
     client.stop()
@@ -109,7 +102,7 @@ def test_half_a_line_is_not_news(client):
         file.write('{"tier": "a10", "job": "1.0", "sta')
         file.flush()
         RunFiles("abc").read()
-        time.sleep(2 * exchange._LOOK_SECONDS)
+        time.sleep(2 * exchange._LOOK_SECONDS)  # In which it looks.
         assert client.take() == []
         file.write('te": "running", "something": "of a later version"}\n')
     assert eventually(client.take) == [("a10", JobChange("1.0", "running"))]
@@ -191,9 +184,9 @@ def test_a_place_that_cannot_be_written_is_said_so(runtime):
         FactoryClient("abc", "lab", print).start()
 
 
-def test_a_run_without_a_factory_says_so_once(client, caplog, monkeypatch):
+@pytest.mark.parametrize("client", [{"alone_seconds": 0.0}], indirect=True)
+def test_a_run_without_a_factory_says_so_once(client, caplog):
     with caplog.at_level(logging.WARNING, "ctxflow"):
-        monkeypatch.setattr(exchange, "_ALONE_SECONDS", 0.0)
         eventually(lambda: "none serves the site" in caplog.text)
         client.look()
         until(RunFiles("abc"), lambda wishes: wishes.looks)
@@ -271,8 +264,8 @@ def test_a_run_hears_why_it_has_fewer_workers_than_it_wants(client):
     assert client.reasons()["a10"] == ""
 
 
-def test_a_run_that_nobody_serves_says_so_as_its_reason(client, monkeypatch):
-    monkeypatch.setattr(exchange, "_ALONE_SECONDS", 0.0)
+@pytest.mark.parametrize("client", [{"alone_seconds": 0.0}], indirect=True)
+def test_a_run_that_nobody_serves_says_so_as_its_reason(client):
     client.hold("a10", 2)
     eventually(lambda: client.reasons()["a10"] == 'no factory serves the site "lab" here, as far as is known')
     RunFiles("abc").explain("a10", "1 job waits for a machine")

@@ -10,7 +10,7 @@ import time
 import pytest
 from test_library_loop import Items
 
-from ctxflow.host import library_process
+from ctxflow.host.library_process import HostPatience
 from waiting import FOREVER
 
 THREADS = 8
@@ -23,9 +23,9 @@ class Shared:
 
 
 @pytest.fixture
-def loaded(tmp_path):
+def loaded(tmp_path, request):
     (tmp_path / "logs").mkdir()
-    driven = Items(tmp_path)
+    driven = Items(tmp_path, patience=getattr(request, "param", HostPatience()))
     driven.load(Shared)
     driven.next("ready")
     yield driven
@@ -129,9 +129,8 @@ def test_the_folder_is_common_and_emptied_after_the_last(loaded):
     assert not os.path.exists(folder) or not os.listdir(folder)
 
 
-def test_a_call_that_goes_on_is_named_with_where_it_was(loaded, monkeypatch):
-    monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
-
+@pytest.mark.parametrize("loaded", [HostPatience(item=0.5)], indirect=True)
+def test_a_call_that_goes_on_is_named_with_where_it_was(loaded):
     def ignore(shared, items):
         while True:
             with contextlib.suppress(BaseException):

@@ -16,9 +16,8 @@ import cloudpickle
 import pytest
 from message_heads import instruction, report
 
-from ctxflow.host import library_process
 from ctxflow.host.context_host import Host
-from ctxflow.host.library_process import LibraryProcess
+from ctxflow.host.library_process import HostPatience, LibraryProcess
 from ctxflow.host.linux import adopt_orphans
 from ctxflow.host.messages import FROM_HOST
 from ctxflow.host.wire import Channel, pack
@@ -29,7 +28,7 @@ from waiting import FOREVER, eventually
 class Driven:
     """A host in this process, and what it reported."""
 
-    def __init__(self, directory, artifacts=None):
+    def __init__(self, directory, artifacts=None, patience=HostPatience()):  # noqa: B008
         import socket
 
         adopt_orphans()
@@ -42,6 +41,7 @@ class Driven:
             str(directory / "scratch"),
             str(directory / "logs"),
             artifacts=artifacts,
+            patience=patience,
         )
         self.calls = 0
 
@@ -293,9 +293,9 @@ def test_a_timeout_of_a_batch_is_not_charged_to_the_items_beside_it(driven):
     assert (died["blamed"], died["calls"]) == ([batch], [batch, item])
 
 
-def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven, monkeypatch):
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=30.0)], indirect=True)
+def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven):
     """In any order with the calls, again and again; the process goes on as it was."""
-    monkeypatch.setattr("ctxflow.host.library_process._INTERRUPT_SECONDS", 30.0)  # On a machine that may be busy.
     driven.load()
     driven.next("ready")
     times = random.Random(3)
@@ -320,9 +320,9 @@ def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven,
     assert pickle.loads(driven.next("finished")[1]) == [driven.host._libraries["c"].process.pid]
 
 
-def test_what_an_interrupted_call_waits_for_is_given_up(driven, tmp_path, monkeypatch):
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=30.0)], indirect=True)
+def test_what_an_interrupted_call_waits_for_is_given_up(driven, tmp_path):
     """Python's own waits, a subprocess, and code that turns the exception into another."""
-    monkeypatch.setattr("ctxflow.host.library_process._INTERRUPT_SECONDS", 30.0)
 
     def waits(state, items):
         kind = items[0]
@@ -352,9 +352,9 @@ def test_what_an_interrupted_call_waits_for_is_given_up(driven, tmp_path, monkey
         assert head["failure"]["kind"] == ("exception" if kind == "other" else "cancelled")
 
 
-def test_a_call_that_missed_its_interrupt_is_told_again(driven, tmp_path, monkeypatch):
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=30.0)], indirect=True)
+def test_a_call_that_missed_its_interrupt_is_told_again(driven, tmp_path):
     """As one does whose wait begins just after the signal came: that one is not woken by it."""
-    monkeypatch.setattr("ctxflow.host.library_process._INTERRUPT_SECONDS", 30.0)
 
     def deaf_at_first(state, items):
         ours = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -479,8 +479,8 @@ def test_a_wake_that_waits_for_another_to_be_parked_is_for_the_process_that_was_
     driven.next("finished")
 
 
-def test_one_that_hangs_where_it_parks_is_ended_with_what_it_is_at(driven, monkeypatch):
-    monkeypatch.setattr(library_process, "MOVE_SECONDS", 0.5)
+@pytest.mark.parametrize("driven", [HostPatience(move=0.5)], indirect=True)
+def test_one_that_hangs_where_it_parks_is_ended_with_what_it_is_at(driven):
     driven.load(SlowToPark, "/nowhere", context="a", memory=1 << 40)
     driven.next("ready")
     driven.tell("park", context="a")

@@ -18,7 +18,7 @@ from test_host import Driven
 
 from ctxflow import on_worker
 from ctxflow.errors import ContextLost, ItemRefused
-from ctxflow.host import closing_libraries, library_process
+from ctxflow.host.library_process import HostPatience
 from waiting import FOREVER, eventually, gone
 
 
@@ -64,9 +64,9 @@ class Items(Driven):
 
 
 @pytest.fixture
-def driven(tmp_path):
+def driven(tmp_path, request):
     (tmp_path / "logs").mkdir()
-    driven = Items(tmp_path)
+    driven = Items(tmp_path, patience=getattr(request, "param", HostPatience()))
     yield driven
     driven.close()
 
@@ -272,9 +272,8 @@ def test_a_context_tells_that_it_is_lost_from_a_thread_of_its_own(driven, style)
     assert driven.failure(call)["message"] == "no heartbeat"
 
 
-def test_what_blocks_the_loop_is_found_and_named(loaded, monkeypatch):
-    monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
-
+@pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
+def test_what_blocks_the_loop_is_found_and_named(loaded):
     async def wait(context):
         context["waits"] = True
         await asyncio.sleep(FOREVER)
@@ -293,9 +292,8 @@ def test_what_blocks_the_loop_is_found_and_named(loaded, monkeypatch):
     assert "in block" in head["failure"]["output"]
 
 
-def test_an_item_that_ignores_its_end_is_named(loaded, monkeypatch):
-    monkeypatch.setattr(library_process, "ITEM_SECONDS", 0.5)
-
+@pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
+def test_an_item_that_ignores_its_end_is_named(loaded):
     async def ignore(context):
         context["ignores"] = True
         while True:
@@ -427,8 +425,8 @@ def test_an_async_context_is_built_and_closed_on_the_loop_of_its_items(driven, t
     assert (tmp_path / "another").read_text() == "closed"
 
 
-def test_what_does_not_close_in_time_is_killed_and_others_go_on_meanwhile(driven, tmp_path, monkeypatch):
-    monkeypatch.setattr(closing_libraries, "CLOSE_SECONDS", 5.0)
+@pytest.mark.parametrize("driven", [HostPatience(close=5.0)], indirect=True)
+def test_what_does_not_close_in_time_is_killed_and_others_go_on_meanwhile(driven, tmp_path):
     driven.load(build_async(tmp_path / "log", ends=False))
     driven.next("ready")
     driven.load(dict, context="other")

@@ -4,6 +4,9 @@ import os
 import pickle
 import time
 
+import pytest
+
+from ctxflow.host.library_process import HostPatience
 from ctxflow.host.linux import activity, kill_tree, process_state
 from unkillable import stopped, unkillable
 from waiting import FOREVER, eventually
@@ -50,8 +53,8 @@ def test_a_load_waits_until_what_was_killed_has_made_room(driven):
     driven.next("pong")
 
 
+@pytest.mark.parametrize("driven", [HostPatience(stuck=0.5)], indirect=True)
 def test_one_in_which_nothing_moves_any_more_is_told_once(driven):
-    driven.host.undead.stuck_seconds = 0.5
     driven.load()
     driven.next("ready")
     pid = library_pid(driven)

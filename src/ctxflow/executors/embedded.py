@@ -68,6 +68,7 @@ class EmbeddedEngine:
         scratch: str | None = None,
         rejoin_seconds: float = 0.2,
         slowdowns: Sequence[float] = (),
+        *,
         patience: Patience | None = None,
     ) -> None:
         self._devices = cuda_devices()

@@ -283,10 +283,6 @@ class LocalHosts:
         self._selector.modify(worker.channel, wanted, worker)
 
 
-_REPORT_SECONDS = 10.0  # How long a host may take to say that a library process has died.
-_LONGEST_SECONDS = 120.0  # How long a host may be busy with something else than answering.
-
-
 class LocalWatch:
     """Looks once a second, from `look_at` on by the monotonic clock, for overdue calls and silent workers."""
 
@@ -314,7 +310,8 @@ class LocalWatch:
         self.look_at = now + self._patience.look
         for worker in self._there.values():
             for line in list(worker.lines.values()):
-                if line.built and now > line.ended_at + _REPORT_SECONDS:  # The user's code closed it, or all of them.
+                # The user's code closed it, or all of them.
+                if line.built and now > line.ended_at + self._patience.report:
                     self._messages.give_up(line)
                 elif (late := line.overdue(now, self._patience.overdue)) is not None:
                     self._messages.end_overdue(line, *late)
@@ -326,7 +323,7 @@ class LocalWatch:
             worker, seconds = self._there[name], self._beats.silent_for(name)
             seen = activity(worker.process.pid)
             # One that is swapped out, or waits for a slow disk, gets on all the same.
-            if seen and seen != self._activity[name] and seconds < _LONGEST_SECONDS:
+            if seen and seen != self._activity[name] and seconds < self._patience.longest:
                 self._activity[name] = seen
                 self._beats.spare(name)
             else:

@@ -303,6 +303,8 @@ class Patience:
     :ivar answer: for the answer.
     :ivar overdue: beyond a call's timeout, which its host enforces, before the driver sees to it.
     :ivar urgent: for the host's answer then.
+    :ivar longest: for a host that gets on with something else than answering.
+    :ivar report: for a host's report that a library process has ended, once its connection has.
     :ivar leave: for a worker that was told to go.
     :ivar manager: for a sign of life of TaskVine's manager.
     :ivar start: for a manager to start.
@@ -312,6 +314,8 @@ class Patience:
     answer: float = 15.0
     overdue: float = 3.0
     urgent: float = 4.0
+    longest: float = 120.0
+    report: float = 10.0
     leave: float = 15.0
     manager: float = 15.0
     start: float = 60.0

@@ -14,13 +14,12 @@ from typing import Any
 from ctxflow.errors import counted
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, KeepsOutput, Provider, ProviderError, WorkerJob
-from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer, TierJobs
+from ctxflow.factory.tier_acquirer import AcquirerPatience, AcquirerState, TierAcquirer, TierJobs
 from ctxflow.host.linux import advice, none_left
 
 logger = logging.getLogger("ctxflow")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 _OFTEN_SECONDS = 4.0  # For how long providers are asked often after `look`.
-_END_SECONDS = 60.0
 _TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")
 
 
@@ -50,6 +49,8 @@ class Acquirer:
         join_timeout: float = 300.0,
         took_over: Callable[[str], bool] = lambda job: False,
         prices: Mapping[str, float | None] | None = None,
+        *,
+        patience: AcquirerPatience = AcquirerPatience(),  # noqa: B008 - It is frozen.
     ) -> None:
         first, costs = waiting or {}, prices or {}
         self._shared = AcquirerState(
@@ -57,6 +58,7 @@ class Acquirer:
             decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence)),
             decided or (lambda tier, sentence: logger.warning("tier %s: %s", tier, sentence)),
             took_over,
+            patience,
         )
         self._condition = self._shared.condition
         self._tiers = {
@@ -71,7 +73,6 @@ class Acquirer:
             for name, (provider, job) in tiers.items()
         }
         self._directory = directory
-        self.end_seconds = _END_SECONDS
         self.failure: str | None = None
 
     def start(self) -> None:
@@ -239,14 +240,14 @@ class Acquirer:
         ending = {name: threading.Thread(target=_end, args=(held,), daemon=True) for name, held in self._tiers.items()}
         for thread in ending.values():
             thread.start()
-        deadline = time.monotonic() + self.end_seconds
+        deadline = time.monotonic() + self._shared.patience.end
         for thread in ending.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         if left := [f"tier {name}" for name, thread in ending.items() if thread.is_alive()]:
             logger.warning(
                 "the batch system of %s has not answered for %.0f s: see with its own commands whether jobs are left",
                 " and ".join(left),
-                self.end_seconds,
+                self._shared.patience.end,
             )
 
 

@@ -26,7 +26,6 @@ from ctxflow.sites.site_model import Tier
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 10.0
-_ALONE_SECONDS = 10.0  # After which a run says that no factory serves it.
 _CHANGE_FIELDS = {field.name for field in dataclasses.fields(JobChange)}
 
 
@@ -159,10 +158,19 @@ class FactoryClient:
     :param site: the name of its site, by which its factory knows it.
     :param changed: called, on a thread of this object's own, when `take` or `failure` has something.
     :param tiers: the site's, for their workers' GPUs and prices.
+    :param alone_seconds: after which it says that no factory serves the site.
     """
 
-    def __init__(self, run: str, site: str, changed: Callable[[], None], tiers: Sequence[Tier] = ()) -> None:
-        self._run, self._site = run, site
+    def __init__(
+        self,
+        run: str,
+        site: str,
+        changed: Callable[[], None],
+        tiers: Sequence[Tier] = (),
+        *,
+        alone_seconds: float = 10.0,
+    ) -> None:
+        self._run, self._site, self._alone_seconds = run, site, alone_seconds
         self._changed = changed
         self._condition = threading.Condition()  # Guards all below.
         self._wanted: dict[str, int] = {}
@@ -387,7 +395,7 @@ class FactoryClient:
 
     def _look_for_factory(self) -> None:
         """Warn once, after a while, if no factory serves the site."""
-        if self._alone_since is None or time.monotonic() < self._alone_since + _ALONE_SECONDS:
+        if self._alone_since is None or time.monotonic() < self._alone_since + self._alone_seconds:
             return
         self._alone_since = None
         self._served = factory_pid(self._site) is not None

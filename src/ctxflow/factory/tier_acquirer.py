@@ -23,9 +23,7 @@ from ctxflow.host.linux import advice, none_left
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _OFTEN = 0.2
-_STUCK_SECONDS = 10.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
-_REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is asked again.
 _REMIND_SECONDS = 300.0  # The same failure is reported again only after so long.
 _STILL_SECONDS = 300.0  # A queue in which nothing began for so long does not move.
 _LONGEST_PAUSE = 60.0
@@ -178,6 +176,20 @@ class TierJobs:
         return tuple(name for name, job in running.items() if job.since < late)
 
 
+@dataclasses.dataclass(frozen=True)
+class AcquirerPatience:
+    """How long an acquirer waits for batch systems, in seconds.
+
+    :ivar stuck: for jobs to begin, before it asks whether any machine will do.
+    :ivar remove: for jobs to be removed, before it asks again.
+    :ivar end: for what is being asked, at the acquirer's end.
+    """
+
+    stuck: float = 10.0
+    remove: float = 10.0
+    end: float = 60.0
+
+
 @dataclasses.dataclass
 class AcquirerState:
     """What an acquirer shares with its tiers' threads; `condition` guards it and the tiers' fields."""
@@ -186,6 +198,7 @@ class AcquirerState:
     decided: Callable[[str, str], None]  # Called with a tier and a sentence for each decision; the next, each failure.
     troubled: Callable[[str, str], None]
     took_over: Callable[[str], bool]
+    patience: AcquirerPatience
     condition: threading.Condition = dataclasses.field(default_factory=threading.Condition)  # Reentrant.
     look_until: float = 0.0
     stopped: bool = False
@@ -328,7 +341,7 @@ class TierAcquirer:
         now = time.monotonic()
         with self.shared.condition:
             jobs = list(self.removing) if now >= self.remove_at else []
-            self.remove_at = now + _REMOVE_SECONDS if jobs else self.remove_at
+            self.remove_at = now + self.shared.patience.remove if jobs else self.remove_at
         if jobs:
             self.provider.remove(jobs)
             self.totals["removed"] += len(jobs)
@@ -343,7 +356,7 @@ class TierAcquirer:
             if not self.excluding or now < self.exclude_at:
                 return
             hosts, jobs = self.job.excluded, list(self.jobs.jobs)
-            self.exclude_at = now + _REMOVE_SECONDS  # If it fails.
+            self.exclude_at = now + self.shared.patience.remove  # If it fails.
         anew = self.provider.exclude(jobs, hosts) if isinstance(self.provider, Excluding) else None
         with self.shared.condition:
             self.excluding = self.job.excluded != hosts
@@ -408,7 +421,7 @@ class TierAcquirer:
         """Survey whether any machine will do, where all jobs are pending."""
         now = time.monotonic()
         with self.shared.condition:
-            stuck = self.jobs.stuck(now, _STUCK_SECONDS)
+            stuck = self.jobs.stuck(now, self.shared.patience.stuck)
         if not stuck or now < self.survey_at:
             return
         self.survey_at = now + _SURVEY_SECONDS

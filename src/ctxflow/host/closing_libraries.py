@@ -10,9 +10,6 @@ from ctxflow.host.library_messages import CloseContext
 from ctxflow.host.library_process import LibraryProcess, now
 from ctxflow.host.wire import pack
 
-CLOSE_SECONDS = 2.0
-"""How long a library process may take to close what it has built; then it is killed."""
-
 
 class ClosingLibraries:
     """Those of one host, which has its selector watch them no more.
@@ -39,7 +36,7 @@ class ClosingLibraries:
 
     def add(self, library: LibraryProcess, then: Callable[[], None]) -> None:
         """Have one close; do what comes then once it is gone."""
-        self._due[library] = now() + CLOSE_SECONDS, then
+        self._due[library] = now() + library.patience.close, then
         library.channel.send_frame(pack(CloseContext()))
         register = self._selector.register
         register(library.channel, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda: self._heard(library))

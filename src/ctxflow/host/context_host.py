@@ -46,7 +46,7 @@ from ctxflow.host.library_messages import (
     RunCall,
     WakeContext,
 )
-from ctxflow.host.library_process import KeptLogs, LibraryProcess, Undead, now
+from ctxflow.host.library_process import HostPatience, KeptLogs, LibraryProcess, Undead, now
 from ctxflow.host.linux import (
     advice,
     bury_orphans,
@@ -100,6 +100,7 @@ class Host:
     :param logs: where the library processes' output is kept.
     :param zygote: one that library processes can be forked from, if there is one already.
     :param artifacts: where what builds made is kept; None to keep none.
+    :param patience: how long library processes are waited for.
     """
 
     def __init__(
@@ -110,8 +111,11 @@ class Host:
         logs: str,
         zygote: Zygote | None = None,
         artifacts: ArtifactStore | None = None,
+        *,
+        patience: HostPatience = HostPatience(),  # noqa: B008 - It is frozen.
     ) -> None:
         self._emit = emit
+        self._patience = patience
         self._selector = selector
         self._scratch = scratch
         self._logs = logs
@@ -126,7 +130,7 @@ class Host:
         self._closed = False
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
         self._limits = LibraryLimits(self._fail)
-        self.undead = Undead()
+        self.undead = Undead(patience.stuck)
         self._zygotes = Zygotes(selector, scratch, zygote)
         self._closing_libraries = ClosingLibraries(selector, self._end_for_good)
         self._leftovers = ShmLeftovers()
@@ -292,7 +296,7 @@ class Host:
         forked_from, why = (None, zygote) if isinstance(zygote, str) else (zygote, "")
         message, variables, artifacts = self._artifacts.begin(message, scratch)
         environment = {**message.environment, **variables}
-        library = LibraryProcess(context, scratch, environment, log, forked_from, message.path)
+        library = LibraryProcess(context, scratch, environment, log, forked_from, message.path, patience=self._patience)
         library.artifacts = artifacts
         library.started += f": {why}" if why else ""
         library.key = message.key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from ctxflow.host.library_process import ITEM_SECONDS, MOVE_SECONDS, LibraryProcess, now
+from ctxflow.host.library_process import LibraryProcess, now
 from ctxflow.host.linux import tree_bytes
 
 _MEMORY_CHECK_SECONDS = 0.5
@@ -57,14 +57,13 @@ class LibraryLimits:
         library.remind(time)
         if ignoring := library.ignores_interrupt(time):
             library.show_where()
-            long = f"{ITEM_SECONDS:g} s" if library.overlaps else "a second"
-            message = f"nobody waited for the call any more, and it went on for {long} after it was interrupted"
+            long = library.patience.item if library.overlaps else library.patience.interrupt
+            message = f"nobody waited for the call any more, and it went on for {long:g} s after it was interrupted"
             self._fail(library, "cancelled", "CallInterrupted", message, blamed=ignoring)
         elif library.load_deadline <= time and library.moving:
             library.show_where()
-            message = (
-                f"to {library.moving} it took longer than {MOVE_SECONDS:g} s: see in the last lines where it hangs"
-            )
+            long = library.patience.move
+            message = f"to {library.moving} it took longer than {long:g} s: see in the last lines where it hangs"
             self._fail(library, "timeout", "Timeout", message)
         elif library.load_deadline <= time:
             library.show_where()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -39,14 +40,26 @@ _LOG_BYTES = 10_000_000
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _TRACE_SECONDS = 0.5  # How long to wait for its printing where it is: it takes milliseconds, unless others are busy.
 _LOOK_SECONDS = 0.5
-_STUCK_SECONDS = 20.0  # After which a process in which nothing moves is reported as stuck.
-_INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
 _REMIND_SECONDS = 0.1  # Until it is told again: a signal just before a call of the system does not end that one's wait.
-MOVE_SECONDS = 120.0
-"""How long a context may take to be parked or woken."""
-ITEM_SECONDS = 5.0
-"""How long one of several calls that overlap may, after its timeout too: an engine may take a step before it hears."""
 _ITEMS_LOOK_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPatience:
+    """How long a host waits for its library processes, in seconds.
+
+    :ivar interrupt: for an interrupted call to end, before it costs the context.
+    :ivar item: for one of several calls that overlap, after its timeout too: an engine may take a step before it hears.
+    :ivar move: for a context to be parked or woken.
+    :ivar close: for what a context has built to be closed, before its process is killed.
+    :ivar stuck: for anything to move in a process that was killed, before that is reported.
+    """
+
+    interrupt: float = 1.0
+    item: float = 5.0
+    move: float = 120.0
+    close: float = 2.0
+    stuck: float = 20.0
 
 
 class LibraryProcess:
@@ -71,8 +84,10 @@ class LibraryProcess:
         log: str,
         zygote: Zygote | None = None,
         path: Sequence[str] = (),
+        *,
+        patience: HostPatience = HostPatience(),
     ) -> None:
-        self.context, self.log = context, log
+        self.context, self.log, self.patience = context, log, patience
         self.started = "spawned"  # Or "forked", or why it is not.
         self.scratch = scratch
         self.artifacts: LibraryArtifacts | None = None
@@ -176,7 +191,7 @@ class LibraryProcess:
         """Send a call."""
         if call.overlaps:  # Whose timeout the library process sees to.
             self.calls[call.call] = float("inf")
-            self.items[call.call] = now + (call.timeout or float("inf")) + ITEM_SECONDS
+            self.items[call.call] = now + (call.timeout or float("inf")) + self.patience.item
         else:
             self.watch(call.call, call.timeout, now)
         self.channel.send_frame(pack(call))
@@ -194,7 +209,7 @@ class LibraryProcess:
 
     def move(self, how: str, now: float) -> None:
         """Note that it is about to "park" or to "wake"."""
-        self.moving, self.parked, self.load_deadline = how, True, now + MOVE_SECONDS
+        self.moving, self.parked, self.load_deadline = how, True, now + self.patience.move
 
     def moved(self, parked: bool) -> None:
         """Note that it is parked, or awake."""
@@ -202,7 +217,7 @@ class LibraryProcess:
 
     def interrupt(self, call: int, now: float) -> None:
         """Have a call that nobody waits for end with an exception, unless it has ended."""
-        seconds = ITEM_SECONDS if self.overlaps else _INTERRUPT_SECONDS
+        seconds = self.patience.item if self.overlaps else self.patience.interrupt
         with contextlib.suppress(OSError):  # Of a pipe that is full, or a process that is gone.
             os.write(self._asked, call.to_bytes(CALL_NUMBER_BYTES, "little"))
             if not self.overlaps or call not in self.running().in_flight:
@@ -235,14 +250,14 @@ class LibraryProcess:
         ignoring = [call for call in overdue if call == found.running or call in found.in_flight]
         if self.threads and found.in_flight.keys() - ignoring - self.interrupted.keys():
             # A thread cannot be stopped, and those beside it are not to blame.
-            self.interrupted.update(dict.fromkeys(ignoring, now + ITEM_SECONDS))
+            self.interrupted.update(dict.fromkeys(ignoring, now + self.patience.item))
             return []
         return ignoring
 
     def loop_began(self, closes: bool, threads: bool, now: float) -> None:
         """Note that its calls overlap from now on."""
         self.overlaps, self.closes, self.threads, self.look_at = True, closes, threads, now
-        self.interrupted = dict.fromkeys(self.interrupted, now + ITEM_SECONDS)  # It may import what they call.
+        self.interrupted = dict.fromkeys(self.interrupted, now + self.patience.item)  # It may import what they call.
 
     def overdue_items(self, now: float, call: int = 0) -> tuple[str, list[int]] | None:
         """Look for calls of items that did not end with their timeouts; return what to say, and which are to blame.
@@ -255,7 +270,7 @@ class LibraryProcess:
         self.look_at = now + _ITEMS_LOOK_SECONDS
         if found.running and found.running not in found.in_flight:  # A call that others wait for.
             return None
-        late = {number for number, due in found.in_flight.items() if due + ITEM_SECONDS <= now}
+        late = {number for number, due in found.in_flight.items() if due + self.patience.item <= now}
         unbegun = [number for number in (*self._late(now), call) if number and number not in found.in_flight]
         if not late and not unbegun:
             return None
@@ -263,7 +278,7 @@ class LibraryProcess:
             return _BLOCKED, [found.running] if found.running else []
         self._was_late = late  # Once the loop has turned again it may not have heard of the timeout yet.
         again = sorted(late & was_late)
-        return (_IGNORES, again) if again else None
+        return (_IGNORES.format(self.patience.item), again) if again else None
 
     def _late(self, now: float) -> list[int]:
         return [number for number, due in self.items.items() if due <= now]
@@ -354,7 +369,7 @@ _BLOCKED = (
     "asyncio.to_thread; the last lines show where it is"
 )
 _IGNORES = (
-    f"a call went on for {ITEM_SECONDS:g} s after its timeout, at which it was told to end: let CancelledError (on a "
+    "a call went on for {:g} s after its timeout, at which it was told to end: let CancelledError (on a "
     "thread KeyboardInterrupt, of which compiled code hears when it returns) end it, clean up sooner, or raise the "
     "timeout"
 )
@@ -391,12 +406,12 @@ class KeptLogs:
 class Undead:
     """A host's processes that were killed and are not gone yet: their memory is large, or the kernel waits for them.
 
-    :ivar stuck_seconds: how long nothing may move in one.
+    :param stuck_seconds: how long nothing may move in one.
     :ivar look_at: when to call `look`.
     """
 
-    def __init__(self) -> None:
-        self.stuck_seconds = _STUCK_SECONDS
+    def __init__(self, stuck_seconds: float) -> None:
+        self._stuck_seconds = stuck_seconds
         self.look_at = float("inf")
         self._killed: dict[ChildProcess, tuple[float, tuple[str, ...]]] = {}  # When it moved, and what.
         self._told = False
@@ -420,7 +435,7 @@ class Undead:
         for process, (moved_at, before) in self._killed.items():
             if (seen := activity(process.pid)) != before:
                 self._killed[process] = now, seen
-            elif now >= moved_at + self.stuck_seconds and not self._told:
+            elif now >= moved_at + self._stuck_seconds and not self._told:
                 self._told = True
                 return (
                     f"its process {process.pid} was killed and does not end, so that its GPU and memory stay "

@@ -59,7 +59,7 @@ class TaskVineEngine:
     Options = TaskVineOptions
     capabilities = OWN["taskvine"].capabilities
 
-    def __init__(self, site: Site, patience: Patience | None = None) -> None:
+    def __init__(self, site: Site, *, patience: Patience | None = None) -> None:
         if not site.tiers:
             raise ValueError(
                 'a site with engine = "taskvine" needs at least one [[tiers]]: see site-configs/testbed.toml'
