@@ -162,6 +162,7 @@ def command_on(host: str, user: str, directory: str, command: list[str]) -> list
         "HOME": home, "USER": user, "LOGNAME": user, "PATH": PATH_INSIDE, "LANG": "C.UTF-8",
         "SHELL": "/bin/bash", "TERM": os.environ.get("TERM", "dumb"), "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis", **faults.clock(the_settings()),
+        **{name: os.environ[name] for name in ("CTXFLOW_TEST_PATIENCE",) if name in os.environ},
     }  # fmt: skip
     # The death signal: a command whose `testbed/run` is killed is asked to end too.
     identity = ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "--pdeathsig", "TERM"]

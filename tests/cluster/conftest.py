@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from waiting import SECONDS, eventually, patience
+
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
 # Processes of tests side by side have a testbed each.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -25,7 +27,7 @@ sys.path.insert(0, str(TESTBED))
 from pool.cluster import command_on  # noqa: E402
 from pool.settings import NAME, STATE, TestbedError  # noqa: E402
 
-CLEAR_SECONDS, FORGET_SECONDS = 60.0, 10.0
+FORGET_SECONDS = 10.0
 
 NO_TESTBED = "No testbed: "
 
@@ -71,7 +73,7 @@ class Testbed:
         """Run testbed/NAME and return what it wrote; where `check` is set it must succeed."""
         done = subprocess.run(
             [sys.executable, str(TESTBED / name), *words],
-            capture_output=True, check=False, cwd="/", input=text, text=True, timeout=limit,
+            capture_output=True, check=False, cwd="/", input=text, text=True, timeout=patience(limit),
         )  # fmt: skip
         assert not check or done.returncode == 0, f"testbed/{name} {words}: {done.stdout} {done.stderr}"
         return done
@@ -86,7 +88,7 @@ class Testbed:
         except TestbedError as error:
             raise AssertionError(str(error)) from None
         done = subprocess.run(
-            command, capture_output=True, check=False, cwd="/", input=text, text=True, timeout=120
+            command, capture_output=True, check=False, cwd="/", input=text, text=True, timeout=patience()
         )  # fmt: skip
         assert done.returncode == 0, f"{words} on {host}: {done.stdout} {done.stderr}"
         return done.stdout.strip()
@@ -129,22 +131,13 @@ class Testbed:
             return not self.run("bash", "-c", script, user="root")
 
         try:
-            self.eventually(cleared, CLEAR_SECONDS)
+            self.eventually(cleared)
         except AssertionError:
             self.command("down")
 
-    def eventually(self, condition: Callable[[], object], limit: float = 60) -> None:
-        """Wait until a condition holds; fail after `limit` seconds. A command of it that fails is tried again, too."""
-        deadline = time.monotonic() + limit
-        while True:
-            why = "it did not happen in time"
-            try:
-                if condition():
-                    return
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                why = f"{why}: {error}"
-            assert time.monotonic() < deadline, why
-            time.sleep(0.3)
+    def eventually(self, condition: Callable[[], object], within: float = SECONDS) -> None:
+        """Wait until a condition holds. A command of it that fails is tried again, too."""
+        eventually(condition, within=within, retry=(AssertionError, subprocess.TimeoutExpired), pause=0.3)
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
 from ctxflow import ContextExecutor, CtxflowError, batch_app, context
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, happened, output
 
 ROWS, WORKERS = 200, {"few": 33, "none": 1, "filled": 3}
 LIMITS = {"few": 33, "none": 24, "filled": 256}
@@ -38,8 +42,10 @@ def fill() -> list[int]:
         return taken
 
 
-def fill_for_a_while() -> None:
+def fill_for_a_while(filled: threading.Event | None = None) -> None:
     taken = fill()
+    if filled is not None:
+        filled.set()
     time.sleep(FULL_SECONDS)
     for each in taken:
         os.close(each)
@@ -63,13 +69,13 @@ def slow(one, items):
 
 
 def lose_a_worker_meanwhile(results: list[int]) -> None:
-    while len(results) < ROWS // 5:
-        time.sleep(0.05)
+    eventually(lambda: len(results) >= ROWS // 5)
     processes = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
     victim = next(each for each in processes if each.name() == "vine_worker" and "10.77.0.1:" in str(each.cmdline()))
-    filling = threading.Thread(target=fill_for_a_while)
+    filled = threading.Event()
+    filling = threading.Thread(target=fill_for_a_while, args=[filled])
     filling.start()
-    time.sleep(0.5)
+    happened(filled)
     os.kill(victim.pid, signal.SIGKILL)
     filling.join()
 
@@ -113,7 +119,7 @@ def main() -> None:
         return
     pipe = subprocess.PIPE
     runs = {how: subprocess.Popen([sys.executable, __file__, how], stdout=pipe, text=True) for how in WORKERS}
-    found = {how: run.communicate(timeout=120)[0].splitlines() for how, run in runs.items()}
+    found = {how: output(run)[0].splitlines() for how, run in runs.items()}
     print(json.dumps({how: json.loads(lines[-1]) for how, lines in found.items()}))
 
 

@@ -8,10 +8,11 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from waiting import SECONDS, DeadlinePassed, eventually, exited, joined, patience, report
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -98,29 +99,33 @@ class Driver:
     def line(self) -> dict[str, Any] | None:
         """The next, None at the end of its output."""
         try:
-            text = self._lines.get(timeout=120)
+            text = self._lines.get(timeout=patience())
         except queue.Empty:
-            raise AssertionError(f"the run says nothing more; last {self.last}; {self.said()}") from None
+            what = f"a line of the run after {self.last}; {self.said()}"
+            raise DeadlinePassed(report(what, patience())) from None
         if text:
             self.last = json.loads(text)
         return self.last if text else None
 
-    def until(self, condition: Callable[[dict[str, Any]], object], limit: float = 180) -> dict[str, Any]:
+    def until(self, condition: Callable[[dict[str, Any]], object], within: float = 180.0) -> dict[str, Any]:
         """The first line of which something holds."""
-        deadline = time.monotonic() + limit
-        while (line := self.line()) is not None:
-            if condition(line):
-                return line
-            assert time.monotonic() < deadline, f"it did not happen: {line}; {self.said()}"
-        raise AssertionError(f"the run ended before it happened: {self.last}; {self.said()}")
 
-    def until_said(self, text: str, limit: float = 30, since: int = 0) -> str:
+        def found() -> dict[str, Any] | None:
+            line = self.line()
+            assert line is not None, f"the run ended before it happened: {self.last}; {self.said()}"
+            return line if condition(line) else None
+
+        what = lambda: f"a line after {self.last}; {self.said()}"  # noqa: E731
+        line = eventually(found, within=within, what=what, pause=0.001)
+        assert line is not None
+        return line
+
+    def until_said(self, text: str, within: float = SECONDS, since: int = 0) -> str:
         """What it logged after so many lines, once a text is there."""
-        deadline = time.monotonic() + limit
-        while text not in (said := "".join(self.errors[since:])):
-            assert time.monotonic() < deadline, f"it did not say {text!r}: {self.newest()}; {self.said()}"
-            time.sleep(0.1)
-        return said
+        return eventually(
+            lambda: text in (said := "".join(self.errors[since:])) and said,
+            within=within, what=lambda: f"{text!r}: {self.newest()}; {self.said()}",
+        )  # fmt: skip
 
     def newest(self) -> dict[str, Any]:
         """What it told last, whatever was read of it so far."""
@@ -140,7 +145,7 @@ class Driver:
 
     def status(self) -> int:
         """Its exit status."""
-        return self._process.wait(60)
+        return exited(self._process)
 
     def said(self) -> str:
         """What it logged."""
@@ -150,11 +155,11 @@ class Driver:
         """End it, if it has not ended."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(60)
+            self._process.wait(patience(60))
         self._process.kill()
         self._process.wait()
         for reader in self._readers:
-            reader.join(10)
+            joined(reader)
 
 
 def processes_left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, Any]:

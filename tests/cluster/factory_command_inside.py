@@ -17,6 +17,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, exited
+
 SITE = """
 name = "pool"
 engine = "taskvine"
@@ -85,11 +88,8 @@ def joined() -> int:
     return sum(path.read_text().count('"WorkerJoined"') for path in Path().glob("*/runs/*/ctxflow/events.jsonl"))
 
 
-def eventually(condition, what: str) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen in time; there is {jobs()}"
-        time.sleep(0.2)
+def reach(condition, what: str) -> None:
+    eventually(condition, what=lambda: f"{what}; there is {jobs()}", pause=0.2)
     sys.stderr.write(f"{time.monotonic():.1f} {what}\n")
 
 
@@ -127,37 +127,37 @@ def serve_two_runs(last: contextlib.ExitStack) -> dict[str, object]:
     for name, share, joins in (("one", [4], 4), ("two", [2, 2], 6)):
         programs.append(program(name))
         last.callback(programs[-1].kill)
-        eventually(lambda share=share, joins=joins: (by_run(), joined()) == (share, joins), f"workers: {share}")
+        reach(lambda share=share, joins=joins: (by_run(), joined()) == (share, joins), f"workers: {share}")
     before = running()
     site(6)
     factory.send_signal(signal.SIGHUP)
-    eventually(lambda: by_run() == [3, 3] and joined() == 8, "6 workers are shared")
+    reach(lambda: by_run() == [3, 3] and joined() == 8, "6 workers are shared")
     raised = running()
     factory.kill()
     factory.wait()
     factory = begin()
     last.callback(factory.kill)
-    eventually(lambda: Path("factory.log").read_text().count("took over 3 running") == 2, "another factory takes over")
+    reach(lambda: Path("factory.log").read_text().count("took over 3 running") == 2, "another factory takes over")
     taken_over, lost = running(), losses()
     site(2)
     factory.send_signal(signal.SIGHUP)
     left = len(lost) + 4  # Of six workers: those that have ended what they ran.
-    eventually(lambda: (by_run(), len(losses())) == ([1, 1], left), "a lowered maximum has workers leave")
+    reach(lambda: (by_run(), len(losses())) == ([1, 1], left), "a lowered maximum has workers leave")
     lowered = running()
     for name in ("one", "two"):
         done = len(Path(name, "out").read_text())
-        eventually(lambda name=name, done=done: len(Path(name, "out").read_text()) > done, f"{name} goes on")
+        reach(lambda name=name, done=done: len(Path(name, "out").read_text()) > done, f"{name} goes on")
     for name in ("one", "two"):
         Path(name, "stop").touch()
-    statuses = [each.wait(60) for each in programs]
-    eventually(lambda: not jobs(), "no job is left")
+    statuses = [exited(each) for each in programs]
+    reach(lambda: not jobs(), "no job is left")
     factory.terminate()
     return {
         "kept": before.items() <= raised.items(),
         "taken over": taken_over == raised,
         "lowered": lowered.items() <= raised.items(),
         "losses": lost,
-        "statuses": [*statuses, factory.wait(60)],
+        "statuses": [*statuses, exited(factory)],
         "outputs": [Path(name, "out").read_text().splitlines()[-1].isdigit() for name in ("one", "two")],
         "log": Path("factory.log").read_text(),
     }
@@ -168,14 +168,14 @@ def clean_up_after_a_killed_program(last: contextlib.ExitStack) -> dict[str, obj
     site(3, "run", "false")
     killed = program("killed", "run")
     last.callback(killed.kill)
-    eventually(lambda: len(jobs()) == 3, "3 jobs wait")
+    reach(lambda: len(jobs()) == 3, "3 jobs wait")
     alive = json.loads(
         subprocess.run([*FACTORY, "run.toml", "--clean", "--json"], capture_output=True, check=False).stdout
     )
     killed.kill()
     killed.wait()
     told = subprocess.run([*FACTORY, "run.toml", "--clean", "--yes", "--json"], capture_output=True, check=False)
-    eventually(lambda: not jobs(), "they are gone")
+    reach(lambda: not jobs(), "they are gone")
     return {"while it lived": alive["jobs"], "status": told.returncode, "clean": json.loads(told.stdout)}
 
 

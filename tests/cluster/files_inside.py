@@ -22,6 +22,9 @@ from ctxflow import ContextExecutor, batch_app, context, context_app
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import finished
+
 TESTBED = Path(__file__).resolve().parents[2] / "site-configs" / "testbed.toml"
 LOCAL = Site(
     engine="taskvine",
@@ -66,7 +69,7 @@ def add(ten, files):
 
 def outcome(future):
     try:
-        return future.result(timeout=120)
+        return finished(future).result()
     except Exception as error:
         return type(error).__name__
 
@@ -106,7 +109,7 @@ def main(local):
     with parsl.load(ContextExecutor.config(LOCAL if local else str(TESTBED), workers=1)) as kernel:
         first = copy(inputs=[File("in.txt")], outputs=[File("deep/out.txt")])
         second = copy(inputs=[first.outputs[0]], outputs=[File(str(home / "last.txt"))])
-        found["elsewhere"] = second.result(timeout=120) != str(home)
+        found["elsewhere"] = finished(second).result() != str(home)
         found["last"] = Path("last.txt").read_text()
         found["printed"] = [
             outcome(say(what, inputs=[File("in.txt")], stdout="said.txt")) for what in ("true", "false")
@@ -116,7 +119,7 @@ def main(local):
         found["there"] = Path("crashed.txt").exists()
         found["missing"] = outcome(copy(inputs=[File("none.txt")], outputs=[File("x")]))
         found["items"] = [outcome(add(File(f"{number}.txt"))) for number in range(3)]
-        grow(50_000_000, outputs=[File("big")]).result(timeout=120)
+        finished(grow(50_000_000, outputs=[File("big")])).result()
         found["big"] = Path("big").stat().st_size
         found["many"] = sum(
             outcome(future) is not None

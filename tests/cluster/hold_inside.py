@@ -15,11 +15,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, joined
 
 ROWS = 800
 HELD_SECONDS = 15.0
@@ -50,11 +54,12 @@ def jobs(kind: str) -> dict[str, str]:
 
 def until(kind: str, states: list[str]) -> dict[str, str]:
     """Wait until the jobs are in these states."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while sorted((found := jobs(kind)).values()) != states:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.5)
-    return found
+
+    def found() -> dict[str, str] | None:
+        there = jobs(kind)
+        return there if sorted(there.values()) == states else None
+
+    return eventually(found, what=lambda: f"{states} among {jobs(kind)}") or {}
 
 
 def main() -> None:
@@ -79,8 +84,7 @@ def main() -> None:
         reader.start()
         there = until(kind, ["R", "R", "W"])
         held = sorted(there, key=lambda job: there[job] == "R")[:2]  # The one that waits is the first.
-        while not executor.status().items_done:
-            time.sleep(0.2)
+        eventually(lambda: executor.status().items_done)
         for command, job in ((hold_waiting, held[0]), (hold, held[1])):
             subprocess.run([*command, job], check=True, stdout=subprocess.DEVNULL)
         until(kind, ["H", "H", "R"])
@@ -92,7 +96,7 @@ def main() -> None:
         for job in held:
             subprocess.run([*release, job], check=True, stdout=subprocess.DEVNULL)
         after = until(kind, ["R", "R", "W"])
-        reader.join(LIMIT_SECONDS)
+        joined(reader)
         right = results == list(range(ROWS))
     print(json.dumps({
         "held": held, "during": during, "after": after, "reason": reason, "right": right,

@@ -17,6 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import output
+
 PROGRAM = """
 import os, sys, time
 from ctxflow import ContextExecutor, batch_app, context
@@ -89,7 +92,7 @@ def end(kind: str, ending: str) -> None:
         if ending in ("interrupted", "killed"):
             assert program.stdout.readline() == b"goes on\n"
             program.send_signal(signal.SIGINT if ending == "interrupted" else signal.SIGKILL)
-        program.communicate(timeout=120)
+        output(program)
         assert program.returncode == ENDINGS[ending], (ending, program.returncode)
 
 

@@ -18,11 +18,13 @@ from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.scheduler.run_state import Limits
 from ctxflow.sites import load_site
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import patience
+
 SITE = Path(__file__).resolve().parents[2] / "site-configs" / "testbed.toml"
 MANY = Limits(losses=100_000, crashes=100_000, failures=100_000, retry_seconds=0.1)
 NUMBERS = (3, 5, 7, 11)
 FILE_BYTES = 400_000
-PATIENCE = 500
 
 
 def app_of(number: int, level: str) -> Any:
@@ -79,7 +81,7 @@ def main() -> None:
         return list(apps[place].map(range(given.items), resume=f"results-{NUMBERS[place]}.jsonl"))
 
     with ContextExecutor(site, workers=3, limits=MANY), concurrent.futures.ThreadPoolExecutor(len(apps)) as pool:
-        found = list(pool.map(answers, range(len(apps)), timeout=PATIENCE))
+        found = list(pool.map(answers, range(len(apps)), timeout=patience(500)))
     print(json.dumps(found))
     sys.stdout.flush()
 

@@ -18,6 +18,9 @@ from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import finished
+
 WEIGHTS = {"small": 200_000, "large": 5_000_000}  # Bytes.
 # Seconds of building; by tier, of an item; items a second, before and after the change.
 LOAD_SECONDS = {"small": 0.2, "large": 1.0}
@@ -80,7 +83,7 @@ def main() -> int:
                     futures += [(item, app(item)) for item in range(more)]
                 time.sleep(EVERY)
         ended = executor.status().time
-        wrong = [item for item, future in futures if future.result(120) != item * item]
+        wrong = [item for item, future in futures if finished(future).result() != item * item]
         status, directory = executor.status(), Path(executor.calls.run.directory)
     shutil.copy(directory / "events.jsonl", options.log)
     tell(ended=ended, items=len(futures), wrong=wrong, done=status.items_done, dead=status.items_dead)

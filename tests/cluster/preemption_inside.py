@@ -19,6 +19,9 @@ from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, finished
+
 
 def tell(**what: object) -> None:
     """Write a line."""
@@ -124,11 +127,10 @@ def main() -> int:
         stream = low.map(items_until(os.path.join(folder, "enough")), window=options.window)
         runner = threading.Thread(target=lambda: answers.extend(stream), daemon=True)
         runner.start()
-        while not os.path.exists(os.path.join(folder, "go")):
-            time.sleep(0.1)
+        eventually(Path(folder, "go").exists, within=600)
         asked = time.monotonic()
         futures = [urgent(item) for item in range(3)]
-        got = [future.result(timeout=100) for future in futures]
+        got = [finished(future).result() for future in futures]
         tell(got=got, seconds=time.monotonic() - asked)
         runner.join()
         ended.set()

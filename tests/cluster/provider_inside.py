@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import htcondor2
@@ -15,6 +14,9 @@ import pytest
 
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
 from ctxflow.testing.evictions import JobWatch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, nothing_left
 
 SMALL = {"memory": 100 * 2**20, "disk": 50 * 2**20}
 
@@ -48,14 +50,6 @@ def watch(condor):
 def in_queue(run: str) -> list[str]:
     words = ["condor_q", "-constraint", f'CtxflowRun == "{run}"', "-af", "ClusterId"]
     return subprocess.run(words, capture_output=True, check=True, text=True).stdout.split()
-
-
-def eventually(condition, limit: float = 60):
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def test_workers_run_with_their_files_and_know_their_jobs(condor, watch, directory, tmp_path):
@@ -263,7 +257,7 @@ def test_waiting_jobs_outlive_the_lease_but_not_their_driver(directory):
             drivers[fate] = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
             assert drivers[fate].stdout.readline() == "submitted\n"
         drivers["killed"].kill()
-        eventually(lambda: in_queue(f"killed-{os.getpid()}") == [], limit=10 + 4 * interval)
+        nothing_left(lambda: in_queue(f"killed-{os.getpid()}"), within=60 + 4 * interval)
         assert len(in_queue(f"spared-{os.getpid()}")) == 2
     finally:
         for fate, driver in drivers.items():

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +19,9 @@ import zlib
 from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually
 
 FILE_BYTES = 6 * 2**20
 BATCH = 10
@@ -119,8 +123,7 @@ def main() -> int:
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         futures = [[app(item) for item in range(options.items)] for app, _ in made]
-        while executor.status().items_done == 0:
-            time.sleep(0.05)
+        eventually(lambda: executor.status().items_done, within=300)
         begun = time.monotonic()
         wrong = sum(
             future.result() != item + salt

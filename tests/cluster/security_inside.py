@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ from ctxflow.host.vine_protocol import key_of
 from ctxflow.observe.run_report import read_report
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, exited, finished, looked
 
 os.environ["CTXFLOW_VINE_LOG"] = "all"  # Much of what is looked for here is told there alone.
 
@@ -50,14 +53,6 @@ def running(directory: Path, workers: int = 1, **more: Any) -> Iterator[ContextE
     with executor:
         eventually(lambda: executor.run is not None and executor.connected_workers >= workers)
         yield executor
-
-
-def eventually(condition: Callable[[], object], limit: float = 60) -> Any:
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def log_of(executor: ContextExecutor) -> str:
@@ -85,7 +80,7 @@ def processes() -> list[psutil.Process]:
 
 
 def squares(executor: ContextExecutor, count: int = 50) -> None:
-    assert [executor.submit(pow, {}, n, 2).result(60) for n in range(count)] == [n * n for n in range(count)]
+    assert [finished(executor.submit(pow, {}, n, 2)).result() for n in range(count)] == [n * n for n in range(count)]
 
 
 @pytest.fixture(autouse=True)
@@ -109,10 +104,10 @@ def test_a_worker_that_is_started_by_hand(tmp_path: Path) -> None:
         with started(["sh", "-c", f"exec {line.stdout}"], cwd=tmp_path, stderr=subprocess.PIPE) as worker:
             eventually(lambda: executor.connected_workers == 2)
             squares(executor)
-            time.sleep(2)  # The scheduler looks at its tiers once a second: it does not give this worker back.
+            looked(executor.run, 2)  # The scheduler looks at its tiers: it does not give this worker back.
             assert alive(worker) and executor.connected_workers == 2
             worker.send_signal(signal.SIGINT)
-            assert worker.wait(20) == 0
+            assert exited(worker) == 0
             assert worker.stderr and "leaves as soon as its call is done" in worker.stderr.read().decode()
             eventually(lambda: executor.connected_workers == 1)
         squares(executor)
@@ -375,7 +370,7 @@ def test_a_worker_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, caplo
         with caplog.at_level(logging.WARNING, "ctxflow"):
             for _ in range(2):
                 with started(words, stderr=subprocess.DEVNULL) as worker:
-                    assert worker.wait(30) == 0, "it is sent away"
+                    assert exited(worker) == 0, "it is sent away"
         assert caplog.text.count(sentence) == 1, "that is said once"
         squares(executor)
         assert executor.connected_workers == 1
@@ -392,10 +387,10 @@ def test_a_run_that_can_have_no_worker_fails_with_the_reason(tmp_path: Path, mon
         begun = time.monotonic()
         futures = [executor.submit(pow, {}, 2, n) for n in range(20)]
         with pytest.raises(EngineFailed, match=re.escape(sentence)):
-            futures[0].result(60)
+            finished(futures[0]).result()
         print(f"all workers refused: the run failed after {time.monotonic() - begun:.1f} s")
         for future in futures:
-            assert isinstance(future.exception(5), EngineFailed)
+            assert isinstance(finished(future).exception(), EngineFailed)
     assert not processes()
 
 
@@ -413,9 +408,9 @@ def test_a_package_that_is_missing_is_named_with_the_host_at_once(tmp_path: Path
         begun = time.monotonic()
         futures = [run(n) for n in range(10)]
         with pytest.raises(ContextError, match=f"on {socket.gethostname()}.*No module named 'nosuchpackage'"):
-            futures[0].result(60)
+            finished(futures[0]).result()
         print(f"a missing package on {workers} workers: told after {time.monotonic() - begun:.2f} s")
-        assert all(isinstance(future.exception(5), ContextError) for future in futures)
+        assert all(isinstance(finished(future).exception(), ContextError) for future in futures)
         assert executor.run
         told = Path(executor.run.directory, "events.jsonl").read_text().count('"is":"ContextFailed"')
         assert told <= workers, "once a worker"
@@ -496,7 +491,7 @@ def test_what_was_altered_on_the_way_is_not_used(tmp_path: Path, kind: str, monk
     with running(tmp_path) as executor:
         future = run(1)
         with pytest.raises(ContextError, match="what came is not what the driver knows by its digest"):
-            future.result(60)
+            finished(future).result()
         squares(executor)
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ from ctxflow.testing.parking_contract import ParkingContract
 from ctxflow.testing.session_contract import SessionContract
 from ctxflow.testing.thread_contract import ThreadContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, patience
 
 BOOT_SECONDS = 6.0
 BURST_WORKERS = 4  # At least: so many are waited for.
@@ -80,7 +84,7 @@ def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) ->
                     taken.append(job)
 
         first = walk(0.0).open(0)
-        first.take(60)  # Somebody is there.
+        first.take(patience())  # Somebody is there.
         first.close()
         thread = threading.Thread(target=evict, daemon=True)
         thread.start()
@@ -130,17 +134,22 @@ def burst(site: str, sessions: int) -> None:
     scaling = {"policy": "closed-loop", "sessions_per_worker": 4, "boot_seconds": BOOT_SECONDS}
     with ContextExecutor(site, workers=6, sessions="turboserve", scaling=scaling) as executor:
         quiet = talk.open()
-        quiet.take(60)
+        quiet.take(patience())
         more = [talk.open() for _ in range(1, sessions)]
-        until = time.monotonic() + 10 * BOOT_SECONDS
-        while executor.status().workers < BURST_WORKERS and time.monotonic() < until:
+
+        def all_are_there() -> bool:
             for session in (quiet, *more):
-                session.take(60)
+                session.take(patience())
+            return executor.status().workers >= BURST_WORKERS
+
+        def one_is_left() -> bool:
+            quiet.take(patience())
+            return executor.status().workers <= 1
+
+        eventually(all_are_there, within=200, pause=0.001)
         for session in more:
             session.close()
-        until = time.monotonic() + 10 * BOOT_SECONDS
-        while executor.status().workers > 1 and time.monotonic() < until:
-            quiet.take(60)
+        eventually(one_is_left, within=200, pause=0.001)
         run = executor.run
         assert run is not None
         run._scheduler.validate()

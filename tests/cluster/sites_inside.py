@@ -7,16 +7,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
+from ctxflow.factory import CondorProvider, JobChange, ProviderError, WorkerJob
 from ctxflow.factory.provider import PoolSurvey, Provider
 from ctxflow.factory.run_files import Lead, worker_job
 from ctxflow.factory.tier_providers import provider_of
 from ctxflow.sites.site_model import Tier
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, nothing_left, patience
 
 SITES = Path(__file__).resolve().parents[2] / "site-configs"
 SMALL = {"cores": 1, "memory_gb": 4, "disk_gb": 10}
@@ -72,10 +74,7 @@ def condor_status(constraint: str) -> int:
 @pytest.fixture(scope="module", autouse=True)
 def idle_pool() -> None:
     """What the test before claimed is free again."""
-    deadline = time.monotonic() + 60
-    while condor_status("DynamicSlot =?= true"):
-        assert time.monotonic() < deadline, "the pool does not become idle"
-        time.sleep(0.3)
+    nothing_left(lambda: condor_status("DynamicSlot =?= true"))
 
 
 def free(machine: str, gpu: str, gpus: int) -> int:
@@ -142,12 +141,17 @@ def test_a_busy_machine_counts_and_is_not_free(tmp_path):
         small = {"memory": 10**8, "disk": 10**8, "gpus": 1}
         job = WorkerJob("a10", ["sleep", "600"], options={"requirements": "true", "require_gpus": A10}, **small)
         provider.submit(job, 4)
-        deadline = time.monotonic() + 60
-        running = 0
-        while running < 2 or survey(require_gpus=A10).free:
-            assert time.monotonic() < deadline, f"{running} run, {survey(require_gpus=A10)}"
-            running += sum(change.state == "running" for change in provider.changes())
-            time.sleep(0.5)
+        changes: list[JobChange] = []
+
+        def count() -> int:
+            changes.extend(provider.changes())
+            return sum(change.state == "running" for change in changes)
+
+        def all_are_busy() -> bool:
+            return count() >= 2 and not survey(require_gpus=A10).free
+
+        eventually(all_are_busy, what=lambda: f"two run: {changes}, {survey(require_gpus=A10)}")
+        running = count()
         busy = survey(require_gpus=A10)
         assert (running, busy.machines, busy.free, busy.workers) == (2, 2, 0, 2)
         assert busy.gpu_models == {"NVIDIA A10": 2}
@@ -173,7 +177,7 @@ def test_who_may_not_submit_is_told():
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "ctxflow", "site", "check", *words]
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=60)
+    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=patience())
 
 
 def test_the_command_asks_the_pool():

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,9 @@ from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.parsl_systems import parsl_provider
 from ctxflow.sites.site_model import Tier
 from ctxflow.testing.evictions import JobWatch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, nothing_left
 
 SMALL = {"cores": 1, "memory_gb": 1, "gpus": 0}
 
@@ -151,8 +153,7 @@ def test_a_requeued_job_was_evicted_and_runs_again_under_its_id(slurm, watch):
 def test_notice_lets_a_worker_finish(slurm, watch):
     [job] = slurm.submit(sh("trap 'echo notice' TERM; echo up; sleep 2 & wait; wait; echo done; exit 5"), 1)
     watch.until(job, "running")
-    while slurm.last_words(job) != "up":
-        time.sleep(0.1)
+    eventually(lambda: slurm.last_words(job) == "up")
     call("scancel", "--signal=USR1", "--batch", job)
     assert watch.until(job, "evicted").reason == "the batch system gave notice (SIGUSR1)"
     watch.until(job, "ended")
@@ -233,10 +234,7 @@ def test_jobs_of_a_killed_driver_are_found_and_do_not_begin_again(directory):
     [found] = [each for each in other.find() if each.run == "killed"]
     assert (found.job, found.state, found.host) == (job, "running", "host1")
     call("scontrol", "requeue", job)  # As if it had waited until now.
-    deadline = time.monotonic() + 30
-    while any(each.run == "killed" for each in other.find()):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    nothing_left(lambda: [each for each in other.find() if each.run == "killed"])
     [output] = Path(directory).glob("job-*.out")
     assert output.read_text() == "the run is over: nobody has looked after its workers for 1 s\n"
     other.discard([job, "999999"])

@@ -27,6 +27,9 @@ from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import eventually, exited
+
 BATCH = 5
 SECONDS = 0.1  # An item takes.
 WORKERS = 3
@@ -66,14 +69,6 @@ def call(*words: str) -> str:
     return subprocess.run(words, capture_output=True, check=True, text=True).stdout
 
 
-def until(condition, limit: float = 60):
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-    return found
-
-
 def running() -> list[str]:
     """Ids of this user's jobs that run in Slurm."""
     return call("squeue", "--me", "--noheader", "--states=running", "--format=%i").split()
@@ -81,17 +76,17 @@ def running() -> list[str]:
 
 def take(executor: ContextExecutor) -> None:
     """Take three workers away: with notice, cancelled, and put back into the queue."""
-    until(lambda: executor.status().workers == WORKERS)
+    eventually(lambda: executor.status().workers == WORKERS)
     noticed, cancelled, requeued = running()
     call("scancel", "--signal=USR1", "--batch", noticed)
-    until(lambda: executor.status().workers_lost == 1)
+    eventually(lambda: executor.status().workers_lost == 1)
     call("scancel", cancelled)
-    until(lambda: executor.status().workers_lost == 2)
+    eventually(lambda: executor.status().workers_lost == 2)
     call("scontrol", "requeue", requeued)
-    until(lambda: executor.status().workers_lost == 3)
-    until(lambda: executor.status().workers == WORKERS)
+    eventually(lambda: executor.status().workers_lost == 3)
+    eventually(lambda: executor.status().workers == WORKERS)
     print("ready", flush=True)
-    until(lambda: executor.status().workers_lost > 3)
+    eventually(lambda: executor.status().workers_lost > 3)
 
 
 def by_hand(run_id: str) -> list[subprocess.Popen[bytes]]:
@@ -112,14 +107,14 @@ def run(kind: str, taken: bool, dying: bool) -> dict[str, object]:
         items = range(600 if taken else 60)
         results = answer.map(items, log=str(log), on_error="return")
         if dying:
-            until(lambda: executor.status().workers == WORKERS)
+            eventually(lambda: executor.status().workers == WORKERS)
             os.kill(os.getpid(), signal.SIGKILL)
         if taken:
             take(executor)
         answers = list(results)
         status = executor.status()
     for worker in people:
-        worker.wait(30)
+        exited(worker)
     computed = collections.Counter(map(int, log.read_text().split()))
     return {
         "right": [value for value, _ in answers] == [item * item for item in items],
@@ -137,7 +132,7 @@ def killed() -> dict[str, object]:
     status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
     provider = ParslProvider(SlurmProvider(exclusive=False))
     found, begun = provider.find(), time.monotonic()
-    until(lambda: not provider.find())
+    eventually(lambda: not provider.find())
     return {"status": status, "found": [job.state for job in found], "seconds": time.monotonic() - begun}
 
 

@@ -186,7 +186,7 @@ def nothing_left(testbed: Testbed) -> None:
         return not remains[-1]
 
     with contextlib.suppress(AssertionError):
-        testbed.eventually(clean, limit=180)  # HTCondor takes a minute to give up a job on a host that was killed.
+        testbed.eventually(clean, within=180)  # HTCondor takes a minute to give up a job on a host that was killed.
     assert clean(), f"left after the run: {remains[-1]}"
 
 

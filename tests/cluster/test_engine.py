@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from waiting import patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -29,7 +31,7 @@ def shell(testbed: Testbed, command: str, limit: float) -> str:
 
 @pytest.mark.timeout(500)
 def test_contract(testbed: Testbed) -> None:
-    out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 -n 2 {INSIDE}/taskvine_inside.py", 400)
+    out = shell(testbed, f"{PYTEST} --noconftest --timeout {patience(200)} -n 2 {INSIDE}/taskvine_inside.py", 400)
     assert re.search(r"\d\d passed in", out), out[-500:]
 
 
@@ -38,7 +40,7 @@ def test_parsl_suite(testbed: Testbed) -> None:
     config = INSIDE.parent / "parsl_suite" / "taskvine.py"
     # As in tests/test_parsl_suite.py.
     chosen = "not cleannet and not test_timeout_after_exception and not (test_resource_spec and test_resource)"
-    out = shell(testbed, f"{PYTEST} {PARSL} -k '{chosen}' --config {config} --timeout 60", 400)
+    out = shell(testbed, f"{PYTEST} {PARSL} -k '{chosen}' --config {config} --timeout {patience(200)}", 400)
     passed = re.search(r"(\d+) passed", out)
     assert passed and int(passed[1]) > 100, out[-500:]
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driver import HOSTS, INSIDE, TESTBED, Driver, left
 
+from ctxflow.executors.protocol import Patience
 from in_flight_log import InFlight, needlessly_broken, read_log
 from llama_driver import PAUSE, WINDOW, turns_of
 from suite.depth import some
+from waiting import patience
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -34,7 +36,7 @@ PARTS = EVICTIONS + 2
 ROWS = some(80 * PARTS, deeply=5000)
 """At least: there are more until the last eviction, however long a busy machine takes for it."""
 GRACE = 10.0  # MachineMaxVacateTime of the testbed's pool.
-LEFT_SECONDS = 5.0
+SILENT_SECONDS = Patience().ask + Patience().answer
 
 
 class EngineRun:
@@ -74,7 +76,7 @@ class EngineRun:
         hosts, killed = ["submit", *HOSTS], time.time()
         self._testbed.run("kill", "-KILL", str(self.pid), user="root")
         with ThreadPoolExecutor() as several:
-            looks = list(several.map(lambda host: self.look(host, jobs, "left", str(LEFT_SECONDS)), hosts))
+            looks = list(several.map(lambda host: self.look(host, jobs, "left", str(patience())), hosts))
         left = {host: look["left"] for host, look in zip(hosts, looks, strict=True) if look["left"]}
         return {"gone": max(look["time"] for look in looks) - killed, "left": left}
 
@@ -158,7 +160,7 @@ def test_each_row_is_answered_once_whatever_is_taken_away(testbed: Testbed, run:
     assert rows >= ROWS and set(found.given) == set(range(rows))
     assert len(taken) == EVICTIONS and len(found.losses) >= EVICTIONS
     seldom_again(found, ROWS)
-    testbed.eventually(lambda: not left(testbed), 60)
+    testbed.eventually(lambda: not left(testbed))
 
 
 @pytest.mark.release
@@ -174,17 +176,17 @@ def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, 
         return True
 
     for kind in ("server", "warden", "library", "host", "vine_worker", "wrapper"):
-        testbed.eventually(lambda: at_work(40 * (len(told) + 1)), 120)
+        testbed.eventually(lambda: at_work(40 * (len(told) + 1)))
         before = len(run.log().losses)
-        found = run.victim(kind, str(LEFT_SECONDS))
+        found = run.victim(kind, str(patience()))
         assert found is not None
         told[kind] = found[1]
         assert found[1]["gone"] is not None, found
-        testbed.eventually(lambda before=before: len(run.log().losses) > before, 30)
+        testbed.eventually(lambda before=before: len(run.log().losses) > before)
         loss = run.log().losses[before]
         told[kind]["noticed"] = round(run.origin() + loss.time - found[1]["time"], 2)
         told[kind]["broken"] = len(loss.broken)
-    testbed.eventually(lambda: at_work(0), 120)
+    testbed.eventually(lambda: at_work(0))
     told["driver"] = run.kill()
     assert told["driver"]["left"] == {}
     seldom_again(run.log(), rows)
@@ -193,5 +195,6 @@ def test_rows_are_whole_and_nothing_is_left_whoever_is_killed(testbed: Testbed, 
     # Jobs that waited for a host when their driver was killed stay in the queue, as test_factory.py has it.
     testbed.clear()
     whole(run.start(rows).result(), rows)
-    testbed.eventually(lambda: not left(testbed), 60)
-    assert all(each["noticed"] < LEFT_SECONDS for kind, each in told.items() if kind != "driver")
+    testbed.eventually(lambda: not left(testbed))
+    # It is told: by its silence a death would be noticed no sooner.
+    assert all(each["noticed"] < SILENT_SECONDS for kind, each in told.items() if kind != "driver")

@@ -103,7 +103,7 @@ def answers(driver: Driver) -> None:
     """Wait until the run gets on."""
     assert driver.line()
     done = driver.last["done"]
-    driver.until(lambda line: line["done"] > done + 10, limit=120)
+    driver.until(lambda line: line["done"] > done + 10)
 
 
 def kill_workers(testbed: Testbed, port: int) -> int:
@@ -116,7 +116,7 @@ def kill_workers(testbed: Testbed, port: int) -> int:
     return killed
 
 
-def nothing_left(testbed: Testbed, limit: float = 60) -> None:
+def nothing_left(testbed: Testbed) -> None:
     """See that no job and no process is there."""
 
     def nothing() -> bool:
@@ -124,7 +124,7 @@ def nothing_left(testbed: Testbed, limit: float = 60) -> None:
         assert not found, found
         return True
 
-    testbed.eventually(nothing, limit)
+    testbed.eventually(nothing)
 
 
 @pytest.mark.cluster
@@ -224,7 +224,7 @@ def test_a_driver_that_is_killed_leaves_no_worker(testbed: Testbed, make: Callab
     testbed.run("kill", f"-{signal.SIGKILL.value}", str(about["pid"]))
     # Jobs that waited begin now that there is room, and find nobody.
     waiting = ("condor_q", "-constraint", "JobStartDate =?= undefined", "-af:j", "JobStatus")
-    testbed.eventually(lambda: not testbed.run(*waiting) and not processes_left(testbed), limit=120)
+    testbed.eventually(lambda: not testbed.run(*waiting) and not processes_left(testbed))
     testbed.run("bash", "-c", f"condor_rm -constraint 'CtxflowRun == \"{about['run']}\"' || true")
     nothing_left(testbed)
 
@@ -323,5 +323,5 @@ def trouble(testbed: Testbed, begin: str, end: str) -> Iterator[None]:
 def whole_again(driver: Driver) -> None:
     """Wait until the worker that is wanted is there, beside whom there may be one that is to be removed, and works."""
     driver.newest()
-    driver.until(lambda line: line["counts"]["late"]["joined"] == 1, limit=120)
+    driver.until(lambda line: line["counts"]["late"]["joined"] == 1)
     answers(driver)

@@ -64,7 +64,7 @@ def set_clocks(testbed: Testbed, **seconds: float) -> None:
     time.sleep(2)  # Programs look once a second.
     for host in seconds:
         testbed.run("condor_restart", user="root", host=host)
-    testbed.eventually(lambda: len(testbed.run("condor_status", "-af", "Name").split()) == len(HOSTS), 120)
+    testbed.eventually(lambda: len(testbed.run("condor_status", "-af", "Name").split()) == len(HOSTS))
 
 
 @pytest.mark.release
@@ -162,7 +162,7 @@ def test_a_schedd_that_hangs_stops_nobody_else(testbed: Testbed, start: Callable
     try:
         for host in HOSTS:  # So that others are asked for.
             testbed.run("python", "-c", WORKERS, "tree", port, "0", user="root", host=host)
-        driver.until_said("its schedd does not answer", 120)
+        driver.until_said("its schedd does not answer")
         meanwhile = driver.newest()
     finally:
         testbed.run("kill", "-CONT", schedd, user="root")
@@ -170,5 +170,5 @@ def test_a_schedd_that_hangs_stops_nobody_else(testbed: Testbed, start: Callable
     result = driver.result()
     status = check_rows(result)
     print({**meanwhile, "before": before, "seconds": result["seconds"], "status": status, "said": driver.said()})
-    assert meanwhile["pause"] < 10.0, "the bindings wait for 20 s"
+    assert meanwhile["pause"] < 20.0, "so long the bindings wait"
     assert driver.said().count("its schedd does not answer") == 1, driver.said()

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from waiting import patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
 INSIDE = Path("/checkout/tests/cluster/hung_inside.py")
-PYTEST = "python -m pytest -q -p no:cacheprovider --no-header --noconftest --timeout 240 -n 3 -rP"
+PYTEST = f"python -m pytest -q -p no:cacheprovider --no-header --noconftest --timeout {patience(300)} -n 3 -rP"
 
 
 @pytest.mark.timeout(700)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 from driver import HOSTS, INSIDE, TESTBED, processes_left
 
+from waiting import joined
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -95,7 +97,7 @@ class Run:
         self.stopped = True
         if self._driver is not None:
             self._driver.terminate()
-        self._thread.join(60)
+        joined(self._thread)
 
 
 def act(testbed: Testbed, how: str, chance: random.Random, runs: list[Run]) -> str:

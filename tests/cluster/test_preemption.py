@@ -64,20 +64,20 @@ class Bench:
         """Urgent work comes."""
         (self.folder / "go").touch()
 
-    def noted(self, text: str, times: int = 1, limit: float = 60) -> str:
+    def noted(self, text: str, times: int = 1) -> str:
         """The note that has a text, once it was told so often."""
-        found = self.driver.until(lambda line: sum(text in note for note in line.get("notes", ())) >= times, limit)
+        found = self.driver.until(lambda line: sum(text in note for note in line.get("notes", ())) >= times)
         return [note for note in found["notes"] if text in note][times - 1]
 
     def got(self) -> list[Any]:
         """The host of the urgent work, and its GPUs with their sockets and NUMA nodes."""
-        got = self.driver.until(lambda line: "got" in line, 100)["got"]
+        got = self.driver.until(lambda line: "got" in line)["got"]
         assert got[0] == got[1] == got[2]
         return list(got[0])
 
     def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What came of everything, once all GPUs are those of one-GPU workers again; and the events."""
-        self.driver.until(lambda line: line.get("there") == 8, 60)
+        self.driver.until(lambda line: line.get("there") == 8)
         (self.folder / "enough").touch()
         result = self.driver.result()
         with open(self.folder / "run" / "events.jsonl") as file:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from waiting import exited, patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -53,7 +55,7 @@ def test_a_worker_that_htcondor_loses_is_evicted_and_runs_again(testbed: Testbed
             state, reason, _ = json.loads(driver.stdout.readline())
             assert state == "evicted" and "connection" in reason
             assert json.loads(driver.stdout.readline())[0] == "running"
-            assert driver.wait(60) == 0
+            assert exited(driver) == 0
         finally:
             driver.terminate()
 
@@ -62,7 +64,18 @@ def test_a_worker_that_htcondor_loses_is_evicted_and_runs_again(testbed: Testbed
 @pytest.mark.timeout(1800)
 def test_the_provider_holds_its_promises_in_a_real_pool(testbed: Testbed) -> None:
     # Neither pyproject.toml nor conftest.py holds inside: both need what only the checkout's environment has.
-    words = ["python", "-m", "pytest", "-c", "/dev/null", "--noconftest", "-p", "no:cacheprovider", "--timeout", "300"]
+    words = [
+        "python",
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        f"{patience(300)}",
+    ]
     done = testbed.command("run", *words, "-q", f"{INSIDE}/provider_inside.py", check=False, limit=900)
     assert done.returncode == 0, done.stdout + done.stderr
     testbed.eventually(lambda: not testbed.jobs())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from waiting import patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -16,7 +18,18 @@ INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(Path(__file__).re
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
 def test_what_the_check_says_of_a_real_pool(testbed: Testbed) -> None:
-    words = ["python", "-m", "pytest", "-c", "/dev/null", "--noconftest", "-p", "no:cacheprovider", "--timeout", "200"]
+    words = [
+        "python",
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        f"{patience(300)}",
+    ]
     done = testbed.command("run", *words, "-q", f"{INSIDE}/sites_inside.py", check=False, limit=600)
     assert done.returncode == 0, done.stdout + done.stderr
     testbed.eventually(lambda: not testbed.jobs())

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from waiting import patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -26,7 +28,7 @@ def folder(testbed: Testbed) -> Iterator[str]:
     path = testbed.run("mktemp", "--directory", "/shared/slurm.XXXXXX")
     yield path
     try:
-        testbed.eventually(lambda: not testbed.run("squeue", "--noheader", "--format=%i %u %j %T"), limit=30)
+        testbed.eventually(lambda: not testbed.run("squeue", "--noheader", "--format=%i %u %j %T"))
     finally:
         for user in ("alice", "bob"):
             testbed.run("scancel", f"--user={user}", user=user)
@@ -43,7 +45,18 @@ def run(testbed: Testbed, folder: str, *words: str) -> dict[str, Any]:
 
 def test_the_provider_holds_its_promises_on_a_real_slurm(testbed: Testbed, folder: str) -> None:
     # Neither pyproject.toml nor conftest.py holds inside: both need what only the checkout's environment has.
-    words = ["python", "-m", "pytest", "-c", "/dev/null", "--noconftest", "-p", "no:cacheprovider", "--timeout", "120"]
+    words = [
+        "python",
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        f"{patience(300)}",
+    ]
     command = ["--directory", folder, *words, "-q", f"{INSIDE}/slurm_inside.py"]
     done = testbed.command("run", *command, check=False, limit=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,4 +93,3 @@ def test_workers_of_a_killed_driver_leave(testbed: Testbed, folder: str) -> None
     found = run(testbed, folder, "--die")
     assert found["status"] == -9
     assert found["found"] == ["running"] * 3
-    assert found["seconds"] < 60

@@ -12,11 +12,15 @@ import collections
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from ctxflow import ContextExecutor, context, item_app
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import finished
 
 WINDOW = 16
 ITEM_SECONDS = 1.0
@@ -96,7 +100,7 @@ def main() -> int:
         for number in range(options.stream):
             futures.append((number, apps[number % 2](number)))
             time.sleep(EVERY)
-        answers = [(item, future.result(240)) for item, future in futures]
+        answers = [(item, finished(future, within=240).result()) for item, future in futures]
         seconds, status, kept = time.monotonic() - begun, executor.status(), executor.calls.run.directory
     print(json.dumps({
         "seconds": seconds, "wrong": sum(answer[0] != item * item for item, answer in answers),
