@@ -17,6 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from suite.depth import some
+from waiting import patience
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FIELDS = ("logprobs", "n", "tools", "choices")
@@ -213,7 +214,12 @@ def answered(
     (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "-m", str(model), "--workers", "1"]
     ended = subprocess.run(
-        [*command, "--dtype", "float32", *words], cwd=folder, capture_output=True, text=True, timeout=1500, check=False
+        [*command, "--dtype", "float32", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=patience(1500),
+        check=False,
     )
     assert ended.returncode in (0, 3), ended.stdout[-3000:] + ended.stderr[-6000:]
     errors = folder / f"{output}.errors.jsonl"

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from ctxflow import ContextExecutor, RunEnded, batch_app, context_app
+from ctxflow import ContextExecutor, RunEnded, batch_app
+from waiting import eventually, eventually_async, finished
 
 
 @batch_app(batch_size=10)
@@ -24,12 +25,14 @@ def slow(numbers):
     return list(numbers)
 
 
-@context_app
-def nap(seconds):
+@batch_app(batch_size=1)
+def held(gates):
+    import os
     import time
 
-    time.sleep(seconds)
-    return seconds
+    while not all(map(os.path.exists, gates)):
+        time.sleep(0.01)
+    return list(gates)
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +48,6 @@ def running(executor):
     return executor
 
 
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-
-
 def test_a_future_is_awaited():
     async def main():
         assert await double(4) == 8
@@ -65,33 +61,36 @@ def test_a_future_is_awaited():
     asyncio.run(main())
 
 
-def test_others_go_on_while_a_call_is_awaited():
+def test_others_go_on_while_a_call_is_awaited(tmp_path):
+    """Else nothing would open the gate that the call waits for."""
+
+    async def opening(gate):
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        gate.touch()
+
     async def main():
-        ticks = 0
+        opener = asyncio.ensure_future(opening(tmp_path / "call"))
+        assert await held(tmp_path / "call") == tmp_path / "call"
+        await opener
+        gates = [tmp_path / str(n) for n in range(4)]
+        openers = [asyncio.ensure_future(opening(gate)) for gate in gates]
+        assert [gate async for gate in held.map(gates)] == gates
+        await asyncio.gather(*openers)
 
-        async def tick():
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0.01)
-                ticks += 1
-
-        ticking = asyncio.ensure_future(tick())
-        await nap(0.5)
-        async for _ in slow.map(range(4)):
-            pass
-        ticking.cancel()
-        return ticks
-
-    assert asyncio.run(main()) > 20
+    asyncio.run(main())
 
 
-def test_a_coroutine_that_is_cancelled_cancels_its_call():
+def test_a_coroutine_that_is_cancelled_cancels_its_call(tmp_path):
     async def main():
-        futures = [nap(0.3) for _ in range(4)]
+        gates = [tmp_path / str(n) for n in range(4)]
+        futures = [held(gate) for gate in gates]
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(futures[3], 0.05)
         assert futures[3].cancelled()
-        assert await asyncio.gather(*futures[:3]) == [0.3] * 3
+        for gate in gates[:3]:
+            gate.touch()
+        assert await asyncio.gather(*futures[:3]) == gates[:3]
 
     asyncio.run(main())
 
@@ -128,7 +127,7 @@ def test_no_thread_waits_for_results():
         before = set(threading.enumerate())
         maps = [slow.map(range(2)) for _ in range(10)]
         tasks = [asyncio.ensure_future(collected(each)) for each in maps]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # All tasks run until they wait.
         new = set(threading.enumerate()) - before
         assert len(new) < len(maps), new  # An engine may start one of its own meanwhile.
         return await asyncio.gather(*tasks)
@@ -152,30 +151,30 @@ def test_a_map_that_is_left_is_closed(executor, way):
 
     async def main():
         if way == "cancel":
-            task = asyncio.ensure_future(read(slow.map(range(500))))
-            await asyncio.sleep(0.5)
+            task = asyncio.ensure_future(read(slow.map(range(100_000))))
+            await eventually_async(lambda: taken)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         elif way == "timeout":
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(read(slow.map(range(500))), 0.5)
+                await asyncio.wait_for(read(slow.map(range(100_000))), 0.5)
         elif way == "break":
-            async for _ in slow.map(range(500)):
+            async for _ in slow.map(range(100_000)):
                 break
         elif way == "aclosing":
-            async with contextlib.aclosing(slow.map(range(500))) as results:
+            async with contextlib.aclosing(slow.map(range(100_000))) as results:
                 await anext(results)
         else:
             with contextlib.suppress(LookupError):
-                await read(slow.map(range(500)))
-        wait_until(lambda: executor.outstanding <= 2)
+                await read(slow.map(range(100_000)))
+        eventually(lambda: executor.outstanding <= 2)
 
     try:
         asyncio.run(main())
     finally:
         gc.enable()
-    assert double(3).result(timeout=30) == 6
+    assert finished(double(3)).result() == 6
 
 
 def test_others_go_on_while_many_results_are_there():

@@ -3,11 +3,11 @@
 import glob
 import json
 import os
-import time
 
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context, context_app
+from waiting import finished, nothing_left
 
 LEVELS = ("none", "partial", "pervasive")
 BATCHES = 3
@@ -51,16 +51,6 @@ def scale(model, numbers):
     return [(model["value"] * number, model["calls"], os.getpid()) for number in numbers]
 
 
-def eventually_gone(paths):
-    """Wait until none of these files is there: a worker empties a context after the call was answered."""
-    deadline = time.monotonic() + 20
-    while any(map(os.path.exists, paths)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def stagings(tmp_path):
     """How often the files were brought, as the run's event log has it."""
     with open(tmp_path / "run" / "ctxflow" / "events.jsonl") as lines:
@@ -81,7 +71,9 @@ def test_what_is_built_and_brought_for_a_call(level, recipe, builds, tmp_path):
         results = list(app.map(range(BATCHES)))
         status = executor.status()
         paths = {path for _, _, path in builds()}
-        kept = all(map(os.path.exists, paths)) if level != "none" else not eventually_gone(paths)
+        kept = level != "none" and all(map(os.path.exists, paths))
+        if level == "none":  # A worker empties a context after the call was answered.
+            nothing_left(lambda: [path for path in paths if os.path.exists(path)])
         shared = glob.glob(os.path.join(executor.engine._scratch, "cache", "*", "weights.bin"))
     assert [value for value, _, _ in results] == [7 * number for number in range(BATCHES)]
     assert kept == (level != "none")
@@ -113,7 +105,7 @@ def test_calls_of_a_context_app(level, recipe, builds, tmp_path):
 
     with started(tmp_path):
         futures = [add(number) for number in range(3)]
-        results = [future.result(60) for future in futures]
+        results = [finished(future).result() for future in futures]
     assert [value for value, _ in results] == [7, 8, 9]
     assert (sorted(calls for _, calls in results), len(builds())) == (
         ([1, 2, 3], 1) if level == "pervasive" else ([1, 1, 1], 3)
@@ -138,7 +130,7 @@ def test_a_level_for_a_whole_executor_or_for_a_call(said, recipe, builds, tmp_pa
 
     specification = {"context": recipe, **({"level": "partial"} if said == "specification" else {})}
     with started(tmp_path, **({"level": "partial"} if said == "executor" else {})) as executor:
-        assert [executor.submit(value, specification, n).result(60) for n in (1, 2)] == [8, 9]
+        assert [finished(executor.submit(value, specification, n)).result() for n in (1, 2)] == [8, 9]
         assert len(builds()) == 2
         if said == "executor":
             app = batch_app(recipe, batch_size=1)(scale)
@@ -146,7 +138,7 @@ def test_a_level_for_a_whole_executor_or_for_a_call(said, recipe, builds, tmp_pa
             assert len(list(app.using(level="pervasive").map([1, 2]))) == 2 and len(builds()) == 5, (
                 "an app overrules it"
             )
-        assert executor.submit(abs, {}, -1).result(60) == 1, "what has no context is as ever"
+        assert finished(executor.submit(abs, {}, -1)).result() == 1, "what has no context is as ever"
         with pytest.raises(ValueError, match="level='all' is not known: write 'none', 'partial' or 'pervasive'"):
             executor.submit(value, {**specification, "level": "all"}, 1)
 
@@ -167,7 +159,7 @@ def test_failures_and_evictions_between_builds(level, recipe, builds, tmp_path):
         executor.engine.evict()
         found += results
         if level == "none":
-            assert eventually_gone({path for _, _, path in builds()})
+            nothing_left(lambda: [path for _, _, path in builds() if os.path.exists(path)])
     assert [n for n, result in enumerate(found) if result != 7 * n] == [3, 5]
     assert "three" in str(found[3])
     processes = [process for process, _, _ in builds()]

@@ -22,6 +22,7 @@ import pytest
 import forked
 from ctxflow.digest import digest, is_library_module
 from ctxflow.files import digest_path
+from waiting import patience
 
 PROGRAM = """
 import dataclasses
@@ -112,7 +113,9 @@ def ids(tmp_path_factory):
         command = [sys.executable, *(import_it if imported else ["recipe_main.py"])]
         path = os.pathsep.join([str(folder), *filter(None, sys.path)])
         environment = {**os.environ, "PYTHONHASHSEED": str(next(seeds)), "PYTHONPATH": path}
-        done = how.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = how.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patience(), check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -8,6 +8,7 @@ import pytest
 import tomllib
 
 import forked
+from waiting import patience
 
 SECTION = re.search(
     r"## A policy\n(.*?)\n## ", (Path(__file__).parent.parent / "docs" / "extending.md").read_text(), re.DOTALL
@@ -46,7 +47,9 @@ def package(tmp_path):
 
 
 def run(package, *words):
-    found = forked.run([sys.executable, *words], cwd=package, capture_output=True, check=False, text=True, timeout=200)
+    found = forked.run(
+        [sys.executable, *words], cwd=package, capture_output=True, check=False, text=True, timeout=patience(200)
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 

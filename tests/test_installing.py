@@ -13,6 +13,7 @@ import pytest
 
 from ctxflow.host.worker_program import build_program
 from ctxflow.installing import how_to_install, how_to_install_ctxflow, how_to_install_package
+from waiting import patience
 
 ROOT = Path(__file__).parent.parent
 # Somebody else's package, whoever names it: `pip install ctxflow`, 'ctxflow[batch]', over a line's end too. Ours is on
@@ -67,7 +68,7 @@ def test_nothing_in_the_tree_would_fetch_anothers_package():
 def target(folder, source):
     """A folder for PYTHONPATH into which pip installed ctxflow."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*pip, "--target", str(folder), str(source)], check=True, capture_output=True, timeout=110)
+    subprocess.run([*pip, "--target", str(folder), str(source)], check=True, capture_output=True, timeout=patience())
     return folder
 
 
@@ -76,7 +77,12 @@ def said(expression, path, program=sys.executable, **variables):
     code = f"import sys; sys.path.insert(0, {str(path)!r}); from ctxflow.installing import *; print({expression})"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [program, "-c", code], capture_output=True, text=True, check=False, timeout=60, env={**environment, **variables}
+        [program, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(),
+        env={**environment, **variables},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.rstrip("\n")
@@ -99,7 +105,13 @@ def rehearse(command):
     """Have pip say what it would do, without an index: whether it understands the command, and finds what is named."""
     variables = {"PIP_DRY_RUN": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1"}
     return subprocess.run(
-        command, shell=True, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=110
+        command,
+        shell=True,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(),
     )
 
 
@@ -175,7 +187,7 @@ def test_an_error_of_a_worker_names_its_python(program):
         f"import sys; sys.path.insert(0, {program!r}); from ctxflow.models.results import MissingPackageError; "
         "print(MissingPackageError.about('vllm', extra='vllm'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience())
     assert (
         f"vllm must be installed where this context is built: {sys.executable} -m pip install 'vllm>=0.32' ("
         in done.stdout

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import forked
+from waiting import patience
 
 TEXT = (Path(__file__).parent.parent / "docs" / "items.md").read_text()
 
@@ -13,7 +14,7 @@ def test_the_program(tmp_path):
     ((program, shown),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "program.py").write_text(program)
     run = forked.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=patience()
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == shown

@@ -23,6 +23,7 @@ from ctxflow import (
     session_app,
 )
 from ctxflow.errors import add_note
+from waiting import finished
 
 
 @context
@@ -211,7 +212,7 @@ def test_closing_a_map_that_waits_for_futures(executor):
     results.close()
     never.set_result(4)
     assert list(results) == []
-    assert half(4).result(timeout=30) == 2
+    assert finished(half(4)).result() == 2
 
 
 # --- options and constants
@@ -283,10 +284,10 @@ def test_a_stop_iteration_of_an_app_ends_no_loop(executor):
         assert caught.value.__notes__ == [f"item 2 of {app.__name__}.map: ''"]
         assert "next(iter(text))" in str(caught.value.__cause__)
     with pytest.raises(RemoteError, match=sentence):
-        first_letter("").result(timeout=30)
+        finished(first_letter("")).result()
 
     def through():
-        yield from [first_letter("").result(timeout=30)]
+        yield from [finished(first_letter("")).result()]
 
     with pytest.raises(RemoteError, match=sentence):
         list(through())

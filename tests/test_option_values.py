@@ -19,6 +19,7 @@ from ctxflow.errors import closest, short
 from ctxflow.option_values import number, whole
 from ctxflow.scheduler import Limits
 from ctxflow.sessions import SessionOptions
+from waiting import finished
 
 NAN, INF = float("nan"), float("inf")
 NO_TEXT = [3, True, 2.5, [], {}, b"x", object()]
@@ -198,8 +199,8 @@ def test_resource_specifications(kernel, name, value):
         return 2**5
 
     with pytest.raises((TypeError, ValueError), match="^" + re.escape(sentence)):
-        power(parsl_resource_specification={name: value}).result(timeout=30)
-    assert executor.submit(pow, {}, 2, 5).result(timeout=30) == 32, "the run goes on"
+        finished(power(parsl_resource_specification={name: value})).result()
+    assert finished(executor.submit(pow, {}, 2, 5)).result() == 32, "the run goes on"
 
 
 def test_a_key_of_a_resource_specification_that_is_not_supported_is_refused(kernel):
@@ -214,7 +215,7 @@ def test_a_key_of_a_resource_specification_that_is_not_supported_is_refused(kern
     for name in ("cores", "memory", "disk"):
         with pytest.raises(TypeError, match=f"has no key {name!r} here: {supported}; what a worker has stands in the"):
             executor.submit(pow, {"priority": 1, name: 1}, 2, 5)
-    assert executor.submit(pow, {"priority": 1}, 2, 5).result(timeout=30) == 32
+    assert finished(executor.submit(pow, {"priority": 1}, 2, 5)).result() == 32
 
 
 def test_what_is_like_the_right_type_is_taken():

@@ -56,7 +56,7 @@ def test_a_lock_keeps_others_out_until_its_process_is_gone(file):
     program = (
         "import sys, pathlib, time; from ctxflow.ownership import AppendFile\n"
         "file = AppendFile(pathlib.Path(sys.argv[1])); file.lock(file.path); print('locked', flush=True)\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(file.path)], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"

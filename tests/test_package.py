@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ctxflow
+from waiting import patience
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,7 +64,9 @@ def test_the_public_names_are_offered_before_they_are_used():
         "    print(name.removeprefix('ctxflow.').rstrip('('))\n"
         "    n += 1\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=patience()
+    )
     assert set(run.stdout.split()) == set(ctxflow.__all__) - {"__version__"}
     assert all(hasattr(ctxflow, name) for name in ctxflow.__all__)
 
@@ -73,7 +76,9 @@ def test_context_is_the_decorator_whatever_is_imported_first(first):
     program = (
         f"import {first}; import ctxflow; from ctxflow import context; print(type(ctxflow.context), type(context))"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=patience()
+    )
     assert run.stdout == "<class 'function'> <class 'function'>\n"
 
 
@@ -88,7 +93,9 @@ def test_context_is_the_decorator_whatever_is_imported_first(first):
 )
 def test_what_a_worker_can_do_without_when_it_starts_is_not_imported(program, unneeded):
     program = f"import sys, ctxflow.host.{program}; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=patience()
+    )
     assert not unneeded & set(run.stdout.split())
 
 
@@ -100,5 +107,7 @@ def test_what_has_no_use_for_parsl_does_not_import_it():
         "import ctxflow.cli.report_command\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('parsl', 'torch')])"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=patience()
+    )
     assert run.stdout == "[]\n"

@@ -8,6 +8,8 @@ from pathlib import Path
 import parsl
 import pytest
 
+from waiting import patience
+
 SUITE = Path(parsl.__file__).parent / "tests"
 OURS = Path(__file__).parent / "parsl_suite" / "embedded.py"
 
@@ -22,7 +24,7 @@ def failures(config, folder, chosen=CHOSEN):
     command = [sys.executable, "-m", "pytest", str(SUITE), "-k", chosen, "--config", str(config)]
     command += ["-q", "-p", "no:cacheprovider", "--timeout", "60", "--no-header"]
     command += ["--continue-on-collection-errors"]  # Older ones want packages for some that use no executor.
-    run = subprocess.run(command, cwd=folder, capture_output=True, check=False, text=True, timeout=240)
+    run = subprocess.run(command, cwd=folder, capture_output=True, check=False, text=True, timeout=patience(240))
     counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|error)", run.stdout)}
     assert counts, run.stdout[-3000:] + run.stderr[-3000:]
     failed = set(re.findall(r"^(?:FAILED|ERROR) \S*?([\w/]+\.py::\S+)", run.stdout, re.MULTILINE))

@@ -10,6 +10,7 @@ import pytest
 
 import forked
 from ctxflow.pickling import Referents, blame, dumps
+from waiting import patience
 
 LOCK = threading.Lock()
 
@@ -156,7 +157,7 @@ if __name__ == "__main__":
 def test_calls_maps_and_sessions_use_what_names_mean_now(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     run = forked.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=patience()
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import forked
+from waiting import output, patience
 
 README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -56,7 +57,7 @@ def in_environment(python, *arguments, cwd):
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables["COLUMNS"] = "300"
     return subprocess.run(
-        [python, *arguments], cwd=cwd, env=variables, capture_output=True, check=False, text=True, timeout=110
+        [python, *arguments], cwd=cwd, env=variables, capture_output=True, check=False, text=True, timeout=patience()
     )
 
 
@@ -123,7 +124,7 @@ def test_admins_quick_start(words, pool):
             lines = [process.stderr.readline() for _ in range(2)]
             assert "metrics are at http://127.0.0.1:" in lines[0] and "a10 (at most 40)" in lines[1]
             process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=60)
+        out, errors = output(process)
     if "--clean" in words and process.returncode:  # Where there is no HTCondor, that is what it says.
         assert "HTCondor" in errors and "Nothing is left" in out
     else:
@@ -181,7 +182,7 @@ def test_quick_start_of_those_who_write_no_python(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=patience(280),
         check=False,
     )
     printed = [each.splitlines() for each in re.split(r"^@@@\n", shell.stdout, flags=re.MULTILINE)[:-1]]

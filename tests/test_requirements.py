@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from waiting import patience
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "requirements"
 _spec = importlib.util.spec_from_file_location("lock", FOLDER / "lock.py")
@@ -21,7 +23,9 @@ _spec.loader.exec_module(lock)
 
 
 def run(program, *words):
-    return subprocess.run([sys.executable, program, *words], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        [sys.executable, program, *words], capture_output=True, text=True, check=False, timeout=patience()
+    )
 
 
 def locked(python):

@@ -16,6 +16,7 @@ import pytest
 import forked
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.resume import decode, encode, fingerprint
+from waiting import eventually, exited, patience
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_a_stopped_map_goes_on(executor, double, calls, tmp_path, order):
     for _ in range(25):
         next(results)
     results.close()
-    assert executor.calls.run.wait_idle(60)  # What ran when the map was closed goes on to its end.
+    assert executor.calls.run.wait_idle(patience())  # What ran when the map was closed goes on to its end.
     kept = len(path.read_text().splitlines()) - 1
     assert 25 <= kept < 60
     first = calls.since()
@@ -179,13 +180,16 @@ def test_killed_at_any_moment_it_goes_on_and_nothing_is_there_twice(tmp_path):
     for attempt in range(3):
         with forked.Popen([sys.executable, "program.py"], cwd=tmp_path) as process:
             until = kept + chance.randrange(2, 400)
-            while attempt < 2 and process.poll() is None:
-                if path.exists() and path.read_bytes().count(b"\n") >= until:
-                    time.sleep(chance.uniform(0, 0.02))
-                    process.kill()
-                    break
-                time.sleep(0.002)
-            assert process.wait(timeout=60) in (0, -9)
+            if attempt < 2:
+                eventually(
+                    lambda process=process, until=until: (
+                        process.poll() is not None or (path.exists() and path.read_bytes().count(b"\n") >= until)
+                    ),
+                    pause=0.002,
+                )
+                time.sleep(chance.uniform(0, 0.02))
+                process.kill()
+            assert exited(process) in (0, -9)
         lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         assert len(lines) >= kept, "nothing that was kept is lost"
         kept = len(lines)
@@ -395,10 +399,7 @@ def test_a_full_disk_ends_the_map_with_an_error_and_cancels_the_rest(executor, t
     with pytest.raises(OSError, match="No space left"):
         list(results)
     assert results.finished.done()
-    end = time.monotonic() + 20
-    while executor.status().items_queued:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: not executor.status().items_queued)
     assert executor.status().items_cancelled > before
 
 
@@ -470,6 +471,6 @@ def test_a_map_that_a_program_leaves_half_read_at_its_end_is_kept_without_a_word
         "next(doubled)\n"
     )
     words = [sys.executable, "program.py"]
-    run = forked.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100)
+    run = forked.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=patience())
     assert "Exception" not in run.stderr and "Traceback" not in run.stderr
     assert (tmp_path / "results").stat().st_size

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import forked
+from waiting import patience
 
 UNIT = Path(__file__).parent.parent / "site-configs" / "ctxflow-factory@.service"
 
@@ -22,7 +23,7 @@ def test_systemd_takes_it(tmp_path):
     instance.write_text(UNIT.read_text().replace("%h/.local/bin/ctxflow", sys.executable))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", str(instance)],
-        capture_output=True, check=False, text=True, timeout=60,
+        capture_output=True, check=False, text=True, timeout=patience(),
         env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )  # fmt: skip
     complaints = [line for line in done.stderr.splitlines() if instance.name in line or str(instance) in line]

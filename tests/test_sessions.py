@@ -22,6 +22,7 @@ from ctxflow import (
 )
 from ctxflow.testing.evictions import Evictions
 from ctxflow.testing.wandering import Wandering, take_all, walk
+from waiting import eventually, patience
 
 
 @context
@@ -86,9 +87,13 @@ def test_prompts_on_the_way_reach_the_next_chunk(executor):
     with collect.open(0) as session:
         for number in range(1, 6):
             session.prompt(number)
-        deadline = time.monotonic() + 30
-        while (chunk := session.take(30)) != list(range(6)):
-            assert chunk == list(range(len(chunk))) and time.monotonic() < deadline
+
+        def has_all():
+            chunk = session.take(patience())
+            assert chunk == list(range(len(chunk)))
+            return len(chunk) == 6
+
+        eventually(has_all)
 
 
 def test_suspend_and_resume_on_whichever_worker(executor):
@@ -97,18 +102,15 @@ def test_suspend_and_resume_on_whichever_worker(executor):
         return [((state or 0) + 1, (state or 0) + 1) for state in states]
 
     with count.open() as session:
-        assert [session.take(30) for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert [session.take(patience()) for _ in range(5)] == [1, 2, 3, 4, 5]
         session.suspend()
-        deadline = time.monotonic() + 30
-        while session.status.state != "suspended":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: session.status.state == "suspended")
         assert session.status.worker is None and session.status.state_bytes > 0
         with pytest.raises(TimeoutError):
             while True:
                 session.take(0.1)
         session.resume()
-        assert isinstance(session.take(30), int)
+        assert isinstance(session.take(patience()), int)
 
 
 class Wanted:
@@ -118,13 +120,6 @@ class Wanted:
 
     def target(self, view):
         return dict.fromkeys(view.tiers, self.count)
-
-
-def until(happened):
-    deadline = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_suspended_session_outlives_its_worker_that_is_given_back(tmp_path):
@@ -138,15 +133,15 @@ def test_a_suspended_session_outlives_its_worker_that_is_given_back(tmp_path):
     executor = ContextExecutor(workers=1, scaling=scaling)
     executor.run_dir = str(tmp_path)
     with executor, count.open() as session:
-        first = session.take(30)
+        first = session.take(patience())
         session.suspend()
-        until(lambda: session.status.state == "suspended")
+        eventually(lambda: session.status.state == "suspended")
         assert executor.run.status().sessions["suspended"] == 1 and executor.run.status().chunks > 0
         scaling.count = 0
-        until(lambda: executor.run.status().workers == 0)
+        eventually(lambda: executor.run.status().workers == 0)
         scaling.count = 1
         session.resume()
-        taken = [first, *(session.take(30) for _ in range(5))]
+        taken = [first, *(session.take(patience()) for _ in range(5))]
         assert taken == [(first[0], number) for number in range(6)]
 
 
@@ -156,13 +151,10 @@ def test_no_more_than_is_taken_is_made(executor):
         return [((state or 0) + 1, (state or 0) + 1) for state in states]
 
     with count.open() as session:
-        assert session.take(30) == 1
-        deadline = time.monotonic() + 30
-        while not session.status.idle:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert session.take(patience()) == 1
+        eventually(lambda: session.status.idle)
         assert session.status.chunks == 4
-        assert [session.take(30) for _ in range(20)] == list(range(2, 22))
+        assert [session.take(patience()) for _ in range(20)] == list(range(2, 22))
 
 
 def test_sessions_share_a_step(executor):
@@ -172,9 +164,7 @@ def test_sessions_share_a_step(executor):
         return [(len(states), None) for _ in states]
 
     sessions = [together.open() for _ in range(8)]
-    deadline = time.monotonic() + 30
-    while sessions[0].take(30) < 4:  # Of two workers, each has four.
-        assert time.monotonic() < deadline
+    eventually(lambda: sessions[0].take(patience()) >= 4)  # Of two workers, each has four.
 
 
 def test_what_the_function_raises_ends_its_session_alone(executor):
@@ -189,14 +179,14 @@ def test_what_the_function_raises_ends_its_session_alone(executor):
         return made
 
     sessions = [picky.open(number == 3) for number in range(6)]
-    given = [[session.take(30) for _ in range(5)] for session in sessions]
+    given = [[session.take(patience()) for _ in range(5)] for session in sessions]
     assert given == [[1, 2, 3, 4, 5]] * 6
     for number, session in enumerate(sessions):
         if number == 3:
             with pytest.raises(ValueError, match="bad"):
-                session.take(30)
+                session.take(patience())
         else:
-            assert [session.take(30) for _ in range(40)] == list(range(6, 46))
+            assert [session.take(patience()) for _ in range(40)] == list(range(6, 46))
 
 
 def test_a_state_that_cannot_be_pickled_ends_its_session_alone(executor):
@@ -209,10 +199,10 @@ def test_a_state_that_cannot_be_pickled_ends_its_session_alone(executor):
         return made
 
     good, bad = odd.open(False), odd.open(True)
-    assert [bad.take(30) for _ in range(3)] == [1, 2, 3]
+    assert [bad.take(patience()) for _ in range(3)] == [1, 2, 3]
     with pytest.raises(Exception, match="the state of the session cannot be sent"):
-        [bad.take(30) for _ in range(2)]
-    assert [good.take(30) for _ in range(20)] == list(range(1, 21))
+        [bad.take(patience()) for _ in range(2)]
+    assert [good.take(patience()) for _ in range(20)] == list(range(1, 21))
 
 
 @pytest.mark.long
@@ -236,8 +226,8 @@ def test_a_state_that_grows_past_the_memory_ends_its_session_alone(tmp_path):
         thin, fat = grow.open(10), grow.open(30_000_000)
         with pytest.raises(CallCrashed, match="more than the"):
             for _ in range(50):
-                fat.take(30)
-        assert [thin.take(30) for _ in range(12)] == list(range(1, 13))
+                fat.take(patience())
+        assert [thin.take(patience()) for _ in range(12)] == list(range(1, 13))
 
 
 def test_a_crash_costs_no_chunk(executor, tmp_path):
@@ -253,7 +243,7 @@ def test_a_crash_costs_no_chunk(executor, tmp_path):
 
     sessions = [fragile.open() for _ in range(4)]
     for session in sessions:
-        assert [session.take(30) for _ in range(30)] == list(range(1, 31))
+        assert [session.take(patience()) for _ in range(30)] == list(range(1, 31))
     assert os.path.exists(mark)
 
 
@@ -267,19 +257,16 @@ def test_a_context_that_cannot_be_built_ends_its_sessions(executor):
         return []
 
     with pytest.raises(ContextError, match="no weights"):
-        never.open().take(60)
+        never.open().take(patience())
 
 
 def test_a_session_that_nobody_holds_is_closed(executor):
     session = talk.open("a" * 1000)
     number = session.number
-    session.take(30)
+    session.take(patience())
     del session
     gc.collect()
-    deadline = time.monotonic() + 30
-    while number in executor.run._scheduler.state.sessions:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: number not in executor.run._scheduler.state.sessions)
     assert not os.path.exists(os.path.join(executor.run.directory, "sessions", f"{number}.state"))
 
 
@@ -298,7 +285,7 @@ def test_mistakes_are_told(executor):
         return [1 for _ in states]
 
     with pytest.raises(TypeError, match="one pair of chunk and state for each"):
-        wrong.open().take(30)
+        wrong.open().take(patience())
 
 
 def test_an_ended_run_ends_its_sessions(tmp_path):
@@ -308,7 +295,7 @@ def test_an_ended_run_ends_its_sessions(tmp_path):
         session = talk.open("ab")
     with pytest.raises(CtxflowError, match="the run was stopped"):
         for _ in range(5):
-            session.take(30)
+            session.take(patience())
     session.close()
     with pytest.raises(CtxflowError, match="the run was stopped"):
         session.prompt("c")
@@ -339,7 +326,7 @@ def test_the_log_of_sessions_can_be_replayed(tmp_path):
     program = "import sys; from ctxflow.scheduler.log import replay; print(replay(open(sys.argv[1])))"
     words = [sys.executable, "-W", "ignore", "-c", program, os.path.join(executor.run.directory, "events.jsonl")]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    told = subprocess.run(words, capture_output=True, check=False, text=True, env=environment, timeout=60)
+    told = subprocess.run(words, capture_output=True, check=False, text=True, env=environment, timeout=patience())
     assert told.returncode == 0 and int(told.stdout) > 50, told.stderr
 
 
@@ -369,7 +356,7 @@ def test_what_is_no_function_is_no_session_app():
 def test_the_end_of_a_turn_passes_through_a_generator_as_what_it_is(executor):
     def chunks(session):
         while True:
-            yield session.take(30)
+            yield session.take(patience())
 
     with talk.open("ab") as session, pytest.raises(TurnOver, match="turn is over"):
         list(chunks(session))

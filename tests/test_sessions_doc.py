@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import forked
+from waiting import patience
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sessions.md").read_text()
 
@@ -17,7 +18,7 @@ def test_program(tmp_path):
     [shown] = re.findall(r"```\n(.*?)```", TEXT.partition(program)[2].partition("```")[2], re.DOTALL)
     (tmp_path / "program.py").write_text(program)
     run = forked.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=patience()
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == shown

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import forked
+from waiting import patience
 
 TEXT = (Path(__file__).parent.parent / "docs" / "streams.md").read_text()
 
@@ -20,7 +21,12 @@ def test_programs(tmp_path):
     for program, shown in programs:
         (tmp_path / "program.py").write_text(program)
         run = forked.run(
-            [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=patience(),
         )
         assert run.returncode == 0, run.stderr
         assert run.stdout == shown

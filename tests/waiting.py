@@ -35,6 +35,8 @@ FOREVER = 1e6
 """How long what is to be ended takes, in seconds: it does not end by itself before a deadline."""
 LONGEST_PAUSE = 0.1
 _STATUS_SECONDS, _SAMPLE_SECONDS, _DUMP_SECONDS, _DUMPS = 5.0, 0.2, 10.0, 8
+_RUNNERS = {"_pytest", "pytest", "pluggy", "xdist", "execnet"}
+"""Folders of what calls the tests."""
 _LONGEST_VALUE, _LONGEST_COMMAND = 2000, 160
 
 
@@ -347,7 +349,10 @@ def _stacks() -> list[str]:
     lines = []
     for number, frame in sys._current_frames().items():
         lines.append(f"Thread {names.get(number, number)}:")
-        lines.append("".join(traceback.format_stack(frame)).rstrip())
+        shown = [
+            each for each in traceback.extract_stack(frame) if not _RUNNERS.intersection(Path(each.filename).parts)
+        ]
+        lines.append("".join(traceback.format_list(shown)).rstrip())
     return lines
 
 

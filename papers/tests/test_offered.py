@@ -8,6 +8,7 @@ import zipfile
 import pytest
 
 from ctxflow.simulator.experiments import GROUP, Experiment, experiment_names, find_experiment
+from waiting import patience
 
 PAPERS = ["flextopo", "gh-agh", "pervasive-context", "torta", "turboserve"]
 
@@ -28,7 +29,11 @@ def test_an_experiment_is_called_as_its_entry_point_is(name):
 
 def test_the_help_lists_them():
     done = subprocess.run(
-        [sys.executable, "-m", "ctxflow", "reproduce", "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "ctxflow", "reproduce", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=patience(),
+        check=True,
     )
     assert all(name in done.stdout for name in PAPERS)
 
@@ -39,7 +44,9 @@ def test_to_find_an_experiment_is_to_import_nothing_that_it_runs():
         f"for name in {PAPERS}: find_experiment(name)\n"
         "print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(), check=True
+    )
     imported = {name for name in done.stdout.split() if name.startswith("ctxflow_papers.")}
     assert {name.count(".") for name in imported} == {1}
     assert not {"torch", "matplotlib", "gymnasium", "scipy"} & set(done.stdout.split())

@@ -29,6 +29,7 @@ from ctxflow.batch.driver import begin_job, run_job
 from ctxflow.errors import CtxflowError
 from ctxflow.factory import condor_provider
 from ctxflow.sites import load_site
+from waiting import patience
 
 SITE = """
 engine = "taskvine"
@@ -226,7 +227,9 @@ def test_the_script_becomes_the_driver(
     (made.folder / "job.json").write_text(json.dumps({**values, "site": "local", "workers": 1}))
     script = made.folder / "driver.sh"
     assert str(script) in schedd["submitted"][0]["arguments"] and "quoted" not in str(schedd["submitted"])
-    done = subprocess.run(["/bin/sh", str(script)], cwd="/", env={"TMPDIR": "/nowhere"}, check=False, timeout=100)
+    done = subprocess.run(
+        ["/bin/sh", str(script)], cwd="/", env={"TMPDIR": "/nowhere"}, check=False, timeout=patience()
+    )
     said = made.log.read_text()
     assert done.returncode == 3, said
     assert said.startswith("--- ") and '"dead": 1' in said

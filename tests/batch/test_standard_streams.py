@@ -16,6 +16,7 @@ from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.job_files import with_input
 from ctxflow.errors import UsageError
+from waiting import patience
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
 
@@ -167,7 +168,13 @@ def test_a_reader_that_goes_away_ends_the_job(folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     script = f"set -o pipefail; {words} | head -n 3 >/dev/null"
     ended = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(),
     )
     assert ended.returncode == 1
     assert "nobody reads the standard output any more" in ended.stderr and "Traceback" not in ended.stderr

@@ -13,6 +13,7 @@ from ctxflow.batch.driver import run_job
 from ctxflow.batch.job_status import StatusFile, exit_status, find_status, found_below, read_status, told
 from ctxflow.errors import ContextError
 from ctxflow.observe.progress import Progress, condition
+from waiting import eventually
 
 
 def run(function, output="out.jsonl", **choices):
@@ -73,9 +74,7 @@ def test_it_is_rewritten_also_while_nothing_changes(folder, monkeypatch):
         assert read_status(folder / "out.jsonl")["state"] == "starting"
         file.update(Progress(done=1, total=2))
         seen = set()
-        while len(seen) < 4:
-            seen.add(read_status(folder / "out.jsonl")["updated"])
-            time.sleep(0.005)
+        eventually(lambda: seen.add(read_status(folder / "out.jsonl")["updated"]) or len(seen) >= 4)
     assert read_status(folder / "out.jsonl")["state"] == "done"
 
 
@@ -117,9 +116,7 @@ def test_a_program_without_a_batch_has_a_status_file_in_its_runs_directory(tmp_p
         directory = executor.calls.run.directory
         assert condition(read_status(tmp_path)) == "running"
         assert executor.submit(pow, {}, 2, 5).result() == 32
-        until = time.monotonic() + 30
-        while not read_status(tmp_path)["done"] and time.monotonic() < until:
-            time.sleep(0.05)
+        eventually(lambda: read_status(tmp_path)["done"])
     status = read_status(directory)
     assert (status["state"], status["unit"], status["done"], status["run"]) == ("done", "items", 1, directory)
     assert exit_status(status) == 0

@@ -13,6 +13,7 @@ import pytest
 from in_process import ctxflow
 
 import forked
+from waiting import eventually, output
 
 FUNCTIONS = """
 import time
@@ -48,7 +49,7 @@ def started(folder, *options, output="out.jsonl", program=forked, **more):
 
 def run(folder, *options, **more):
     process = started(folder, *options, **more)
-    out, err = process.communicate(timeout=100)
+    out, err = output(process)
     return process.returncode, out, err
 
 
@@ -57,8 +58,7 @@ def lines(path):
 
 
 def await_lines(path, count, process):
-    while len(lines(path)) < count and process.poll() is None:
-        time.sleep(0.005)
+    eventually(lambda: len(lines(path)) >= count or process.poll() is not None, pause=0.005)
 
 
 @pytest.mark.parametrize("order", ["completed", "input"])
@@ -106,7 +106,7 @@ def test_an_interrupted_job_keeps_what_is_done(folder, number, program):
     refused = run(folder)
     assert refused[0] == 1 and "is being written by another driver" in refused[2]
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = output(process)
     assert process.returncode == 130
     assert re.search(r"^\d\d:\d\d:\d\d ctxflow: interrupted; what is done is kept", said, re.MULTILINE)
     found = [json.loads(line) for line in lines(folder / "out.jsonl")]

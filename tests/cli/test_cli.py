@@ -10,11 +10,12 @@ from in_process import ctxflow as in_process
 import ctxflow
 from ctxflow.cli.app import VERBS, load_verb
 from ctxflow.installing import COST_OF_TORCH, how_to_install
+from waiting import patience
 
 
 def test_version():
     program = [sys.executable, "-m", "ctxflow", "--version"]
-    run = subprocess.run(program, capture_output=True, check=False, text=True, timeout=100)
+    run = subprocess.run(program, capture_output=True, check=False, text=True, timeout=patience())
     assert (run.returncode, run.stdout) == (0, f"ctxflow {ctxflow.__version__}\n")
 
 

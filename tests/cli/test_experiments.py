@@ -10,6 +10,7 @@ import pytest
 from ctxflow.cli.app import main
 from ctxflow.simulator import experiments
 from ctxflow.simulator.experiments import Experiment, Figure, find_experiment
+from waiting import patience
 
 ASKED = []
 
@@ -90,6 +91,8 @@ def test_help_imports_no_experiment():
         "import atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
         "from ctxflow.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(), check=True
+    )
     assert "Run a paper's experiments" in done.stdout and "--quick" in done.stdout
     assert not {name for name in done.stderr.split() if name.split(".")[0] in ("ctxflow_papers", "matplotlib", "torch")}

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from in_process import ctxflow
 
 from ctxflow.cli import league_command
 from ctxflow.policies.registry import FAMILIES
+from waiting import eventually, nothing_left, output, patience
 
 STRANGE = Path(__file__).parent.parent / "league" / "strange_policies.py"
 SHORT = ("--family", "routing", "--workloads", "many-models")
@@ -35,7 +35,7 @@ def installed(tmp_path):
 def command(*words, **options):
     return subprocess.run(
         [sys.executable, "-m", "ctxflow", "league", *map(str, words)],
-        capture_output=True, text=True, check=False, timeout=250, **options,
+        capture_output=True, text=True, check=False, timeout=patience(250), **options,
     )  # fmt: skip
 
 
@@ -115,21 +115,15 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "NOTES": str(notes)},
     )  # fmt: skip
-    _until(lambda: notes.exists() and len(notes.read_text().split()) > 2 + len(os.sched_getaffinity(0)))
+    enough = 2 + len(os.sched_getaffinity(0))
+    eventually(lambda: notes.exists() and len(notes.read_text().split()) > enough, within=200)
     os.killpg(playing.pid, signal.SIGINT)  # As a terminal does: all processes get it.
-    out, err = playing.communicate(timeout=60)
+    out, err = output(playing)
     assert playing.returncode == 130 and err == "ctxflow: interrupted\n", err
     assert re.match(r"\d+ of 1,000 games: .* It was interrupted: only games that all policies have played count", out)
     data = json.loads((tmp_path / "routing.json").read_text())
     assert data["interrupted"] and 2 <= len(data["games"]) < 1000
-    _until(lambda: not _group(playing.pid))
-
-
-def _until(true, seconds=200):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    nothing_left(lambda: _group(playing.pid))
 
 
 def _group(number):

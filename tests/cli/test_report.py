@@ -10,6 +10,7 @@ import pytest
 from in_process import ctxflow
 
 from ctxflow.installing import how_to_install
+from waiting import patience
 
 RUN = Path(__file__).parents[1] / "observe" / "data" / "tree"
 
@@ -19,7 +20,7 @@ def command(*arguments, program=None, **options):
     if program is None:
         return ctxflow("report", *arguments, **options)
     line = [sys.executable, *program, "report", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, **options)
+    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=patience(), **options)
 
 
 @pytest.fixture

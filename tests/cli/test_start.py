@@ -9,6 +9,7 @@ import typing
 import pytest
 
 from ctxflow.cli.app import MODULES, VERBS, load_verb
+from waiting import patience
 
 HEAVY = (
     "numpy", "scipy", "parsl", "torch", "pyarrow", "requests", "prometheus_client", "htcondor2", "kubernetes", "jinja2",
@@ -40,7 +41,7 @@ for words in json.loads(sys.argv[1]):
 
 def _said(program, *words, **more):
     made = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, check=True, text=True, timeout=120, **more
+        [sys.executable, "-c", program, *words], capture_output=True, check=True, text=True, timeout=patience(), **more
     )
     return made.stdout
 

@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 import types
 import urllib.request
 
@@ -17,9 +16,9 @@ from ctxflow.batch.job_status import StatusFile, serving
 from ctxflow.cli.app import main
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.progress import Progress
+from waiting import eventually, exited, patience
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "80", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-PATIENCE = 60.0
 FUNCTIONS = """
 import time
 from ctxflow import batch_app
@@ -111,10 +110,8 @@ def started(folder, *options):
 
 
 def await_rows(path, process):
-    until = time.monotonic() + PATIENCE
-    while not (path.exists() and json.loads(path.read_text())["done"]):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
+    eventually(lambda: process.poll() is not None or (path.exists() and json.loads(path.read_text())["done"]))
+    assert process.poll() is None
 
 
 @pytest.mark.long
@@ -124,7 +121,7 @@ def test_a_batch_is_followed_from_other_terminals_until_its_driver_is_killed(tmp
         try:
             await_rows(tmp_path / "out.jsonl.status.json", batch)
             place = batch.stderr.readline().split()[-1]
-            with urllib.request.urlopen(place, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(place, timeout=patience()) as answer:
                 metrics = answer.read().decode()
             assert 'ctxflow_batch_workers{tier="local"} 1.0' in metrics and "ctxflow_batch_input_rows 2000.0" in metrics
             left = top_of(tmp_path, "out.jsonl", stdout=subprocess.PIPE)
@@ -134,14 +131,14 @@ def test_a_batch_is_followed_from_other_terminals_until_its_driver_is_killed(tmp
             with left:
                 assert b"of 2,000 rows" in left.stdout.readline()
                 left.send_signal(signal.SIGINT)
-                assert left.wait(timeout=PATIENCE) == 0
+                assert exited(left) == 0
             seen = read_until(terminal, b"left")
             assert batch.poll() is None
             batch.kill()
             batch.wait()
             seen += read_until(terminal, None)
             os.close(terminal)
-            assert top.wait(timeout=PATIENCE) == 1
+            assert exited(top) == 1
         finally:
             batch.kill()
     assert b"died" in seen and b"of 1 asked for" in seen
@@ -174,7 +171,7 @@ def test_metrics_follow_the_job_and_end_with_it():
         place = f"http://127.0.0.1:{port}/metrics"
 
         def lines():
-            with urllib.request.urlopen(place, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(place, timeout=patience()) as answer:
                 return answer.read().decode().splitlines()
 
         first = lines()
@@ -197,7 +194,7 @@ def test_metrics_follow_the_job_and_end_with_it():
         with pytest.raises(CtxflowError, match=r"cannot be served at 127\.0\.0\.1:\d+: .*; name another"), taken:
             pass
     with pytest.raises(OSError):
-        urllib.request.urlopen(place, timeout=5)
+        urllib.request.urlopen(place, timeout=patience())
 
 
 def test_a_place_that_makes_no_sense_is_refused(command, tmp_path):

@@ -7,18 +7,16 @@ import os
 import signal
 import stat
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import forked
+from waiting import nothing_left
 
 T = TypeVar("T")
 
 _SHM = Path("/dev/shm")
-LEFT_SECONDS = 5.0
 
 
 class Belongings:
@@ -107,18 +105,12 @@ class Belongings:
         ]
 
     def none_left(self) -> None:
-        """Wait until nothing is left; fail after five seconds, with what is."""
-        deadline = time.monotonic() + LEFT_SECONDS
-        while found := self.left():
-            assert time.monotonic() < deadline, "\n".join(found)
-            time.sleep(0.05)
+        """Wait until nothing is left."""
+        nothing_left(self.left)
 
     def gone(self, pids: list[int]) -> None:
-        """Wait until these processes have ended; fail after five seconds, with those that have not."""
-        deadline = time.monotonic() + LEFT_SECONDS
-        while left := {pid: line for pid, line in self.processes().items() if pid in pids}:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        """Wait until these processes have ended."""
+        nothing_left(lambda: {pid: line for pid, line in self.processes().items() if pid in pids})
 
     def _is_marked(self, pid: int) -> bool:
         with contextlib.suppress(OSError):
@@ -166,15 +158,6 @@ def _command(pid: int) -> str | None:
     except OSError:
         return None
     return " ".join([*(word.decode(errors="replace") for word in words), f"({name})"]).strip()
-
-
-def eventually(condition: Callable[[], T], limit: float = 300.0) -> T:
-    """Wait until a condition holds, and return what it says; fail after so many seconds."""
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def kill(pid: int) -> None:

@@ -17,6 +17,7 @@ import pytest
 from vllm_server import vllm_server
 
 from ctxflow.testing.small_models import CHAT_TEMPLATE, make_adapter, make_image_lm
+from waiting import patience
 
 pytestmark = pytest.mark.timeout(900)  # Starts of engines, on a machine that may be busy.
 
@@ -83,7 +84,7 @@ def run(bodies: dict[str, Any], folder: Path, output: str, *words: str) -> tuple
     options = [word for name, value in OPTIONS.items() for word in ("--engine-option", f"{name}={json.dumps(value)}")]
     command = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "--gpus", "0"]
     command += ["--output-format", form, "--workers", "1", *options, *words]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=patience(600), check=False)
     assert ended.returncode == 3, ended.stdout + ended.stderr
     read = [json.loads(line) for line in (folder / f"{output}.errors.jsonl").read_text().splitlines()]
     dead = {letter["custom_id"]: letter["error"]["message"] for letter in read}

@@ -10,12 +10,13 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_belongings import eventually, kill
+from engine_belongings import kill
 from vllm_driver import WINDOW, asking, tokens_of
 
 from ctxflow import ContextExecutor
 from in_flight_log import needlessly_broken, read_log
 from suite.depth import some
+from waiting import eventually
 
 KINDS = some(("evicted", "library"), deeply=("evicted", "noticed", "library", "engine", "host"))
 TIMES = some(len(KINDS), deeply=20)

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_belongings import eventually, kill
+from engine_belongings import kill
+
+from waiting import eventually
 
 ROWS = 160
 DRIVER = str(Path(__file__).with_name("vllm_driver.py"))

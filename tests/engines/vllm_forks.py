@@ -18,11 +18,12 @@ import vllm_programs
 from engine_belongings import Belongings
 
 import forked
+from waiting import patience
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 LIMIT_SECONDS = 600  # For each engine that is started.
 VARIABLES = {
-    "PYTHONPATH": str(SOURCE),
+    "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE.parent / "tests")]),
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -51,7 +52,7 @@ def run(python: Path, name: str, *given: Any, starts: int = 1) -> Any:
     """Run one of the programs, which starts so many engines, and return what it found."""
     command, variables = _prepared(python, name, given)
     limit = starts * LIMIT_SECONDS
-    ended = forked.run(command, capture_output=True, text=True, timeout=limit, env=variables, check=False)
+    ended = forked.run(command, capture_output=True, text=True, timeout=patience(limit), env=variables, check=False)
     sys.stderr.write(ended.stderr)  # With what engines print, for a test that fails.
     assert ended.returncode == 0, ended.stdout[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])

@@ -13,10 +13,11 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from waiting import eventually, eventually_async
 
 SMALL = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "max_model_len": 512, "dtype": "float32"}
 
@@ -66,8 +67,7 @@ async def answers(model: str, questions: list[Any], settings: Mapping[str, Any],
         engine.answer("/v1/completions", {"prompt": "It", "max_tokens": 400, "ignore_eos": True})
     )
     client = engine._processes.client
-    while not client.get_num_unfinished_requests() and not long.done():
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: client.get_num_unfinished_requests() or long.done())
     long.cancel()
     found["cancelled"] = [type(each).__name__ for each in await asyncio.gather(long, return_exceptions=True)]
     found["unfinished"] = client.get_num_unfinished_requests()
@@ -123,9 +123,10 @@ async def deaths(model: str, prompts: list[str], cases: list[Any]) -> Any:
         texts, names = [answer["choices"][0]["text"] for answer in answers], segments()
         body = {"max_tokens": 490, "ignore_eos": True}
         tasks = [asyncio.create_task(asked(engine, "/v1/completions", {**body, "prompt": f"{i}"})) for i in range(8)]
-        while not engine._processes.client.get_num_unfinished_requests():  # All at once there may never be: they end.
-            assert not all(task.done() for task in tasks), [task.result() for task in tasks]
-            await asyncio.sleep(0.01)
+        unfinished = engine._processes.client.get_num_unfinished_requests
+        # All at once there may never be: they end.
+        await eventually_async(lambda: unfinished() or all(task.done() for task in tasks))  # noqa: B023
+        assert not all(task.done() for task in tasks), [task.result() for task in tasks]
         for word, number in victims:
             os.kill(process(word), number)
         told = await asyncio.gather(*tasks)
@@ -189,8 +190,7 @@ def generator(model: str, prompts: list[str], limits: list[int]) -> Any:
 
     def soon(number: int, pid: int) -> None:
         client = written._engine.processes.client
-        while not client.get_num_unfinished_requests():
-            time.sleep(0.01)
+        eventually(client.get_num_unfinished_requests)
         os.kill(pid, number)
 
     many = ["It is so. "] * 64

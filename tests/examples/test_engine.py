@@ -20,6 +20,7 @@ from ctxflow.testing.item_contract import ItemContract
 from ctxflow.testing.parking_contract import ParkingContract
 from ctxflow.testing.session_contract import SessionContract
 from ctxflow.testing.thread_contract import ThreadContract
+from waiting import finished
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine"
 ENTRIES = "[ctxflow.engines]\nsubprocesses = subprocess_engine:SubprocessEngine\n"
@@ -111,7 +112,7 @@ def test_workers_that_never_start_end_the_run_with_what_they_say(tmp_path, monke
     executor = ContextExecutor(site=str(EXAMPLE / "site.toml"))
     executor.run_dir = str(tmp_path)
     with executor, pytest.raises(EngineFailed, match="before they have started: no such queue"):
-        executor.submit(divmod, {}, 17, 5).result(30)
+        finished(executor.submit(divmod, {}, 17, 5)).result()
 
 
 def test_many_wakes_do_not_wait_for_a_poll():

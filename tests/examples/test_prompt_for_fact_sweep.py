@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from waiting import eventually, output, patience
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -88,8 +89,7 @@ def test_evictions_lose_nothing(tmp_path, shipped):
     with ContextExecutor(workers=2) as executor:
         with Evictions(executor, per_minute=60, seed=3, at_most=2) as evictions:
             results = job.run(Interrupter())
-            while not evictions.count:
-                time.sleep(0.05)
+            eventually(lambda: evictions.count)
         assert executor.status().items_dead == 0
     assert job.dead == 0
     assert {result.unanswered for result in results} == {0}
@@ -116,7 +116,12 @@ def test_what_runs_on_workers_needs_none_of_these_files(tmp_path):
         "print(call(encoder, ['', 'a', 'ab'], ['', '', '']))"
     )
     told = subprocess.run(
-        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-I", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(),
     )
     assert told.stdout.strip() == str(list(LABELS)), told.stderr
 
@@ -150,7 +155,7 @@ def started(tmp_path, *arguments):
 def finished(tmp_path, *arguments):
     """What the program ended with, printed and told."""
     with started(tmp_path, *arguments) as process:
-        shown, told = process.communicate(timeout=250)
+        shown, told = output(process, within=250)
         return process.returncode, shown, told
 
 
@@ -160,10 +165,9 @@ def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
     with_weights(parse_model("random-lm"), tmp_path / "out" / "state")  # To make them the program imports PyTorch.
     answers = tmp_path / "out" / "state" / "answers"
     with started(tmp_path, *arguments) as process:
-        while process.poll() is None and not any(file.stat().st_size > 1000 for file in answers.glob("*")):
-            time.sleep(0.02)
+        eventually(lambda: process.poll() is not None or any(one.stat().st_size > 1000 for one in answers.glob("*")))
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = output(process)
         assert process.returncode == 130, told
     assert "start the same command again" in told
     assert "Traceback" not in told

@@ -23,6 +23,7 @@ from ctxflow.factory import CondorProvider, JobChange, ProviderError, WorkerJob,
 from ctxflow.factory.condor_jobs import change_of, describe, describe_driver
 from ctxflow.factory.condor_process import NoAnswer
 from ctxflow.factory.condor_survey import driver_refusal
+from waiting import FOREVER, eventually, gone
 
 ADDRESS = "<10.77.0.12:9618?addrs=10.77.0.12-9618&alias=host2.testbed&noUDP&sock=startd_33_871e>"
 
@@ -308,19 +309,14 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, schedd: Play
             provider.start(str(tmp_path))
             provider.find()
             (tmp_path / "process").write_text(str(processes()[0]))
-            time.sleep(300)
+            time.sleep(FOREVER)
         finally:
             os._exit(1)
-    until = time.monotonic() + 60
-    while not (tmp_path / "process").exists() or not (tmp_path / "process").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    place = tmp_path / "process"
+    pid = eventually(lambda: place.exists() and place.read_text())
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    pid = int((tmp_path / "process").read_text())
-    while os.path.exists(f"/proc/{pid}") and b"condor_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    gone(int(pid))
 
 
 TAG = "3-0a1b"

@@ -6,8 +6,7 @@ import contextlib
 import os
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
 from ctxflow.host.library_process import KeptLogs
 from ctxflow.testing.evictions import JobWatch
+from waiting import eventually
 
 
 def sh(script: str, *files: Path) -> WorkerJob:
@@ -30,14 +30,6 @@ class Watched(LocalProvider):
         self.until, self.told = watch.until, watch.changes
         super().__init__(pause=1.0, clock=lambda: self.now)
         self.start(str(directory))
-
-
-def eventually(condition: Callable[[], object]):
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture

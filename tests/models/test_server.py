@@ -12,10 +12,11 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+
+from waiting import eventually_async, exited, gone, nothing_left
 
 pytest.importorskip("aiohttp")
 
@@ -47,15 +48,6 @@ async def served(command=AT_SOCKET, **settings):
 def family(server):
     warden = server._process._warden
     return [] if warden.returncode is not None else [warden.pid, *descendants(warden.pid)]
-
-
-def within(seconds, condition):
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.mark.parametrize(
@@ -137,13 +129,13 @@ def test_a_server_that_dies_loses_what_is_in_flight(death, sentence, command):
         async with served(f"{command} --children 2") as server:
             pids = family(server)
             hanging = [asyncio.ensure_future(server.answer(CHAT, {"do": "hang"})) for _ in range(5)]
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: server._in_flight == 5)
             results = await asyncio.gather(server.answer(CHAT, {"do": death}), *hanging, return_exceptions=True)
             assert {type(each) for each in results} == {ContextLost}
             assert sentence in str(results[0]) and "about to" in str(results[0])
             with pytest.raises(ContextLost, match=sentence):
                 await server.answer(CHAT, {})
-            assert within(5, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
+            await eventually_async(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
 
     asyncio.run(main())
 
@@ -154,7 +146,7 @@ def test_killed_from_outside_while_idle_it_is_lost(whose):
         async with served(f"{AT_SOCKET} --children 2") as server:
             pids = family(server)
             os.kill(pids[0] if whose == "warden" else server.pid, signal.SIGKILL)
-            await asyncio.sleep(0.5)
+            await asyncio.to_thread(gone, server.pid)
             with pytest.raises(ContextLost, match="was killed"):
                 await server.answer(CHAT, {})
 
@@ -165,7 +157,7 @@ def test_a_stopped_server_is_noticed():
     async def main():
         async with served(unresponsive_seconds=6) as server:
             os.kill(server.pid, signal.SIGSTOP)
-            assert within(10, server._process.stopped)
+            await eventually_async(server._process.stopped)
             with pytest.raises(ContextLost, match=r"has not answered for 6 s or more.* while 1 request was in flight"):
                 await server.answer(CHAT, {})
 
@@ -176,7 +168,7 @@ def test_a_server_that_computes_is_not_given_up_where_its_health_has_no_answer()
     async def main():
         async with served(unresponsive_seconds=5) as server:
             asked = asyncio.ensure_future(server.answer(CHAT, {"do": "compute", "seconds": 8}))
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: server._in_flight)
             process = server._process
             assert not process.stopped() and process.processor_seconds() > 0
             silence = asyncio.Future()
@@ -191,7 +183,7 @@ def test_cancelled_requests_close_their_connections():
     async def main():
         async with served() as server:
             task = asyncio.ensure_future(server.answer(CHAT, {"do": "hang"}))
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: server._in_flight)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -239,15 +231,11 @@ def test_a_cancelled_start_leaves_nothing(monkeypatch, tmp_path):
     async def main():
         others = set(descendants(os.getpid()))  # Of tests before this one.
         starting = asyncio.ensure_future(start_server(f"{AT_SOCKET} --slow 600 --children 1"))
-        while len(pids := set(descendants(os.getpid())) - others) < 3:
-            await asyncio.sleep(0.05)
+        pids = await eventually_async(lambda: len(found := set(descendants(os.getpid())) - others) >= 3 and found)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        until = time.monotonic() + 10
-        while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
-            assert time.monotonic() < until, left
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(nothing_left, lambda: [pid for pid in pids if os.path.exists(f"/proc/{pid}")])
 
     asyncio.run(main())
     assert os.listdir(tmp_path) == []
@@ -315,6 +303,6 @@ def test_nothing_is_left_when_the_library_process_is_killed(number, tmp_path):
         pids = [library.pid, int(words[2]), *descendants(int(words[2]))]
         assert len(pids) == 5
         library.send_signal(number)
-        assert library.wait(10) == -number
-        gone = within(10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
-        assert gone and not os.path.exists(words[3])
+        assert exited(library) == -number
+        nothing_left(lambda: [pid for pid in pids[1:] if os.path.exists(f"/proc/{pid}")])
+        assert not os.path.exists(words[3])

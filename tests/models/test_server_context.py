@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import eventually, finished
+
 pytest.importorskip("aiohttp")
 
 from ctxflow import ContextError, ContextExecutor, item_app
@@ -39,15 +41,13 @@ def test_rows_are_answered_and_a_server_that_is_killed_is_started_again():
         futures = [ask({"number": number}) for number in range(40)]
         os.kill(first["pid"], signal.SIGKILL)
         futures += [ask({"number": number}) for number in range(40, 80)]
-        answers = [each.result(60) for each in futures]
+        answers = [finished(each).result() for each in futures]
         assert [each["number"] for each in answers] == list(range(80))
         assert {each["model"] for each in answers} == {"base"}
         last = answers[-1]
         assert last["pid"] != first["pid"] and gone(first["pid"]) and not os.path.exists(first["folder"])
-    until = time.monotonic() + 5
-    while not (gone(last["pid"]) and gone(last["library"])) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert gone(last["pid"]) and gone(last["library"]) and not os.path.exists(last["folder"])
+    eventually(lambda: gone(last["pid"]) and gone(last["library"]))
+    assert not os.path.exists(last["folder"])
     assert executor
 
 
@@ -55,12 +55,10 @@ def test_a_library_process_that_is_killed_takes_its_server_along():
     with ContextExecutor(workers=1):
         first = ask({"number": 1}).result()
         os.kill(first["library"], signal.SIGKILL)
-        second = ask({"number": 2}).result(60)
+        second = finished(ask({"number": 2})).result()
         assert second["library"] != first["library"]
-        until = time.monotonic() + 5
-        while not gone(first["pid"]) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert gone(first["pid"]) and not os.path.exists(first["folder"])
+        eventually(lambda: gone(first["pid"]))
+        assert not os.path.exists(first["folder"])
 
 
 def test_what_one_row_does_wrong_is_its_own_error():
@@ -89,13 +87,13 @@ def test_what_dies_while_nothing_is_in_flight_is_built_again(whose, seconds):
         first = ask({"number": 1}).result()
         os.kill(first["library" if whose == "library" else "pid"], signal.SIGKILL)
         time.sleep(seconds)
-        second = ask({"number": 2}).result(60)
+        second = finished(ask({"number": 2})).result()
         assert second["number"] == 2 and second["pid"] != first["pid"]
 
 
 @pytest.mark.parametrize("whose", ["library", "server"])
 def test_what_dies_while_it_is_built_is_told(whose):
-    slow = server(f"{PLAYED} --children 1 --slow 3 --socket {{socket}}")
+    slow = server(f"{PLAYED} --children 1 --slow 10000 --socket {{socket}}")
 
     @item_app(slow)
     async def late(engine: OpenAIServer, body: dict) -> dict:
@@ -103,14 +101,12 @@ def test_what_dies_while_it_is_built_is_told(whose):
 
     with ContextExecutor(workers=1):
         futures = [late({"number": number}) for number in range(3)]
-        until = time.monotonic() + 30
-        while not (there := [pid for pid in descendants(os.getpid()) if plays(pid)]) and time.monotonic() < until:
-            time.sleep(0.05)
+        there = eventually(lambda: [pid for pid in descendants(os.getpid()) if plays(pid)])
         time.sleep(0.5)  # The library process waits for it.
         os.kill(there[0] if whose == "server" else library_of(there[0]), signal.SIGKILL)
         for future in futures:
             with pytest.raises(ContextError, match=r"could not be built.* was killed by SIGKILL"):
-                future.result(60)
+                finished(future).result()
 
 
 def plays(pid: int) -> bool:

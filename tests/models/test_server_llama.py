@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from llama_program import WHY_NOT, find_llama_server
+from waiting import eventually_async, patience
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("gguf")
@@ -174,9 +175,9 @@ def test_killed_with_requests_in_flight_it_is_a_lost_context(program, model, num
     async def ask(server):
         body = {"prompt": "Rivers", "max_tokens": 100_000, "ignore_eos": True, "n_predict": -1}
         asked = [asyncio.ensure_future(server.answer(COMPLETIONS, body)) for _ in range(6)]
-        await asyncio.sleep(0.1)
+        await eventually_async(lambda: server._in_flight == 6)
         os.kill(server.pid, number)
-        done, _ = await asyncio.wait(asked, timeout=5)
+        done, _ = await asyncio.wait(asked, timeout=patience())
         assert len(done) == 6
         lost = [each.exception() for each in asked if each.exception()]
         assert lost and {type(each) for each in lost} == {ContextLost}

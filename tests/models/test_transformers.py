@@ -24,6 +24,7 @@ from ctxflow.models.transformers import (
     resolve_device,
     resolve_dtype,
 )
+from waiting import patience
 
 
 def test_auto_keeps_the_saved_type_but_no_half_type_on_a_cpu():
@@ -87,7 +88,9 @@ def test_the_public_names_need_no_model_library():
         "try: generator('some/model').build()\n"
         "except ImportError as error: print(type(error).__name__, error)\n"
     )
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(), check=False
+    )
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("MissingPackageError torch and transformers (")
     assert process.stdout.rstrip().endswith(how_to_install("torch", extra="transformers"))

@@ -23,6 +23,7 @@ from ctxflow.models import SentenceEncoder, contexts, read_ahead, weight_reading
 from ctxflow.models.model_folder import weight_files
 from ctxflow.models.transformers import load_language_model
 from ctxflow.models.weight_reading import mapped_bytes, on_shared_storage, vllm_loader
+from waiting import joined
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 WRITERS = {
@@ -202,7 +203,7 @@ def test_a_file_that_goes_or_shrinks_meanwhile_ends_the_readers(tmp_path, monkey
     os.truncate(file, 1 << 20)
     file.unlink()
     for thread in threads:
-        thread.join(30)
+        joined(thread)
         assert not thread.is_alive()
 
 

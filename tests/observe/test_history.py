@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ctxflow.observe.history import MOST, Causes, TierHistory, pattern
 from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.run_report import Report, as_data, as_text
 from ctxflow.observe.transfers import Transfers
+from waiting import eventually
 
 
 @context()
@@ -35,9 +35,7 @@ def test_a_run_with_a_dead_item_and_evictions(tmp_path, monkeypatch):
         futures[0].result()
         executor.engine.evict(None, 0.1)
         errors = [future.exception() for future in futures]
-        deadline = time.monotonic() + 30
-        while not executor.status().evictions and time.monotonic() < deadline:
-            time.sleep(0.01)  # All may be answered before anybody hears that a worker went.
+        eventually(lambda: executor.status().evictions)  # All may be answered before anybody hears that one went.
         status = executor.status()
     assert sum(error is not None for error in errors) == 1
     [log] = tmp_path.rglob("events.jsonl")

@@ -22,6 +22,7 @@ from ctxflow.observe.transfers import Transfers
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import line, read
+from waiting import patience
 
 SECONDS = st.floats(0, 100)
 TOLD = st.dictionaries(
@@ -174,7 +175,7 @@ def test_the_program_of_the_page_on_reports_names_its_parts(tmp_path):
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     (tmp_path / "program.py").write_text(program)
     run = forked.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=patience()
     )
     assert (run.returncode, run.stdout) == (0, "100\n"), run.stderr
     [log] = tmp_path.rglob("events.jsonl")

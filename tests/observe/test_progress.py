@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ctxflow.observe.progress import VERSION, Rates, StatusReader, condition, load_status, owner, write_status
 from ctxflow.ownership import birth_of
+from waiting import eventually
 
 
 def paced(counts, rest, seconds=None, tokens=None):
@@ -167,8 +168,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        while not path.exists():
-            time.sleep(0.001)
+        eventually(path.exists)
         seen = [load_status(path) for _ in range(300)]
     finally:
         ended.set()

@@ -13,6 +13,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line, read, read_setup, replay
 from ctxflow.sites import load_site
 from ctxflow.testing import Evictions
+from waiting import eventually
 
 FAILURE = ev.Failure("exception", "ValueError", 'quotes " and \n and ü', traceback="t", output="o", worker="w")
 BAD_HOST = dataclasses.replace(FAILURE, host="node7", machine=True)
@@ -198,8 +199,7 @@ def test_a_run_with_evictions_several_apps_and_contexts_is_replayed_from_its_log
         alone = [single(n) for n in range(20)]
         assert (list(first), list(urgent)) == ([10 + n for n in range(400)], [20 + n for n in range(300)])
         assert [each.result() for each in alone] == [30 - n for n in range(20)]
-        while not evictions.count:
-            time.sleep(0.01)
+        eventually(lambda: evictions.count)
         assert list(add.map(range(50))) == [10 + n for n in range(50)]
     log = tmp_path / "ctxflow" / "events.jsonl"
     with log.open() as lines:
