@@ -25,6 +25,9 @@ from pathlib import Path
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.factory.run_files import live_runs
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from waiting import patience
+
 BATCH = 25
 FILE_BYTES = 2**20
 LIMIT_SECONDS = 600
@@ -122,7 +125,7 @@ def run_items(app, executor: ContextExecutor, count: int, losses: int, answers: 
 def watch(executor: ContextExecutor, ended: threading.Event) -> None:
     """Tell what is going on, twice a second, and the longest pause in that; end the program if the run does not end."""
     last = time.monotonic()
-    deadline, pause = last + LIMIT_SECONDS, 0.0
+    deadline, pause = last + patience(LIMIT_SECONDS), 0.0
     while not ended.wait(0.5):
         status = executor.status()
         now = time.monotonic()

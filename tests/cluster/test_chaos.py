@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driver import HOSTS, INSIDE, WORKERS, Driver, left
 
+from waiting import patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -129,7 +131,7 @@ def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True)
     try:
         run = driver.line()
         assert run is not None, f"the run did not start: {driver.said()}"
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + patience(LIMIT)
         while (line := driver.line()) is not None:
             assert time.monotonic() < deadline, f"the run does not end: {line}; {driver.said()}"
             if chaos is None and line.get("there"):

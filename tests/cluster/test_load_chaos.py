@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from driver import HOSTS, INSIDE, TESTBED, processes_left
 
-from waiting import joined
+from waiting import joined, patience
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -123,7 +123,7 @@ def test_two_users_runs_go_on_whatever_is_killed_and_altered(testbed: Testbed) -
     runs = [Run(user, f"/home/{user}/load-chaos-{SEED}") for user in ("alice", "bob")]
     try:
         while not all(run.ended for run in runs):
-            assert time.monotonic() < began + LIMIT, f"{done}: {[run.errors[-2000:] for run in runs]}"
+            assert time.monotonic() < began + patience(LIMIT), f"{done}: {[run.errors[-2000:] for run in runs]}"
             # Each way has its share, however seldom there is something to kill: else drivers die again and again.
             open_ways = [how for how, weight in WAYS.items() if done[how] < ACTS * weight / sum(WAYS.values())]
             if open_ways:
