@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from waiting import scale_timeouts
+
 pytest_plugins = ["suite.collecting", "suite.depth", "suite.distributions", "suite.shards", "suite.times"]
 
 _WAITING = 1
@@ -33,6 +35,12 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the limits of tests, which end what hangs, be longer where CTXFLOW_TEST_PATIENCE asks for it."""
+    scale_timeouts(items, float(config.getini("timeout")))
 
 
 @pytest.hookimpl(optionalhook=True)
