@@ -326,29 +326,32 @@ class Opportunistic:
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
         """Return the batch that will take longest, if this worker would be done with it sooner."""
+        # Beside a call in flight it would be slower.
+        idle = {name for name, held in worker.contexts.items() if held.state == "ready" and not worker.in_flight(name)}
+        if not idle:
+            return None
         if view.now >= self._ranked_at + RANK_SECONDS:
             self._stragglers = self._rank(view)
             self._ranked_at = view.now
         for number, (left, attempt) in enumerate(self._stragglers):
             if attempt.id not in view.attempts or attempt.worker == worker.id:
                 continue
-            context = view.apps[attempt.app].context
-            if worker.in_flight(context):  # It would be slower with one more.
+            app = view.apps[attempt.app]
+            if app.context not in idle:
                 continue
-            held = worker.contexts.get(context)
-            seconds = self._seconds(view, attempt, worker)
-            if held is not None and held.state == "ready" and seconds is not None and seconds < left:
+            seconds = self._seconds(view, attempt, worker, self._look(view, app))
+            if seconds is not None and seconds < left:
                 del self._stragglers[number]
                 return attempt.id
         return None
 
-    def _seconds(self, view: View, attempt: AttemptView, worker: WorkerView) -> float | None:
+    def _seconds(self, view: View, attempt: AttemptView, worker: WorkerView, known: _Known) -> float | None:
         """Return what a batch is expected to take a worker, None if that is not known.
 
         Where calls overlap, that is when as many do as usual there: with fewer it takes no longer.
         """
         app = view.apps[attempt.app]
-        each = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
+        each = _item_seconds(worker, app, known.kinds.get(worker.gpu_model))
         if each is None:
             return None
         beside = worker.calls_beside(app.id) or view.workers[attempt.worker].calls_beside(app.id) or 1.0
@@ -358,9 +361,10 @@ class Opportunistic:
         """Return the few batches that will take longest and are not run twice yet, with their seconds."""
         batches = [each for each in view.attempts.values() if each.items]  # No steps of sessions.
         copies = collections.Counter((attempt.app, attempt.items[-1]) for attempt in batches)
+        known = {name: self._look(view, view.apps[name]) for name in dict.fromkeys(each.app for each in batches)}
         left: list[tuple[float, AttemptView]] = []
         for attempt in batches:
-            whole = self._seconds(view, attempt, view.workers[attempt.worker])
+            whole = self._seconds(view, attempt, view.workers[attempt.worker], known[attempt.app])
             if whole is not None and copies[attempt.app, attempt.items[-1]] == 1:
                 # One that is overdue is given as long again as it is overdue.
                 left.append((abs(whole - (view.now - attempt.started)), attempt))

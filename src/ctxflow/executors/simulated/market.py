@@ -208,7 +208,7 @@ class Faults:
 
     def slower(self, machine: SimulatedMachine, time: float) -> float:
         """Return how many times longer calls take."""
-        return math.prod(fault.slower for fault in self._at(machine, time))
+        return math.prod(fault.slower for fault in self._at(machine, time)) if self.any else 1.0
 
     def _at(self, machine: SimulatedMachine, time: float) -> list[Fault]:
         places = {machine.name, machine.host}
