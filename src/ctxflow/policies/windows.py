@@ -8,7 +8,8 @@ suffice. Only items count that began since the worker's window is full and what 
 What is decided. `CurveOdds` tells how likely each window is within the margin of the best. The present one stays as
 long as that is likely of it. Else one that may well be better is tried, and a smaller one that may well be as good; but
 each further change takes more to be made, so that noise does not let it wander. Where the throughput or the items'
-length differs from what it was, all that was measured is forgotten.
+length differs from what it was, at the present window or when it was the window before, all that was measured is
+forgotten.
 """
 
 from __future__ import annotations
@@ -262,24 +263,32 @@ class WindowLearner:
         items = np.array(self._items)
         found = _of_items(items)
         if self._changed(items):
-            self._seen.clear()
-            self._works.clear()
+            self._forget()
             self._begin(view.now)
             return
         self._throughput, guessed = self._rate(view, app, items, found.speed)
         error = found.error**2 + SYSTEMATIC**2 + (GUESSED * guessed) ** 2
         here = math.log(max(self._throughput, 1e-300)), error
-        before, work = self._level, items[:, 1] * (self._throughput / self.window)
+        level, work = self._level, items[:, 1] * (self._throughput / self.window)
+        if level in self._seen:
+            before, variance = _weighted(self._seen[level])
+            if abs(here[0] - before) > max(CHANGED, ERRORS * math.sqrt(error + variance)):
+                self._forget()
         parts = np.array_split(np.sort(np.concatenate([*self._works, work])), min(QUANTILES, len(work)))
         self._taken = self._level, np.array([part.mean() for part in parts]) * (self.window / self._throughput)
-        seen = {**self._seen, before: [*self._seen.get(before, ()), here]}
+        seen = {**self._seen, level: [*self._seen.get(level, ()), here]}
         # A larger window than what is left would fill shows nothing.
         enough = app.backlog / max(1, len(self._stretches))
-        most = max(before, sum(level <= enough for level in LEVELS) - 1)
+        most = max(level, sum(each <= enough for each in LEVELS) - 1)
         self._move(min(most, self._best(seen, evictions)), view.now)
-        if self._level != before:
+        if self._level != level:
             self._seen = seen
             self._works.append(work[-MOST_ITEMS:])
+
+    def _forget(self) -> None:
+        """Forget what was measured of a workload that is another by now."""
+        self._seen.clear()
+        self._works.clear()
 
     def _best(self, seen: Mapping[int, list[tuple[float, float]]], evictions: EvictionRisk) -> int:
         """Return the level that is best by what was seen, or the present one."""
