@@ -20,7 +20,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-DOCUMENTS = ("README.md", "docs/batch.md")
+DOCUMENTS = ("README.md", "docs/batch.md", "docs/batching.md")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +152,19 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
             Row("killed at half: from the next driver's start (Python's own included) to its first new result",
                 ("resume_s",), " s"),
             Row("the same command again when all is done", ("finished_restart_s",), " s"),
+        )),
+    ),
+    "windows": (
+        Table("window_jobs", tuple(
+            Row(words, tuple(f"{name}_{figure}" for figure in ("least", "median", "97")))
+            for words, name in (
+                ("64 to 256 items on one worker: the job's time", "few_job"),
+                ("2,000 to 8,000 items, 1 to 4 workers of 1 or 2 kinds: the job's time", "many_job"),
+                ("the windows at its end", "many_window"),
+                ("1,500 to 5,000 long items, a worker lives for 1 to 16 minutes, notice of 0 to 30 s: the job's time",
+                 "evicted_job"),
+                ("the windows at its end", "evicted_window"),
+            )
         )),
     ),
 }  # fmt: skip
