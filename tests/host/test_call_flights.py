@@ -19,7 +19,7 @@ THREADS = 8
 class Shared:
     def __init__(self):
         self.barrier = threading.Barrier(THREADS)
-        self.go = threading.Event()
+        self.go, self.gone = threading.Event(), threading.Event()
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def beside(driven, function, *columns, **head):
 def until_go(shared, items):
     while not shared.go.wait(0.02):  # A thread that waits without an end hears of no interrupt.
         pass
+    shared.gone.set()
     return items
 
 
@@ -120,7 +121,8 @@ def test_the_folder_is_common_and_emptied_after_the_last(loaded):
 
     def go(shared, items):
         shared.go.set()
-        time.sleep(0.2)
+        shared.gone.wait()
+        time.sleep(0.2)  # In which that call's answer is sent.
         return [os.listdir()]
 
     answers = loaded.answers(waits, beside(loaded, go, [1]))

@@ -120,10 +120,18 @@ def test_two_calls_at_once_are_each_answered_with_their_own(player, tmp_path):
     assert values(player.answer(slow)[1]) == [[1]]
 
 
-def test_a_death_answers_every_call_that_it_cost_with_its_own_copy(loaded):
-    crash = loaded.call(lambda ten, items: time.sleep(0.2) or ctypes.string_at(0), [1], call=71)
+def test_a_death_answers_every_call_that_it_cost_with_its_own_copy(loaded, tmp_path):
+    gate = tmp_path / "gate"
+
+    def crashes(ten, items):
+        while not gate.exists():
+            time.sleep(0.01)
+        ctypes.string_at(0)
+
+    crash = loaded.call(crashes, [1], call=71)
     other = loaded.call(lambda ten, items: items, [1], call=72)
     tasks = [loaded.send(*crash), loaded.send(*other)]
+    gate.touch()
     for task, number in zip(tasks, (71, 72), strict=True):
         _, ((died, _),) = loaded.answer(task)
         assert (died["is"], died["calls"], died["failure"]["kind"]) == ("died", [number], "crash")
