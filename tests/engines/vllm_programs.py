@@ -132,6 +132,7 @@ async def deaths(model: str, prompts: list[str], cases: list[Any]) -> Any:
         told = await asyncio.gather(*tasks)
         later = await asked(engine, "/v1/completions", {"prompt": "It"})
         seen = {"texts": texts, "workers": workers, "names": names, "left": list(descendants().values())}
+        seen["method"] = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
         found.append({"told": told, "later": later, **seen})
         await engine.aclose()
     return found

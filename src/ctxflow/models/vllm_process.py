@@ -66,7 +66,7 @@ class VLLMProcesses:
         except (ValueError, TypeError, NotImplementedError) as error:
             why = " ".join(str(error).split()).partition(" For further information")[0]
             raise UsageError(f"vLLM refuses these options for this model: {why}") from error
-        if chosen is None and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+        if chosen != "spawn" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
             # On a CPU vLLM spawns its processes, each of which imports for 10 s what is here already, since it binds
             # their threads by variables that a library reads when it is loaded. Where it does not, it may fork them, as
             # it does where there is a GPU.
