@@ -122,6 +122,7 @@ def test_a_model_in_vllm_reads_images_and_takes_adapters(engine_environment, bel
     belongings.none_left()
 
 
+@pytest.mark.release
 def test_a_server_reads_images_and_its_answers_fit_into_parquet(engine_environment, belongings, model, tmp_path):
     bodies = {**ANSWERED, **{name: body for name, (body, _) in DEAD.items()}}
     names = itertools.cycle(["small", "large"])  # Of one model, which is served once.
