@@ -15,12 +15,11 @@ from rich.live import Live
 
 from ctxflow import terminal as terminals
 from ctxflow.batch.display import JobView, LineDisplay
-from ctxflow.batch.job_status import one_line
 from ctxflow.cli.app import main
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, one_line, visible
 from ctxflow.executors.bare import tell
 from ctxflow.observe.progress import VERSION, Progress
-from ctxflow.terminal import guard_log, guarded_streams, visible, visible_console
+from ctxflow.terminal import guard_log, guarded_streams, visible_console
 
 EVIL = "bad \x1b]0;owned\x07\x1b[2J\x9b5nrow\r\b\u202e"
 SEEN = "bad ]0;owned[2J5nrow"

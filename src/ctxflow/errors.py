@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import Any
+
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_BREAKS = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
+_LONGEST = 2000  # Characters of a message; of one that quotes more than that, the beginning and the end are kept.
+
+
+def visible(text: str) -> str:
+    """Return text without what a terminal would obey: all control characters but the tab and the end of a line.
+
+    What only turns the direction of letters round is left out too: it shows what is not there.
+    """
+    return _COMMANDS.sub("", text) if _COMMANDS.search(text) else text
+
+
+def one_line(text: str, most: int = _LONGEST) -> str:
+    r"""Return a message on one line, without control characters; of a long one, its beginning and its end.
+
+    Messages quote names and values of files, of other programs and of requests, which may hold anything.
+
+    :param most: characters.
+
+    >>> one_line("one\n  two\x1b[2J"), one_line("x" * 50 + "y" * 50, 12)
+    ('one two[2J', 'xxxxxxxx...y')
+    """
+    parts = (part.strip() for part in _BREAKS.split(text))
+    joined = visible(" ".join(filter(None, parts))).strip().encode("utf-8", "backslashreplace").decode()
+    return joined if len(joined) <= most else f"{joined[: 2 * most // 3]}...{joined[len(joined) - most // 3 + 3 :]}"
 
 
 class CtxflowError(Exception):
@@ -13,10 +41,26 @@ class CtxflowError(Exception):
 
 
 class UsageError(CtxflowError, ValueError):
-    """What was asked for is refused before anything was started; another request would do. Exit status 2."""
+    """What was asked for is refused before anything was started; another request would do. Exit status 2.
+
+    :param sentences: what is wrong, each a line; of several, the first introduces the others.
+    """
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(*map(one_line, sentences))
+
+    def __str__(self) -> str:
+        return "\n  - ".join(self.args)
 
 
-class BusyError(CtxflowError, ValueError):
+class InputError(ValueError):
+    """A file, or what is in it, cannot be used; the message is one line, whatever it quotes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+class BusyError(CtxflowError, InputError):
     """Another program writes there: the same goes on once that has ended."""
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from ctxflow.app_options import MappedApp
 from ctxflow.digest import digest
+from ctxflow.errors import InputError
 from ctxflow.executors.pending import Failed
 from ctxflow.identity import Identity, changes
 from ctxflow.ownership import AppendFile, uninterrupted
@@ -109,7 +110,7 @@ class ResultsFile:
             return
         known = _about(first)
         if known is None:
-            raise ValueError(f"{self._path} is not a results file of a map: name another file")
+            raise InputError(f"{self._path} is not a results file of a map: name another file")
         end, limit = len(first), self._file.actual_size()
         for offset, line in self._file.lines(end):
             end = offset + len(line)
@@ -138,7 +139,7 @@ class ResultsFile:
         else:
             changed = [f"{name} has other code, another context or other constants"] * (known["identity"] != whole)
         if changed:
-            raise ValueError(
+            raise InputError(
                 f"{self._path} holds results of another app, or of {name} as it was ({'; '.join(changed)}): "
                 "name another file, or delete it to begin anew"
             )
@@ -174,7 +175,7 @@ class ResultsFile:
         try:
             return decode(json.loads(self._line(index)))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(
+            raise InputError(
                 f"{self._path} was changed by another program: the result of item {index}, at byte "
                 f"{self._offset(index)}, cannot be read; remove that line to have it computed again"
             ) from None

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ctxflow.errors import visible
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
-
-_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
-
-def visible(text: str) -> str:
-    """Return text without what a terminal would obey: all control characters but the tab and the end of a line.
-
-    What only turns the direction of letters round is left out too: it shows what is not there.
-    """
-    return _COMMANDS.sub("", text) if _COMMANDS.search(text) else text
 
 
 def timed(text: str, at: float | None = None) -> str:

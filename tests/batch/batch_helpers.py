@@ -30,7 +30,7 @@ def write_lines(path, records):
 
 
 def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 def as_of_an_earlier_ctxflow(journal_path):

@@ -5,6 +5,7 @@ found again here by other means than the readers'.
 """
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -14,16 +15,18 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from batch_helpers import Notes, read_lines
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.batch import load_job, work
 from ctxflow.batch.driver import run_job
+from ctxflow.errors import one_line
 from ctxflow.rows import formats
 
 COUNT = 12
 LONGEST = 2000  # Bytes that a line may have here, in place of 16 MiB.
 BOM = b"\xef\xbb\xbf"
+OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # Not shown as they are.
 TEXTS = [f"text {n} é" if n % 3 else f"some text, {n}" for n in range(COUNT)]
 
 
@@ -36,18 +39,25 @@ def short_rows(executor):
         yield
 
 
+def is_one_line(text):
+    return not OBEYED.search(text) and len(text) <= 2000
+
+
 def run(path, **choices):
     """Run a job; gives its sentence if it ends with one, its results, its dead letters, by their rows' numbers."""
-    output = path.with_name("out.jsonl")
-    job = load_job(None, input=path, output=output, function="batch_functions:shout", workers=1, **choices)
+    output = choices.pop("output", path.with_name("out.jsonl"))
+    function = choices.pop("function", "batch_functions:shout")
+    job = load_job(None, input=path, output=output, function=function, workers=1, **choices)
     said = Notes()
     try:
         outcome = run_job(job, display=said)
         sentence = ""
     except ValueError as error:  # What the command prints as one line, with exit status 1.
         sentence = str(error)
-        assert sentence and "\n" not in sentence and "Traceback" not in sentence
-    text_lines = [output, path.with_name("out.jsonl.errors.jsonl")]
+        assert sentence and "Traceback" not in sentence
+        for line in sentence.split("\n  - "):  # Several, where several things are wrong.
+            assert is_one_line(line)
+    text_lines = [output, output.with_name(f"{output.name}.errors.jsonl")]
     listed = [read_lines(file) if file.exists() else [] for file in text_lines]
     results, dead = [{each["row"]: each for each in lines} for lines in listed]
     counts = len(results), len(dead)
@@ -57,9 +67,10 @@ def run(path, **choices):
         assert run_job(job).already
     for number, letter in dead.items():
         assert letter["place"].startswith(str(path)) and letter["error"]["message"]
+        assert letter["error"]["code"] != "InvalidRow" or is_one_line(letter["error"]["message"])
         assert str(number) in letter["place"] or str(number + 1) in letter["place"]
-    told = [line for line in said.said if line.startswith(str(path))]
-    assert len(told) >= min(10, len(dead)) and not any("\n" in line for line in told)
+    told = [line for line in said.said if line.startswith(one_line(str(path)))]
+    assert len(told) >= min(10, len(dead)) and all(map(is_one_line, said.said))
     return sentence, results, dead
 
 
@@ -195,6 +206,7 @@ def good_records(data):
     data=mutated(("id,text\n" + "".join(f"{n},{t.replace(',', '')}\n" for n, t in enumerate(TEXTS))).encode()),
     quoted=st.booleans(),
 )
+@example(data=b"id,text\n0,some text 0\n1\x80text 1 \xc3\xa9", quoted=True)  # Its header has three lines.
 def test_csv(executor, tmp_path_factory, data, quoted):
     path = tmp_path_factory.mktemp("fuzz") / "in.csv"
     if quoted:
@@ -211,6 +223,78 @@ def test_csv(executor, tmp_path_factory, data, quoted):
         assert len(results) + len(dead) == count
         expected = {n: fields[b"text"].upper() for n, fields in good.items() if b"text" in fields}
         assert {n: each["result"] for n, each in results.items()} == expected
+
+
+NAMES = st.text(st.sampled_from("ab \n\r\t\x1b\x7f\x85\x9b\u2028\u202e\"',;{}%é"), min_size=1, max_size=8)
+LONG = st.sampled_from(["word " * 2000, "line\n" * 300])
+FORMS = ("jsonl", "csv", "parquet", "dataset")
+
+
+def written(folder, form, records):
+    """Return the path of an input with these records."""
+    path = folder if form == "dataset" else folder.with_name(f"{folder.name}.{form}")
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    elif form == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, records[0], quoting=csv.QUOTE_ALL, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        table = pyarrow.Table.from_pylist(records)
+        if form == "dataset":
+            folder.mkdir()
+        pyarrow.parquet.write_table(table, folder / "train.parquet" if form == "dataset" else path)
+    return path
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    name=NAMES, column=st.one_of(NAMES, LONG), key=st.one_of(NAMES, LONG), identifier=st.one_of(NAMES, LONG),
+    form=st.sampled_from(FORMS),
+    way=st.sampled_from(
+        ("column", "missing", "no id", "ids", "keep", "template", "undefined", "raises", "delimiter", "encoding",
+         "form", "split", "cut", "encoded", "repeated", "function", "output")
+    ),
+)  # fmt: skip
+def test_an_error_is_one_line_whatever_it_quotes(
+    executor, tmp_path_factory, monkeypatch, name, column, key, identifier, form, way
+):
+    """Names of files and columns, and ids, through each reader and each refusal of it."""
+    assume(column != key)
+    monkeypatch.setattr(formats, "MAX_ROW_BYTES", 16 << 20)
+    folder = tmp_path_factory.mktemp("named")
+    path = written(folder / f"_{name}", form, [{column: text, key: identifier} for text in TEXTS])
+    file = path / "train.parquet" if form == "dataset" else path
+    if way == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif way == "encoded":
+        file.write_bytes(file.read_bytes().replace("é".encode(), "é".encode("latin-1")))
+    elif way == "repeated" and form == "csv":
+        header = json.dumps(column, ensure_ascii=False).replace("\\n", "\n")
+        file.write_text(f"{header},{header}\n")
+    choices = {
+        "missing": {"column": [f"{column}x"]},
+        "no id": {"column": [column], "id_column": f"{key}x"},
+        "ids": {"column": [column], "id_column": key},
+        "keep": {"column": [column], "keep": [f"{key}x"]},
+        "template": {"template": "{{ " + name},
+        "undefined": {"template": "{{ row[" + repr(f"{key}x") + "] }}"},
+        "raises": {"template": "{{ row[" + repr(key) + "] / 2 }}"},
+        "delimiter": {"column": [column], "delimiter": ";"},
+        "encoding": {"column": [column], "encoding": "utf-16"},
+        "form": {"column": [column], "input_format": "openai"},
+        "split": {"column": [column], "split": name},
+        "function": {"function": f"{name}:{name}"},
+        "output": {"column": [column], "output": folder / f"_{name}.out"},
+    }.get(way, {"column": [column]})
+    sentence, results, dead = run(path, max_errors="100%", **choices)
+    if way in ("missing", "keep", "no id", "form", "function", "output"):
+        assert sentence or len(dead) == COUNT
+    elif way == "ids":
+        assert set(results) == {0} or sentence
+    elif way == "column":
+        assert len(results) == COUNT, sentence
 
 
 def parquet_of(texts):

@@ -1,9 +1,11 @@
 """Whatever the verb: 2 where another command line mends it, 1 where it does not."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from in_process import ctxflow
 
 from ctxflow.cli import main
 
@@ -42,3 +44,35 @@ def test_exit_statuses(tmp_path, monkeypatch, capsys, words, status, said):
         main()
     told = capsys.readouterr().err
     assert (ended.value.code, said in told) == (status, True), told
+
+
+HOSTILE = "bad\nname \x1b[2J\x9b5n\u202e" + 5000 * "x"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report {}", "status {}", "clean {}", "site check {}", "site show {}", "factory {} --dry-run",
+        "plan {} job.toml", "plan local {}", "plan --problem {}", "simulate local {}",
+        "simulate local nope.toml --set {}",
+        "simulate local nope.toml --sweep {}", "topo --file {}", "preempt {}", "reproduce {}", "drain {}", "workers {}",
+        "worker-command {}", "logs {}", "cancel {}", "env pack {}", "cache {}", "league {}", "league routing -p {}",
+        "batch {} -o out.jsonl --function a:b", "batch in.csv -o {} --function a:b",
+        "batch in.csv -o o.jsonl --model {}",
+        "batch in.csv -o o.jsonl --function {}", "batch in.csv -o o.jsonl --model m --column {}",
+        "batch in.csv -o o.jsonl --function a:b --site {}",
+        "batch in.csv -o o.jsonl --model m --id-column {}", "batch in.csv -o o.jsonl --function a:b --set {}",
+        "batch --job {}", "batch in.csv -o o.jsonl --model m --max-errors {}", "batch in.csv -o o.jsonl --delimiter {}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("hostile", [HOSTILE, HOSTILE[:20]], ids=["long", "short"])
+def test_what_is_quoted_neither_commands_a_terminal_nor_takes_another_line(tmp_path, words, hostile):
+    (tmp_path / "in.csv").write_text("id,text\na,b\n")
+    (tmp_path / "job.toml").write_text("")
+    done = ctxflow(*(each.replace("{}", hostile) for each in words.split()), cwd=tmp_path)
+    said = done.stdout + done.stderr
+    assert done.returncode in (1, 2) and said and "Traceback" not in said
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", said), said
+    if "Usage:" not in said:  # Of what typer refuses there is a box of lines.
+        for line in done.stderr.splitlines():
+            assert re.match(r"([0-9:]{8} )?ctxflow: |  - ", line) and len(line) < 2100, line

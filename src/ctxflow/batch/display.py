@@ -12,12 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.job_status import describe, duration, hours, lacking, number, one_line, time_left
-from ctxflow.errors import counted
+from ctxflow.batch.job_status import describe, duration, hours, lacking, number, time_left
+from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import Progress
-from ctxflow.terminal import timed, visible, visible_console
+from ctxflow.terminal import timed, visible_console
 
 _SHOWN_ERRORS = 10
+_SHOWN_CHARACTERS = 500  # Of each.
 
 
 class Display:
@@ -51,13 +52,13 @@ class LineDisplay(Display):
 
     def note(self, text: str) -> None:
         """Print the sentence."""
-        self._print(f"ctxflow: {text}")
+        self._print(one_line(f"ctxflow: {text}"))
 
     def dead(self, place: str, message: str) -> None:
         """Print the first few, on a line each."""
         self._errors += 1
         if self._errors <= _SHOWN_ERRORS:
-            self._print(f"{place}: {one_line(message)}")
+            self._print(one_line(f"{place}: {message}", _SHOWN_CHARACTERS))
         elif self._errors == _SHOWN_ERRORS + 1:
             self._print("further rows that fail are in the dead letters alone")
 
@@ -65,10 +66,10 @@ class LineDisplay(Display):
         """Print a line, if it is time."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
-            self._print(describe(now))
+            self._print(one_line(describe(now)))
 
     def _print(self, text: str) -> None:
-        print(timed(visible(text)), file=self._stream, flush=True)
+        print(timed(text), file=self._stream, flush=True)
 
 
 class LiveDisplay(LineDisplay):

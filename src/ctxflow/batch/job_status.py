@@ -12,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.errors import counted
+from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
 from ctxflow.ownership import uninterrupted
-from ctxflow.terminal import visible
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -118,7 +117,7 @@ class StatusFile:
             self._state = "interrupted"
         else:
             self._state = "failed"
-            self._reason = " ".join(str(error).split())[:_REASON] or type(error).__name__
+            self._reason = one_line(str(error), _REASON) or type(error).__name__
         self._write()
 
     def _rewrite(self) -> None:
@@ -320,20 +319,10 @@ def time_left(left: float | None, low: float | None, high: float | None) -> str:
 def lacking(tiers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return why tiers have fewer workers than requested."""
     return [
-        f"{name} lacks {counted(tier['asked'] - tier['joined'], 'worker')}: {one_line(tier['reason'])}"
+        f"{name} lacks {counted(tier['asked'] - tier['joined'], 'worker')}: {one_line(tier['reason'], _REASON)}"
         for name, tier in tiers.items()
         if tier.get("reason") and (tier["asked"] or 0) > tier["joined"]
     ]
-
-
-def one_line(text: str, most: int = 300) -> str:
-    r"""Return a message on one line, of bounded length, without control sequences.
-
-    >>> one_line("one\n  two\x1b[2J")
-    'one two[2J'
-    """
-    joined = " ".join(visible(text).split())
-    return joined if len(joined) <= most else joined[: most - 3] + "..."
 
 
 def describe(now: Progress) -> str:

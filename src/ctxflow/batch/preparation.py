@@ -24,6 +24,7 @@ from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusa
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, columns_for, head_of
 from ctxflow.sites import load_site
+from ctxflow.sites.site_problems import FileError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ def check(subject: Subject, before: Sequence[str] = ()) -> None:
     if len(found) == 1:
         raise UsageError(found[0])
     if found:
-        raise UsageError("\n  - ".join([f"{len(found)} things are wrong with this job:", *found]))
+        raise UsageError(f"{len(found)} things are wrong with this job:", *found)
 
 
 def _columns(subject: Subject) -> Iterator[str]:
@@ -227,7 +228,7 @@ def _noted(wrong: list[str]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        wrong.append(str(error))
+        wrong += error.lines if isinstance(error, FileError) else [str(error)]
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxflow.batch.job_option import error_limit
-from ctxflow.batch.job_status import one_line
 from ctxflow.batch.ledger import Keys, Ledger, Pair, as_keys, contained, id_key, row_digest
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.batch.row_items import Make, Prepared, known_as
-from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted
+from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted, one_line, short
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.pending import Failed, Stream
 from ctxflow.models.results import InputTooLong
@@ -106,7 +105,7 @@ class Intake:
                 given.append(row.number)
         keys = as_keys(given)
         for n in np.flatnonzero(self._seen.add(keys)).tolist():
-            errors[n] = RowError(f"the {self._id_column} {ids[n]!r} is that of an earlier row: each needs its own")
+            errors[n] = RowError(f"the {self._id_column} {short(ids[n])} is that of an earlier row: each needs its own")
             keys[n] = numbers[n]
         return keys
 
@@ -128,7 +127,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 def _kept(values: Mapping[str, Any], name: str) -> Any:
     if name not in values:
-        raise RowError(f"the row has no {name!r}, which is to be kept")
+        raise RowError(f"the row has no {short(name)}, which is to be kept")
     return values[name]
 
 
@@ -137,7 +136,7 @@ def _id(row: Row, column: str) -> str | int:
         raise row.values
     identifier = row.values.get(column)
     if isinstance(identifier, bool) or not isinstance(identifier, (str, int)) or identifier == "":
-        shown = "missing" if identifier is None else repr(identifier)[:60]
+        shown = "missing" if identifier is None else short(identifier)
         raise RowError(f"the {column} is {shown}: each row needs one, a string or a whole number")
     return identifier
 
@@ -202,7 +201,7 @@ class Tolerance:
     def _commonest(self) -> str:
         cause = self._causes.ordered()[0]
         share = "" if cause.items == self._dead else f"most often ({cause.items:,}) for "
-        return f"{share}{cause.error}: {one_line(cause.message)}"
+        return f"{share}{cause.error}: {one_line(cause.message, 300)}"
 
 
 Submit = Callable[

@@ -14,12 +14,13 @@ from ctxflow.batch.engine_answers import is_response, schema_missed
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_files import Files
-from ctxflow.batch.job_status import StatusFile, one_line
+from ctxflow.batch.job_status import StatusFile
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.pump import Intake, Pump, ResultError, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.batch.row_items import Make, Prepared, asked_of, family_of, for_model, maker
+from ctxflow.errors import one_line
 from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.figures import figures_of
 from ctxflow.executors.live_run import LiveRun
@@ -53,7 +54,7 @@ class ProgressReporter:
 
     def dead(self, place: str, message: str) -> None:
         """Report that a row went to the dead letters."""
-        self._newest_dead = f"{place}: {one_line(message)}"
+        self._newest_dead = one_line(f"{place}: {message}")
         self._display.dead(place, message)
 
     def look(

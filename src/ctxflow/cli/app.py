@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.errors import CtxflowError, UsageError, one_line
 from ctxflow.installing import __version__
 from ctxflow.terminal import guarded_streams, timed
 
@@ -125,6 +125,8 @@ def main() -> None:
             text = str(error)
             if isinstance(error, OSError) and error.filename is not None:
                 text = f"{error.filename}: {error.strerror}"
+            if not isinstance(error, UsageError) and not hasattr(error, "lines"):  # Else each of its lines is one.
+                text = one_line(text)
             refused = isinstance(error, UsageError) or getattr(error, "missing", False)
             _say(text, refused)
             sys.exit(2 if refused else getattr(error, "exit_status", 1))

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxflow.cli.screen import say
-from ctxflow.errors import UsageError, counted
-from ctxflow.terminal import timed, visible, visible_console
+from ctxflow.errors import UsageError, counted, one_line, visible
+from ctxflow.terminal import timed, visible_console
 
 if TYPE_CHECKING:
     from ctxflow.batch.display import JobView
@@ -196,7 +196,7 @@ def workers(
 
 
 def _table(found: list[Worker]) -> Table:
-    from ctxflow.batch.job_status import duration, one_line
+    from ctxflow.batch.job_status import duration
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for header in ("host", "GPU", "tier", "job", "state", "age", "done", "failed"):
@@ -214,7 +214,7 @@ def _table(found: list[Worker]) -> Table:
         failed = Text(f"{each['failed']:,}", "red" if each["failed"] else "")
         words = [each["host"], many, each["tier"], job, each["state"], age, f"{each['done']:,}"]
         error = [Text(one_line(each["error"], _LENGTH))] * errors
-        table.add_row(*(Text(one_line(word)) for word in words), failed, *error)
+        table.add_row(*(Text(one_line(word, _LENGTH)) for word in words), failed, *error)
     return table
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Literal, Protocol, TypeVar
 
-from ctxflow.errors import CtxflowError, counted
+from ctxflow.errors import CtxflowError, counted, one_line
 from ctxflow.executors.contract import SiteEngine, current_directory
 from ctxflow.executors.figures import Status
 from ctxflow.executors.live_run import LiveRun
@@ -28,7 +28,7 @@ from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.site_model import region_specs
-from ctxflow.terminal import timed, visible
+from ctxflow.terminal import timed
 
 Self = TypeVar("Self", bound="BareExecutor")
 
@@ -279,7 +279,7 @@ class OpenMap(Protocol):
 def tell(text: str) -> None:
     """Write a line for the person at the terminal, wherever logging goes."""
     with contextlib.suppress(OSError, ValueError):  # It may be closed.
-        print(timed(f"ctxflow: {visible(text)}"), file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
+        print(timed(one_line(f"ctxflow: {text}")), file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
 
 
 def waiting_text(calls: int, maps: int, status: Status) -> str:

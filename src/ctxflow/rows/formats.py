@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxflow.errors import counted
+from ctxflow.errors import InputError, counted, one_line, short
 from ctxflow.rows.source import (
     CHUNK_BYTES,
     CHUNK_ROWS,
@@ -58,7 +58,8 @@ def check_encoding(name: str) -> str:
         found = codecs.lookup(name)
         "".encode(found.name)
     except (LookupError, ValueError):
-        raise ValueError(f"there is no encoding {name!r}: give one such as utf-8, utf-16, latin-1 or cp1252") from None
+        known = "utf-8, utf-16, latin-1 or cp1252"
+        raise InputError(f"there is no encoding {short(name)}: give one such as {known}") from None
     return found.name
 
 
@@ -86,7 +87,7 @@ class TextLines:
                     pass
                 raise RowError(f"the line is longer than {MAX_ROW_BYTES >> 20} MiB")
         except _UNREADABLE as error:
-            raise ValueError(f"{self._name} cannot be read on, as its compressed data are broken: {error}") from None
+            raise InputError(f"{self._name} cannot be read on, as its compressed data are broken: {error}") from None
         return line
 
 
@@ -158,7 +159,7 @@ def head_of(data: Any, size: int, called: str) -> bytes:
         head: bytes = data.read(size)
         return head
     except (*_UNREADABLE, OSError) as error:
-        raise ValueError(f"{called} cannot be read, as its compressed data are broken: {error}") from None
+        raise InputError(f"{called} cannot be read, as its compressed data are broken: {error}") from None
 
 
 @contextlib.contextmanager
@@ -174,11 +175,11 @@ def open_lines(path: Path, reading: Reading = Reading()) -> Iterator[tuple[TextL
         mark, by_mark = next(((mark, its) for mark, its in _MARKS if head.startswith(mark)), (b"", None))
         chosen = check_encoding(encoding) if encoding is not None else by_mark or "utf-8"
         if by_mark is not None and not chosen.startswith(by_mark):
-            raise ValueError(f"{called} begins with the byte order mark of {by_mark}: leave --encoding out")
+            raise InputError(f"{called} begins with the byte order mark of {by_mark}: leave --encoding out")
         if chosen in ("utf-8", "utf-8-sig", "ascii"):
             if encoding is None and by_mark is None and _seems_utf16(head):
                 kind = "utf-16-le" if head[1] == 0 else "utf-16-be"
-                raise ValueError(f"{called} seems to be of UTF-16: {reading.words.encoding.format(kind)}")
+                raise InputError(f"{called} seems to be of UTF-16: {reading.words.encoding.format(kind)}")
             data.seek(len(mark))
             yield TextLines(data, "utf-8", name), raw
         else:
@@ -359,16 +360,16 @@ class CsvSource(FileSource):
         try:
             columns = next((fields for fields in reader if fields), [])
         except (csv.Error, RowError) as error:
-            raise ValueError(f"the header of {self.name} cannot be read: {error}") from None
+            raise InputError(f"the header of {self.name} cannot be read: {error}") from None
         for name in columns:
             try:
                 name.encode()
             except UnicodeEncodeError:
-                shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+                shown = one_line(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), 60)
                 how = self._reading.words.encoding.format("cp1252")
-                raise ValueError(f"the header of {self.name} is not {encoding} ({shown}): {how}") from None
+                raise InputError(f"the header of {self.name} is not {encoding} ({shown}): {how}") from None
         if repeated := {name for name in columns if columns.count(name) > 1}:
-            raise ValueError(f"the header of {self.name} names the column {min(repeated)!r} twice")
+            raise InputError(f"the header of {self.name} names the column {short(min(repeated))} twice")
         return columns
 
     def _row(self, number: int, columns: list[str], fields: list[str], encoding: str) -> Row:
@@ -382,6 +383,6 @@ class CsvSource(FileSource):
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    reason = f"the column {name!r} is not {encoding}{self._other_encoding(encoding)}"
+                    reason = f"the column {short(name)} is not {encoding}{self._other_encoding(encoding)}"
                     return Row(number, RowError(reason), size)
         return Row(number, values, size)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.errors import article, short
+from ctxflow.errors import InputError, article, short
 from ctxflow.rows.formats import (
     CsvSource,
     FileSource,
@@ -48,17 +48,17 @@ def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, 
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ValueError(f"the input {path} cannot be read: {error.strerror}") from None
+        raise InputError(f"the input {path} cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(mode):
         return open_folder(path, reading)
     if not stat.S_ISREG(mode):
-        raise ValueError(
+        raise InputError(
             f"the input {path} is a pipe or a device, which cannot be read again after a restart: {reading.words.pipe}"
         )
     if reading.split is not None:
-        raise ValueError(f"the input {path} is a file, which has no splits: leave --split out")
+        raise InputError(f"the input {path} is a file, which has no splits: leave --split out")
     if reading.form == "dataset":
-        raise ValueError(f"the input {path} is a file, not a dataset's folder")
+        raise InputError(f"the input {path} is a file, not a dataset's folder")
     return open_file(path, reading)
 
 
@@ -70,10 +70,10 @@ def open_file(path: Path, reading: Reading) -> tuple[str, Any]:
     form = reading.form or ("csv" if reading.delimiter is not None else detect(path, reading))
     called = reading.called(path)
     if reading.delimiter is not None and form != "csv":
-        raise ValueError(f"{called} is read as {form}, which has no delimiter: leave --delimiter out")
+        raise InputError(f"{called} is read as {form}, which has no delimiter: leave --delimiter out")
     if form == "parquet":
         if reading.encoding is not None:
-            raise ValueError(f"{called} is Parquet, which says its encoding itself: leave --encoding out")
+            raise InputError(f"{called} is Parquet, which says its encoding itself: leave --encoding out")
         return form, ParquetSource([path], reading.name or str(path))
     if form == "csv":
         return form, CsvSource(path, reading)
@@ -92,7 +92,7 @@ def detect(path: Path, reading: Reading) -> str:
     if head.startswith(b"PAR1") or path.suffix.lower() == ".parquet":
         return "parquet"
     if head.startswith((b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04")):
-        raise ValueError(f"{called} is compressed, and not by gzip: decompress it first, as with unzip")
+        raise InputError(f"{called} is compressed, and not by gzip: decompress it first, as with unzip")
     if suffix in (".csv", ".tsv"):
         return "csv"
     if suffix in (".txt", ".text"):
@@ -104,12 +104,12 @@ def detect(path: Path, reading: Reading) -> str:
             begin = b""
     if begin.startswith(b"[") and (suffix == ".json" or reading.name):
         of = "" if reading.name else f" {path}"
-        raise ValueError(f"{called} is a JSON array, not an object a line: jq -c '.[]'{of} makes one")
+        raise InputError(f"{called} is a JSON array, not an object a line: jq -c '.[]'{of} makes one")
     if suffix in (".jsonl", ".ndjson", ".json") or begin.startswith(b"{"):
         return "openai" if _is_openai(path, reading) else "jsonl"
     ending = "have its name end in .jsonl, .csv, .tsv, .parquet or .txt (a line is a row)"
     advice = [ending] * (not reading.name) + [words.form] * bool(words.form)
-    raise ValueError(f"the format of {called} cannot be told: {', or '.join(advice)}")
+    raise InputError(f"the format of {called} cannot be told: {', or '.join(advice)}")
 
 
 def _is_openai(path: Path, reading: Reading) -> bool:
@@ -146,7 +146,7 @@ def open_table(given: Any) -> Table | None:
     if hasattr(given, "column_names") and (hasattr(given, "features") or isinstance(given, dict)):
         if isinstance(given, dict):
             splits = ", ".join(map(str, given))
-            raise ValueError(f"{article(type(given).__name__)} holds several datasets: give one of them ({splits})")
+            raise InputError(f"{article(type(given).__name__)} holds several datasets: give one of them ({splits})")
         return DatasetTable(given)
     return None
 
@@ -160,7 +160,7 @@ def _of_path(given: str | os.PathLike[str]) -> Table:
     except (OSError, ValueError):  # Too long for a name, or with a byte that no name has.
         there = False
     if not there:
-        raise ValueError(
+        raise InputError(
             f"there is no file or folder {short(os.fsdecode(given))}: give the path of one that is there, or a list of "
             "texts if this is one itself"
         )
@@ -194,10 +194,10 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
     if kind in ("arrow", "parquet"):
         for flag, given in (("--delimiter", reading.delimiter), ("--encoding", reading.encoding)):
             if given is not None:
-                raise ValueError(f"the input {folder} is of {kind.capitalize()} files: leave {flag} out")
+                raise InputError(f"the input {folder} is of {kind.capitalize()} files: leave {flag} out")
         if saved:
             if reading.split is not None:
-                raise ValueError(f"the dataset {folder} has no splits: leave --split out")
+                raise InputError(f"the dataset {folder} has no splits: leave --split out")
             listed = _json(folder / "state.json").get("_data_files", [])
             return "dataset", ArrowSource([folder / str(file["filename"]) for file in listed], str(folder))
         return "dataset", ParquetSource(_of_split(folder, files, reading), str(folder))
@@ -205,7 +205,7 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
     of_file = dataclasses.replace(reading, form=form, split=None)
     parts = [open_file(file, of_file) for file in _of_split(folder, files, reading)]
     if len(forms := sorted({form for form, _ in parts})) > 1:
-        raise ValueError(f"the files of {folder} are of several forms ({', '.join(forms)}): {reading.words.forms}")
+        raise InputError(f"the files of {folder} are of several forms ({', '.join(forms)}): {reading.words.forms}")
     return forms[0], Shards([source for _, source in parts], str(folder))
 
 
@@ -225,10 +225,10 @@ def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
             by_kind.pop("text", None)  # Which says what the others are.
         if len(by_kind) > 1:
             forms = ", ".join(sorted(by_kind))
-            raise ValueError(f"the folder {place} has files of several forms ({forms}): {reading.words.forms}")
+            raise InputError(f"the folder {place} has files of several forms ({forms}): {reading.words.forms}")
         for kind, files in by_kind.items():
             return kind, [file for file in files if file.stat().st_size] or files
-    raise ValueError(
+    raise InputError(
         f"{folder} is no dataset: it has neither state.json (save_to_disk) nor files of "
         + (form if form is not None else "Parquet, JSON Lines, CSV or text")
     )
@@ -240,7 +240,7 @@ def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Pat
     names = [_split_of(file) for file in files]
     if not any(names):
         if split is not None:
-            raise ValueError(f"the files of {folder} are one table, not splits: leave --split out")
+            raise InputError(f"the files of {folder} are one table, not splits: leave --split out")
         return list(files)
     named = [name or file.name.partition(".")[0] for name, file in zip(names, files, strict=True)]
     chosen = _chosen(folder, sorted(set(named)), split, reading.words.split)
@@ -264,9 +264,9 @@ def _chosen(folder: Path, splits: Sequence[str], split: str | None, advice: str)
     if split is None and len(splits) == 1:
         return splits[0]
     if split is None or split not in splits:
-        what = "has several splits" if split is None else f"has no split {split!r}"
+        what = "has several splits" if split is None else f"has no split {short(split)}"
         given = {"splits": ", ".join(splits), "folder": folder, "first": next(iter(splits), "train")}
-        raise ValueError(f"the dataset {folder} {what}: {advice.format(**given)}")
+        raise InputError(f"the dataset {folder} {what}: {advice.format(**given)}")
     return split
 
 
@@ -276,7 +276,7 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is not the JSON that a dataset has there")
+        raise InputError(f"{path} is not the JSON that a dataset has there")
     return found
 
 
@@ -294,7 +294,7 @@ class Shards(InputFiles):
         headers = [part.columns() for part in parts]
         for file, found in zip(self.files, headers, strict=True):
             if found is not None and set(found) != set(headers[0] or ()):
-                raise ValueError(other_columns(self.files[0], headers[0] or (), file, found))
+                raise InputError(other_columns(self.files[0], headers[0] or (), file, found))
 
     def columns(self) -> Sequence[str] | None:
         """Return the columns of the first."""

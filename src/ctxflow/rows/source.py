@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from ctxflow.errors import closest
+from ctxflow.errors import InputError, closest, short
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1 << 20
@@ -19,7 +19,7 @@ MAX_ROW_BYTES = 16 << 20
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 
 
-class RowError(ValueError):
+class RowError(InputError):
     """A row cannot be used; the message says why, without its place."""
 
 
@@ -87,7 +87,7 @@ def opened(path: Path) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise ValueError(f"the input {path} cannot be read: {error.strerror}") from None
+        raise InputError(f"the input {path} cannot be read: {error.strerror}") from None
 
 
 def file_identity(paths: Iterable[Path]) -> str:
@@ -250,7 +250,7 @@ give --column NAME to take another, or --column '*' for whole rows
     if known is not None and (missing := [name for name in wanted if name not in known]):
         there = _available(missing[0], known, words)
         there += "" if other_delimiter(known) else otherwise  # They are to be read in another way first.
-        raise ValueError(f"{table} has no column {missing[0]!r}{which}: {there}")
+        raise InputError(f"{table} has no column {short(missing[0])}{which}: {there}")
     return wanted
 
 
@@ -263,7 +263,7 @@ def _available(name: str, known: Sequence[str], words: Words = IN_BATCH) -> str:
     if (delimiter := other_delimiter(known)) is not None:
         return f"it has {listed(known)}, which {delimiter!r} seems to separate: {words.delimiter.format(delimiter)}"
     close = closest(name, known)
-    return f"it has {listed(known)}" + (f" (did you mean {close!r}?)" if close else "")
+    return f"it has {listed(known)}" + (f" (did you mean {short(close)}?)" if close else "")
 
 
 def other_delimiter(columns: Sequence[str]) -> str | None:
@@ -295,7 +295,7 @@ def cell(values: Mapping[str, Any], column: str) -> Any:
     :raises RowError: if it has none.
     """
     if column not in values:
-        raise RowError(f"the row has no {column!r}: it has {listed(values)}")
+        raise RowError(f"the row has no {short(column)}: it has {listed(values)}")
     return values[column]
 
 
@@ -307,7 +307,7 @@ def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     """
     names = list(names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(map(repr, names[:10])) + more or "nothing"
+    return ", ".join(map(short, names[:10])) + more or "nothing"
 
 
 def other_columns(first: object, columns: Sequence[str], other: object, found: Sequence[str]) -> str:
@@ -348,7 +348,7 @@ class Head:
         known = self.known
         if known is None or column in known:
             return None
-        which = f"{column!r}, which {reads}: {_available(column, known)}"
+        which = f"{short(column)}, which {reads}: {_available(column, known)}"
         if self.columns is not None:
             return f"{self.name} has no column {which}"
         if len(self.rows) == 1:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, InputError, short
 from ctxflow.installing import how_to_install
 from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, InputFiles, Row, RowError, left_out, other_columns
 
@@ -58,7 +58,7 @@ class FrameTable(_Held):
         super().__init__(given)
         if not given.columns.is_unique:
             repeated = given.columns[given.columns.duplicated()][0]
-            raise ValueError(f"{self.name} has two columns {repeated!r}: rename one")
+            raise InputError(f"{self.name} has two columns {short(repeated)}: rename one")
 
     def columns(self) -> Sequence[str] | None:
         """Return the columns of the frame."""
@@ -167,9 +167,7 @@ class _ArrowSource(InputFiles, abc.ABC):
                         elif not all(skipped) or len(skipped) < part.num_rows:
                             yield [row for row in _rows(part, first) if not left_out(skip, row.number)]
             except (OSError, arrow().ArrowException) as error:
-                raise ValueError(
-                    f"{file} cannot be read on from row {self._done}: {str(error).splitlines()[0]}"
-                ) from None
+                raise InputError(f"{file} cannot be read on from row {self._done}: {_first_line(error)}") from None
         self._ended = True
 
 
@@ -208,7 +206,7 @@ class ParquetSource(_ArrowSource):
                 found = file.schema_arrow.names
             columns = found if columns is None else columns
             if set(found) != set(columns):
-                raise ValueError(other_columns(self.files[0], columns, path, found))
+                raise InputError(other_columns(self.files[0], columns, path, found))
         return total
 
     def _schema(self, file: Path) -> Any:
@@ -223,11 +221,15 @@ class ParquetSource(_ArrowSource):
             yield from parquet.iter_batches(batch_size=rows, use_threads=False, columns=list(columns) or None)
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]  # Where an error of Arrow's goes on, it is with places in its source.
+
+
 def _parquet(path: Path) -> Any:
     try:
         return arrow().parquet.ParquetFile(path, pre_buffer=False)
     except (OSError, arrow().ArrowException) as error:
-        raise ValueError(f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path} is not a Parquet file that can be read: {_first_line(error)}") from None
 
 
 class ArrowSource(_ArrowSource):
@@ -238,7 +240,7 @@ class ArrowSource(_ArrowSource):
             with arrow().memory_map(str(file)) as memory, arrow().ipc.open_stream(memory) as stream:
                 return stream.schema
         except (OSError, arrow().ArrowException) as error:
-            raise ValueError(f"{file} is not an Arrow file that can be read: {str(error).splitlines()[0]}") from None
+            raise InputError(f"{file} is not an Arrow file that can be read: {_first_line(error)}") from None
 
     def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]:
         with arrow().memory_map(str(file)) as memory, arrow().ipc.open_stream(memory) as stream:
@@ -265,7 +267,7 @@ class ArrowTable(_Held):
                     yield [row for row in _rows(part, first) if not left_out(skip, row.number)]
                     first += part.num_rows
         except (OSError, arrow().ArrowException) as error:
-            raise ValueError(f"{self.name} cannot be read on from row {first}: {str(error).splitlines()[0]}") from None
+            raise InputError(f"{self.name} cannot be read on from row {first}: {_first_line(error)}") from None
 
     def _batches(self, columns: Sequence[str]) -> Iterable[Any]:
         given = self._given

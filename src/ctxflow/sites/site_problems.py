@@ -14,7 +14,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from ctxflow.errors import closest
+from ctxflow.errors import closest, one_line
 
 KeyPath = tuple[str | int, ...]
 
@@ -35,7 +35,7 @@ class FileError(ValueError):
     """
 
     def __init__(self, lines: Iterable[str], missing: bool = False) -> None:
-        self.lines = tuple(lines)
+        self.lines = tuple(map(one_line, lines))
         self.missing = missing
         super().__init__("\n".join(self.lines))
 
