@@ -8,6 +8,8 @@ import re
 import resource
 from pathlib import Path
 
+_PREFIX = "ctxflow-tests-"
+
 
 class Meter:
     """CPU seconds of this process and all that it has started since, whether they live, have ended or were orphaned.
@@ -17,7 +19,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._before, self._group = _join(f"ctxflow-tests-{os.getpid()}")
+        self._before, self._group = _join(f"{_PREFIX}{os.getpid()}")
 
     @property
     def exact(self) -> bool:
@@ -48,6 +50,9 @@ def _join(name: str) -> tuple[Path | None, Path | None]:
         root = next(Path(line.split()[1]) for line in mounts if line.split()[2] == "cgroup2")
         own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         before = root / own[3:].strip("/")
+        for left in before.glob(f"{_PREFIX}*"):  # Of processes that were killed; one that is in use stays.
+            with contextlib.suppress(OSError):
+                left.rmdir()
         group = before / name
         group.mkdir(exist_ok=True)
     except (OSError, StopIteration):

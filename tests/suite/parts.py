@@ -189,6 +189,10 @@ def _end(running: Sequence[Part]) -> None:
             part.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(part.process.pid, signal.SIGKILL)
+        if part.name == "cluster":  # xdist may kill a process of tests before it has taken its testbed down.
+            for testbed in Path("/run").glob("ctxflow-testbed-gw[0-9]"):
+                down = [sys.executable, "testbed/down"]
+                subprocess.run(down, cwd=ROOT, env={**os.environ, "CTXFLOW_TESTBED": testbed.name[16:]}, check=False)
 
 
 def _summary(ended: Sequence[Part], seconds: float) -> int:
