@@ -226,19 +226,22 @@ class _Waiting:
 
     def __init__(self, what: What, within: float, run: Any) -> None:
         self.what, self.seconds, self.run = what, patience(within), run
-        self.begun = time.monotonic()
+        self.begun = self.resumed = time.monotonic()
         self.last: Any = None
 
     def pause(self, longest: float) -> float:
-        """Return the seconds to pause: a twentieth of those waited so far.
+        """Return the seconds to pause: a twentieth of those waited so far, or four times what the last try took.
 
         :raises DeadlinePassed: if too many are.
         """
-        waited = time.monotonic() - self.begun
+        now = time.monotonic()
+        waited, tried = now - self.begun, now - self.resumed
         if waited > self.seconds:
             cause = self.last if isinstance(self.last, BaseException) else None
             raise DeadlinePassed(report(self.what, self.seconds, self.last, self.run)) from cause
-        return min(longest, max(0.001, waited / 20))
+        pause = min(longest, max(0.001, waited / 20, 4 * tried))
+        self.resumed = now + pause
+        return pause
 
 
 def _source(condition: Any) -> str:
