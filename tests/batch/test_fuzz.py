@@ -290,7 +290,7 @@ def test_an_error_is_one_line_whatever_it_quotes(
     }.get(way, {"column": [column]})
     sentence, results, dead = run(path, max_errors="100%", **choices)
     if way in ("missing", "keep", "no id", "form", "function", "output"):
-        assert sentence or len(dead) == COUNT
+        assert sentence or len(dead) >= COUNT  # Lines of a CSV header are rows of other forms.
     elif way == "ids":
         assert set(results) == {0} or sentence
     elif way == "column":

@@ -229,8 +229,8 @@ def columns_for(
     >>> columns_for("f", ["texts"], (), ["id", "text"])
     Traceback (most recent call last):
     ...
-    ValueError: the input has no column 'texts', which f takes: it has 'id', 'text' (did you mean 'text'?); \
-give --column NAME to take another, or --column '*' for whole rows
+    ctxflow.errors.InputError: the input has no column 'texts', which f takes: it has 'id', 'text' \
+(did you mean 'text'?); give --column NAME to take another, or --column '*' for whole rows
     """
     if tuple(chosen) == (WHOLE,):
         return ()
