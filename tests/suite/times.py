@@ -159,6 +159,6 @@ def costs_of(tests: Iterable[Test]) -> dict[str, float]:
     """Return what each module costs: CPU seconds, or a third of the wall seconds of one that mostly waits."""
     found: dict[str, float] = defaultdict(float)
     for test in tests:
-        file = test.name.partition("::")[0].replace(".", "/") + ".py"
-        found[file] += max(test.cpu, test.wall / 3)
+        modules = [part for part in test.name.partition("::")[0].split(".") if not part[:1].isupper()]
+        found["/".join(modules) + ".py"] += max(test.cpu, test.wall / 3)
     return {file: round(seconds, 1) for file, seconds in found.items()}
