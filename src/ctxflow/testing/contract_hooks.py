@@ -28,11 +28,20 @@ E = TypeVar("E", bound=ev.Event)
 
 
 class ContractRun:
-    """Drive an engine (not started yet) in the place of a run: give it payloads, and collect what it reports."""
+    """Drive an engine (not started yet) in the place of a run: give it payloads, and collect what it reports.
+
+    :ivar events: what the engine has reported and no `wait` has removed.
+    """
 
     def __init__(self, engine: Engine, directory: str, tier: str) -> None:
         self.id, self.directory, self.engine = "contract", directory, engine
         self.events: list[ev.Event] = []
+        self._workers: list[str] = []
+        self._pending: dict[int, tuple[str, str]] = {}  # Calls without an answer -> where they run.
+        self._building: set[tuple[str, str]] = set()
+        self._built: set[tuple[str, str]] = set()
+        self._started = False
+        self._altered = False  # Something has happened to workers that another scene might see.
         self._tier, self._origin = tier, time.monotonic()
         self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
         self._functions: dict[str, Pickled] = {}
@@ -53,7 +62,60 @@ class ContractRun:
                 sent.remove(call)
                 failure = ev.Failure("input", type(error).__name__, str(error))
                 self.events.append(ev.BatchFailed(self.clock(), call.worker, call.attempt, failure, exception=error))
+        for command in sent:
+            self._note_command(command)
         self.engine.execute(sent, Payloads(calls, self._contexts))
+
+    def _note_command(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.Run(worker, attempt, _, context):
+                self._pending[attempt] = worker, context
+            case cmd.Abandon(_, attempt):
+                self._pending.pop(attempt, None)
+            case cmd.Load(worker, context) | cmd.Wake(worker, context) | cmd.Park(worker, context):
+                self._building.add((worker, context))
+            case cmd.Release():
+                self._altered = True
+
+    def poll(self, timeout: float) -> None:
+        """Collect what the engine reports within some seconds."""
+        for event in self.engine.poll(timeout):
+            self.events.append(event)
+            self._note_event(event)
+
+    def _note_event(self, event: ev.Event) -> None:
+        match event:
+            case ev.WorkerJoined():
+                self._workers.append(event.worker.id)
+            case ev.WorkerLost():
+                self._altered = True
+                self._workers.remove(event.worker)
+            case ev.ContextReady() | ev.ContextWoken() | ev.ContextParked():
+                self._building.discard((event.worker, event.context))
+                self._built.add((event.worker, event.context))
+            case ev.ContextFailed() | ev.ContextUnloaded() | ev.ParkFailed():
+                self._building.discard((event.worker, event.context))
+                self._built.discard((event.worker, event.context))
+            case ev.BatchFailed() if event.lost_context:
+                self._built.discard(self._pending.pop(event.attempt, ("", "")))
+            case ev.BatchFailed() | ev.BatchFinished() | ev.BatchEnded() | ev.StepFinished():
+                self._pending.pop(event.attempt, None)
+
+    def settle(self) -> bool:
+        """Unload all contexts, and return whether the engine and its workers can serve another scene.
+
+        They cannot where a worker was lost or released, where a call or a build has not ended, or if anything else is
+        reported within a moment.
+        """
+        if not self._workers or self._altered or self._pending or self._building:
+            return False
+        self.execute(*(cmd.Unload(worker, context) for worker, context in sorted(self._built)))
+        deadline = time.monotonic() + PATIENCE
+        while self._built and not self._altered and time.monotonic() < deadline:
+            self.poll(0.5)
+        self.events.clear()
+        self.poll(0.0)
+        return not (self._built or self.events or self._altered)
 
     def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
         """Make a context known, and return its id."""
@@ -68,11 +130,20 @@ class ContractRun:
         return name
 
     def start(self, workers: int = 1) -> list[str]:
-        """Start the engine, and give the workers that joined."""
-        self.engine.start(self)
-        self.execute(cmd.Acquire(self._tier, workers))
-        self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
-        return [event.worker.id for event in self.all(ev.WorkerJoined)]
+        """Start the engine, unless another scene has, and give as many of its workers."""
+        if not self._started:
+            self.engine.start(self)
+            self._started = True
+        if len(self._workers) > workers:
+            surplus = self._workers[workers:]
+            self.execute(cmd.Acquire(self._tier, workers), *map(cmd.Release, surplus))
+            self.until(lambda: len(self._workers) == workers)
+            self._altered = False
+            self.events.clear()
+        else:
+            self.execute(cmd.Acquire(self._tier, workers))
+            self.until(lambda: len(self._workers) >= workers)
+        return list(self._workers)
 
     def ready(self, context: str = ev.PLAIN) -> str:
         """Start the engine with one worker that has built a context, and return the worker."""
@@ -139,7 +210,7 @@ class ContractRun:
         while not condition():
             seen = f"there were {len(self.events)} events, last {self.events[-5:]}"
             assert time.monotonic() < deadline, f"it never came; {seen}"
-            self.events.extend(self.engine.poll(0.5))
+            self.poll(0.5)
 
     def only(self, kind: type[E]) -> E:
         """Return the first event of a kind, of which there is no other by then."""
@@ -174,12 +245,33 @@ class Contract:
         """Give a worker notice that it will be taken away."""
         pytest.skip("this engine's workers cannot be given notice")
 
+    @pytest.fixture(scope="class")
+    def kept(self) -> Iterator[list[ContractRun]]:
+        """Yield where a run is kept from one scene of a class to the next."""
+        kept: list[ContractRun] = []
+        yield kept
+        _stop(kept)
+
     @pytest.fixture
-    def run(self, tmp_path: Path) -> Iterator[ContractRun]:
-        """Yield a run whose engine is stopped afterwards."""
-        run = self.runs(self.make(), str(tmp_path / "run"), self.tier)
+    def run(self, kept: list[ContractRun], tmp_path: Path) -> Iterator[ContractRun]:
+        """Yield a run: that of the scene before if its engine is as it was, as starts are dear; else a new one."""
+        run = kept.pop() if kept else self._new(tmp_path)
+        yield run
+        if run.settle():
+            kept.append(run)
+        else:
+            run.engine.stop()
+
+    @pytest.fixture
+    def new_run(self, kept: list[ContractRun], tmp_path: Path) -> Iterator[ContractRun]:
+        """Yield a run whose engine no other scene has, and beside which there is no other."""
+        _stop(kept)
+        run = self._new(tmp_path)
         yield run
         run.engine.stop()
+
+    def _new(self, folder: Path) -> ContractRun:
+        return self.runs(self.make(), str(folder / "run"), self.tier)
 
     def _needs_code(self) -> None:
         if not self.executes:
@@ -195,10 +287,15 @@ class Contract:
         self._answers(run.wait(ev.BatchFinished), expected)
 
 
+def _stop(kept: list[ContractRun]) -> None:
+    while kept:
+        kept.pop().engine.stop()
+
+
 def _weights(file: Path, root: Path | None = None) -> dict[str, tuple[str, str]]:
-    """Write a file of weights; return it, or the directory that it is in, as a context's files."""
+    """Write weights that no worker has; return their file, or the directory that it is in, as a context's files."""
     file.parent.mkdir(exist_ok=True)
-    file.write_text("42")
+    file.write_text(f"42\n{os.urandom(8).hex()}")
     return {"weights": (str(root or file), digest_path(str(root or file)))}
 
 
@@ -206,20 +303,20 @@ class ContextsContract(Contract):
     """What becomes of contexts, and where calls and builds run (`own_folders`)."""
 
     def test_calls_and_builds_run_where_the_engine_says(
-        self, run: ContractRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, new_run: ContractRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self._needs_code()
         home = tmp_path / "home"
         home.mkdir()
         (home / "weights.txt").write_text("42")
         monkeypatch.chdir(home)
-        (worker,) = run.start()
+        (worker,) = new_run.start()
         monkeypatch.chdir(tmp_path)  # Where the driver goes later is nothing to calls.
-        run.load(worker, ev.PLAIN)
+        new_run.load(worker, ev.PLAIN)
 
         def call(function: Callable[..., Any], *args: Any) -> Any:
-            run.apply(worker, function, *args)
-            return pickle.loads(run.wait(ev.BatchFinished).results)
+            new_run.apply(worker, function, *args)
+            return pickle.loads(new_run.wait(ev.BatchFinished).results)
 
         if self.own_folders:
             for function, argument in ((work.leave, "left"), (os.chdir, "/")):
@@ -227,10 +324,10 @@ class ContextsContract(Contract):
                 assert call(os.getcwd) != str(home)
                 assert call(os.listdir, ".") == [], "each call finds its folder empty"
             return
-        context = run.declare(work.read, "weights.txt")
-        run.load(worker, context)
-        run.run(worker, context, work.with_context, [1])
-        assert pickle.loads(run.wait(ev.BatchFinished).results) == [("42", 1)]
+        context = new_run.declare(work.read, "weights.txt")
+        new_run.load(worker, context)
+        new_run.run(worker, context, work.with_context, [1])
+        assert pickle.loads(new_run.wait(ev.BatchFinished).results) == [("42", 1)]
         for function, argument in ((work.leave, "left"), (os.chdir, "/")):
             call(function, argument)
             assert call(os.getcwd) == str(home)

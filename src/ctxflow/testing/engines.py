@@ -304,7 +304,7 @@ class EngineContract(ContextsContract):
         timer = threading.Timer(0.2, ring)
         timer.start()
         while not ringing.is_set():
-            run.engine.poll(1000.0)  # If the wake were lost, the test's own timeout would end it.
+            run.poll(1000.0)  # If the wake were lost, the test's own timeout would end it.
         timer.join()
 
     def test_commands_come_from_other_threads_while_one_polls(self, run: ContractRun) -> None:
@@ -323,36 +323,36 @@ class EngineContract(ContextsContract):
         thread.join()
         assert len({event.attempt for event in run.all(ev.BatchFinished)}) == total
 
-    def test_stop_leaves_no_process(self, run: ContractRun) -> None:
-        workers = run.start(2)
-        run.load(workers[0], ev.PLAIN)
-        run.run(workers[0], ev.PLAIN, work.sleep, [60])
-        run.execute(cmd.Load(workers[1], run.declare(work.slow, 60)))
-        before = self.processes(run.engine)
+    def test_stop_leaves_no_process(self, new_run: ContractRun) -> None:
+        workers = new_run.start(2)
+        new_run.load(workers[0], ev.PLAIN)
+        new_run.run(workers[0], ev.PLAIN, work.sleep, [60])
+        new_run.execute(cmd.Load(workers[1], new_run.declare(work.slow, 60)))
+        before = self.processes(new_run.engine)
         assert before
-        run.engine.stop()
+        new_run.engine.stop()
         deadline = time.monotonic() + PATIENCE
         while left := [pid for pid in before if _runs(pid)]:
             assert time.monotonic() < deadline, f"these were left: {left}"
             time.sleep(0.02)
 
-    def test_nothing_happens_after_stop(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.engine.stop()
-        run.engine.stop()
-        run.execute(cmd.Acquire(self.tier, 2), cmd.Load(worker, ev.PLAIN))
-        run.engine.wake()
-        assert run.engine.poll(0.0) == []
+    def test_nothing_happens_after_stop(self, new_run: ContractRun) -> None:
+        (worker,) = new_run.start()
+        new_run.engine.stop()
+        new_run.engine.stop()
+        new_run.execute(cmd.Acquire(self.tier, 2), cmd.Load(worker, ev.PLAIN))
+        new_run.engine.wake()
+        assert new_run.engine.poll(0.0) == []
 
-    def test_it_can_be_stopped_while_workers_start(self, run: ContractRun) -> None:
-        run.engine.start(run)
-        run.execute(cmd.Acquire(self.tier, 2))
+    def test_it_can_be_stopped_while_workers_start(self, new_run: ContractRun) -> None:
+        new_run.engine.start(new_run)
+        new_run.execute(cmd.Acquire(self.tier, 2))
 
     def _begun(self, run: ContractRun) -> None:
         """Give a batch the time to begin."""
         until = run.clock() + 0.3
         while self.executes and run.clock() < until:
-            run.events.extend(run.engine.poll(0.1))
+            run.poll(0.1)
 
     @staticmethod
     def _results(run: ContractRun) -> dict[int, Any]:

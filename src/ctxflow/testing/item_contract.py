@@ -144,7 +144,7 @@ class ItemContract(Contract):
         deadline = time.monotonic() + 30
         ends = (ev.BatchFailed, ev.ContextUnloaded)
         while not any(isinstance(event, ends) for event in run.events) and time.monotonic() < deadline:
-            run.events += run.engine.poll(0.02)
+            run.poll(0.02)
             run.item(worker, context, _until_other)
         assert not run.all(ev.ContextUnloaded), "nobody would be asked what it did"
         run.until(lambda: attempts <= {event.attempt for event in run.all(ev.BatchFailed)})

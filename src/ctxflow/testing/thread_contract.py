@@ -136,7 +136,7 @@ class ThreadContract(Contract):
         run.execute(cmd.Interrupt(worker, unwanted, context))
         deadline = time.monotonic() + 7.0  # Longer than a call may go on that is by itself.
         while time.monotonic() < deadline:
-            run.events += run.engine.poll(0.5)
+            run.poll(0.5)
         assert not run.all(ev.BatchFailed)
         (tmp_path / "told").touch()
         assert run.wait(ev.BatchFinished).attempt == waiting

@@ -90,12 +90,12 @@ def kept(items: Sequence[Any]) -> list[list[str]]:
 
 
 def read(weights: str) -> str:
-    return Path(weights).read_text()
+    return Path(weights).read_text().split()[0]
 
 
 def read_model(weights: str) -> tuple[str, str, int]:
     path = Path(weights) / "model.bin"
-    return str(path), path.read_text(), path.stat().st_nlink
+    return str(path), read(str(path)), path.stat().st_nlink
 
 
 def leave(name: str) -> None:
