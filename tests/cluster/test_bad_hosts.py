@@ -44,6 +44,7 @@ def test_a_factory_is_told_on_which_hosts_no_worker_is_wanted(testbed: Testbed) 
     assert any("not on host2.testbed" in line for line in found["factory"]), found["factory"]
 
 
+@pytest.mark.release
 def test_neither_poisoned_rows_nor_evictions_make_a_host_bad(testbed: Testbed) -> None:
     found = play(testbed, "alarms", "--seconds", "0.1")
     assert found["evictions"] > 0 and found["quarantined"] == {} and found["told"] == [], found

@@ -53,6 +53,7 @@ def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: T
     assert found["kept"] == [True, 0, True], "the same command goes on, on another site"
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
 def test_a_killed_driver_goes_on_where_it_was(testbed: Testbed) -> None:

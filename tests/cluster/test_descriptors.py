@@ -17,6 +17,7 @@ WHAT_TO_DO = "raise `ulimit -n`"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
+@pytest.mark.release
 def test_runs_with_few_descriptors_or_none_for_a_while(testbed: Testbed) -> None:
     folder = testbed.run("mktemp", "--directory", "/shared/descriptors.XXXXXX")
     done = testbed.command("run", "--directory", folder, "python", str(PROGRAM), check=False, limit=200)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from suite.depth import for_release
 from waiting import patience
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def test_contract(testbed: Testbed) -> None:
     assert re.search(r"\d\d passed in", out), out[-500:]
 
 
+@pytest.mark.release
 @pytest.mark.timeout(500)
 def test_parsl_suite(testbed: Testbed) -> None:
     config = INSIDE.parent / "parsl_suite" / "taskvine.py"
@@ -45,6 +47,7 @@ def test_parsl_suite(testbed: Testbed) -> None:
     assert passed and int(passed[1]) > 100, out[-500:]
 
 
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_the_example_answers_as_on_one_machine(testbed_with_torch: Testbed) -> None:
     program = "/checkout/examples/prompt_for_fact/prompt_for_fact.py --limit 6 --models minilm --workers 2 {}"
@@ -66,7 +69,7 @@ def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("where", ["local", "pool"])
+@pytest.mark.parametrize("where", ["pool", *for_release("local")])
 def test_files_travel_with_calls(testbed: Testbed, where: str) -> None:
     argument = "local" if where == "local" else ""
     found = json.loads(shell(testbed, f"python {INSIDE}/files_inside.py {argument}", 240))

@@ -142,6 +142,7 @@ def take_away(testbed: Testbed, run: EngineRun, how: str) -> bool:
     return True
 
 
+@pytest.mark.release
 def test_each_row_is_answered_once_whatever_is_taken_away(testbed: Testbed, run: EngineRun) -> None:
     driver = run.start(ROWS, "--until", f"{run.folder}/enough")
     part, taken = ROWS // PARTS, []

@@ -173,6 +173,7 @@ def eight_two_eight(changes: list[tuple[float, int]]) -> bool:
     return target == -1
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_two_hundred_workers_asked_of_a_pool_that_has_twelve(
@@ -263,6 +264,7 @@ FILL = (
 FREE = "rm /run/filling; sleep 0.2; rm -f /var/spool/fill; mount -o remount,size=50% /var/spool"
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_trouble_is_told_and_the_run_goes_on_when_it_is_over(

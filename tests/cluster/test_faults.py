@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driver import HOSTS, INSIDE, TESTBED, WORKERS, Driver
 
-from suite.depth import for_release
-
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -81,7 +79,8 @@ def test_clocks_that_are_minutes_apart_cost_nothing(clocks: Testbed, start: Call
     assert {"host1", "host2"} & hosts, "those whose clocks are off took part"
 
 
-@pytest.mark.parametrize("step", [-3600, *for_release(3600)])
+@pytest.mark.release
+@pytest.mark.parametrize("step", [-3600, 3600])
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("clocks")
@@ -102,6 +101,7 @@ def test_a_clock_that_is_set_while_a_run_goes_on_costs_no_row(
         assert not unexplained or "is gone" in driver.said(), driver.said()
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_queue_that_takes_few_jobs_lends_few_workers_and_says_why(
@@ -135,6 +135,7 @@ def test_a_full_disk_costs_its_host_alone_and_is_told(testbed: Testbed, start: C
     assert re.search(told, driver.said()), driver.said()
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_submit_host_that_is_cut_off_for_a_minute_goes_on(testbed: Testbed, start: Callable[..., Driver]) -> None:
@@ -150,6 +151,7 @@ def test_a_submit_host_that_is_cut_off_for_a_minute_goes_on(testbed: Testbed, st
     assert len(re.findall(r"the worker on host\d \(tier gpu, job \d+\.\d+\) is gone", driver.said())) >= 6
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_schedd_that_hangs_stops_nobody_else(testbed: Testbed, start: Callable[..., Driver]) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from suite.depth import for_release
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -16,7 +18,7 @@ PROGRAM = Path("/checkout") / Path(__file__).parent.relative_to(ROOT) / "hold_in
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("kind", ["condor", "slurm"])
+@pytest.mark.parametrize("kind", ["condor", *for_release("slurm")])
 def test_jobs_that_are_put_on_hold_stay_so_until_they_are_released(testbed: Testbed, kind: str) -> None:
     folder = testbed.run("mktemp", "--directory", "/shared/hold.XXXXXX")
     done = testbed.command("run", "--directory", folder, "python", str(PROGRAM), kind, check=False, limit=400)

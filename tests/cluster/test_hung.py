@@ -17,6 +17,7 @@ INSIDE = Path("/checkout/tests/cluster/hung_inside.py")
 PYTEST = f"python -m pytest -q -p no:cacheprovider --no-header --noconftest --timeout {patience(300)} -n 3 -rP"
 
 
+@pytest.mark.release
 @pytest.mark.timeout(700)
 def test_what_hangs_is_noticed_and_the_run_goes_on(testbed: Testbed) -> None:
     words = f"export OMP_NUM_THREADS=1 PYTHONPATH=/checkout/tests; cd $(mktemp -d) && {PYTEST} {INSIDE} 2>&1"

@@ -73,6 +73,7 @@ def can_do(moment: Moment, model: str) -> float:
 BEFORE, AFTER = 24.0, 34.0
 
 
+@pytest.mark.release
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_a_plan_is_followed_and_follows_demand(testbed: Testbed, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_the_standard_selection_takes_whose_calls_began_last_though_they_are_on_
     nothing_lost(result)
 
 
+@pytest.mark.release
 def test_somebody_else_takes_the_gpus_first_and_it_is_tried_again(host: Testbed, start: Callable[..., Bench]) -> None:
     bench = start("exact", 20, "--whole", "--seconds", "1")
     bench.driver.until(lambda line: line["there"] == 8 and line["done"] > 8)

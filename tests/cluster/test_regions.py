@@ -60,6 +60,7 @@ def test_affinity_and_torta_load_each_context_on_fewer_workers_than_round_robin(
         assert sum(found[routing]["loads"]) < sum(found["round-robin"]["loads"]), found
 
 
+@pytest.mark.release
 def test_a_region_that_is_cut_off_half_way_loses_nothing(two_regions: Testbed) -> None:
     driver = started("torta", "--items", "700")
     try:

@@ -43,6 +43,7 @@ def test_sessions_give_what_undisturbed_ones_do(testbed: Testbed) -> None:
     assert found["migrations"] and found["suspensions"] and found["evictions"], found
 
 
+@pytest.mark.release
 @pytest.mark.timeout(540)
 def test_a_burst_of_sessions_gets_workers_that_are_given_back_after_it(testbed: Testbed, tmp_path: Path) -> None:
     out = inside(testbed, "burst", "--site", "/checkout/site-configs/testbed.toml", limit=480)

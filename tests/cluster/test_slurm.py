@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from suite.depth import for_release
 from waiting import patience
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def test_the_provider_holds_its_promises_on_a_real_slurm(testbed: Testbed, folde
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kind", ["slurm", "condor", "hand"])
+@pytest.mark.parametrize("kind", ["slurm", *for_release("condor", "hand")])
 def test_one_program_runs_the_same_way_however_its_workers_come(testbed: Testbed, folder: str, kind: str) -> None:
     found = run(testbed, folder, kind)
     assert found["right"] and not found["missing"] and found["twice"] == found["lost"] == 0

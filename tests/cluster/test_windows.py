@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 AWARE = ("context-affinity", "torta")
 """Routing policies that heed contexts."""
-UNAWARE = [name for name in names("routing") if name not in AWARE]
+OTHERS = [name for name in names("routing") if name != "torta"]
 
 
 def ran(testbed: Testbed, **options: object) -> dict[str, Any]:
@@ -37,14 +37,15 @@ def ran(testbed: Testbed, **options: object) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("scaling", ["closed-loop", *for_release("activation", "queue-proportional")])
+@pytest.mark.release
+@pytest.mark.parametrize("scaling", ["closed-loop", "activation", "queue-proportional"])
 def test_no_more_workers_are_asked_for_than_windows_are_filled(testbed: Testbed, scaling: str) -> None:
     result = ran(testbed, scaling=scaling, burst=2 * WINDOW)
     assert result["asked"] <= 2, "two windows take them all"
     assert result["most"] > WINDOW / 2, "items were answered one after the other"
 
 
-@pytest.mark.parametrize("routing", [*AWARE, *for_release(*UNAWARE)])
+@pytest.mark.parametrize("routing", ["torta", *for_release(*OTHERS)])
 def test_two_streams_of_items_are_answered(testbed: Testbed, routing: str) -> None:
     result = ran(testbed, routing=routing, stream=160)
     if routing in AWARE:
