@@ -57,7 +57,9 @@ $(STAMP)torch: $(STAMP)example-packages
 $(STAMP)example: $(STAMP)example-packages $(STAMP)torch
 	@touch $@
 
-$(STAMP)test: $(STAMP)quick $(STAMP)torch
+# Beside each other, since pip uses one core.
+$(STAMP)test: $(STAMP)example-packages papers/pyproject.toml
+	@$(MAKE) --no-print-directory --jobs=2 $(STAMP)quick $(STAMP)torch
 	@touch $@
 
 lock: ## Write anew what is installed on each Python (after a change of setup.cfg's requirements)
