@@ -52,7 +52,7 @@ def shared(tmp_path_factory):
 def executor(shared):
     """Two workers, of which one may have to be started again after the test before."""
     yield shared
-    shared.run._scheduler.validate()
+    shared.run.validate()
     assert shared.run.status().workers <= 2
 
 
@@ -311,7 +311,7 @@ def test_wandering_sessions_give_what_undisturbed_ones_do(tmp_path, notice):
         with Evictions(executor, per_minute=60, seed=1, rejoin_seconds=0.2, at_most=3, notice=notice) as evictions:
             walked = take_all(walk(0.002), sessions=20, chunks=60, suspensions=8)
         counters = executor.run._scheduler.state.counters
-        executor.run._scheduler.validate()
+        executor.run.validate()
     assert (walked.right, walked.wrong, walked.errors) == (20, {}, [])
     assert counters.migrations and counters.suspensions and evictions.count
 

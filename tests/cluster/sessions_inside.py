@@ -94,7 +94,7 @@ def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) ->
         thread.join()
         run = executor.run
         assert run is not None
-        run._scheduler.validate()
+        run.validate()
         counters = run._scheduler.state.counters
         hosts = {event.host for event in run._scheduler.state.workers.values()}
         print(
@@ -152,7 +152,7 @@ def burst(site: str, sessions: int) -> None:
         eventually(one_is_left, within=200, pause=0.001)
         run = executor.run
         assert run is not None
-        run._scheduler.validate()
+        run.validate()
         directory = os.path.abspath(run.directory)
     asked, joined = [], []
     with open(os.path.join(directory, "events.jsonl"), encoding="utf-8") as file:

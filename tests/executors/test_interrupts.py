@@ -185,8 +185,7 @@ def test_an_interrupted_program_can_go_on(program):
                     time.sleep(0.05)
                 except KeyboardInterrupt:
                     armed.clear()
-                with executor.run._lock:
-                    executor.run._scheduler.validate()
+                executor.run.validate()
                 assert list(app.map(range(100))) == list(range(100))
             print("done", flush=True)
     """

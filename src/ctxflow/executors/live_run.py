@@ -275,6 +275,14 @@ class LiveRun(RunLoop):
 
         self._disk.give(write)
 
+    def validate(self) -> None:
+        """Check the scheduler's invariants between two events: for tests, and for whoever suspects it.
+
+        :raises AssertionError: naming the one that does not hold.
+        """
+        with self._lock:
+            self._scheduler.validate()
+
     def session_status(self, number: int) -> SessionStatus | None:
         """Return how a session stands; None if it is over."""
         with self._lock:

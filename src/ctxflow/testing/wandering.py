@@ -169,7 +169,7 @@ def main() -> int:
         with executor, Evictions(executor, rate, seed=0, rejoin_seconds=0.5, at_most=given.evictions) as evictions:
             walked = take_all(walk(given.step), given.sessions, given.chunks, given.suspensions)
             state = executor.calls.run._scheduler.state
-            executor.calls.run._scheduler.validate()
+            executor.calls.run.validate()
     counters = dataclasses.asdict(state.counters)
     found = {
         **dataclasses.asdict(walked),
