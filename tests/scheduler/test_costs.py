@@ -14,9 +14,11 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
+from suite.depth import for_release, some
 
 WARM = 60.0  # Seconds after which all workers have joined and built what they need.
 SECONDS = 6.0  # That are counted, or more with fewer workers: what is done once a second is in it.
+SIZES = some((400,), deeply=(100, 1000))  # A look at each of 400 workers is noticed, as below.
 
 
 class Steps:
@@ -119,7 +121,7 @@ def files(folder):
         yield lambda event, simulation: table.note(event, simulation.scheduler.state, simulation.engine), after
 
 
-@pytest.mark.parametrize("workers", [100, 1000, 4000])
+@pytest.mark.parametrize("workers", [100, 1000, *for_release(4000)])
 @pytest.mark.parametrize("scene", sorted(DEFAULT))
 def test_an_event_costs_as_much_with_more_workers(scene, workers):
     """With the default policies."""
@@ -130,7 +132,8 @@ def test_an_event_costs_as_much_with_more_workers(scene, workers):
 def test_no_policy_makes_events_dearer(scene, policy):
     family, name = policy.split(".")
     allowed = POLICIES[scene, policy]
-    for workers, most in allowed.items() if isinstance(allowed, dict) else ((100, allowed), (1000, allowed)):
+    allowed = allowed if isinstance(allowed, dict) else dict.fromkeys(SIZES, allowed)
+    for workers, most in list(allowed.items())[: some(1, deeply=None)]:
         assert run(workers, **SCENES[scene], **{family: name}) <= most, f"with {workers} workers"
 
 
@@ -139,7 +142,7 @@ def test_every_policy_has_a_budget():
     assert {policy for _, policy in POLICIES} | defaults == OWN
 
 
-@pytest.mark.parametrize("workers", [100, 1000])
+@pytest.mark.parametrize("workers", [100, some(400, deeply=1000)])
 def test_the_files_of_a_run_cost_as_much_an_event(workers, tmp_path):
     with files(tmp_path) as handler:
         assert run(workers, handler=handler) <= FILES
@@ -154,4 +157,4 @@ def test_a_look_at_all_workers_is_noticed(monkeypatch):
         return assign(self, view, ready)
 
     monkeypatch.setattr(ContextAffinity, "assign", looks)
-    assert run(1000) > DEFAULT["busy"]
+    assert run(SIZES[-1]) > DEFAULT["busy"]
