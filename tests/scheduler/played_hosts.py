@@ -83,7 +83,7 @@ class Pool:
         self.makespan = None
         self.rows = rows + other_rows
         self._over = set()  # Attempts that were ended.
-        self.log = [first_line(self.scheduler, simulated=True) + "\n"]
+        self._first, self._told = first_line(self.scheduler, simulated=True), []
         self.tell(ev.TierOffered(0.0, ev.TierSpec("default", 0, sum(host.workers for host in hosts))))
         self.tell(ev.ContextDeclared(0.0, ev.ContextSpec("model", "model")))
         self.tell(ev.AppDeclared(0.0, ev.AppSpec("verify", "verify", "model", retries=retries, batch=batch)))
@@ -124,7 +124,7 @@ class Pool:
 
     def tell(self, event):
         commands = self.scheduler.handle(event)
-        self.log.append(line(event, commands) + "\n")
+        self._told.append((event, commands))
         for command in commands:
             self.obey(command)
         wake = self.scheduler.next_wake
@@ -216,6 +216,10 @@ class Pool:
             failure = dataclasses.replace(failure, worker=run.worker, host=host)
             crashed = failure.kind == "crash"
             self.tell(ev.BatchFailed(self.now, run.worker, run.attempt, failure, lost_context=crashed))
+
+    @property
+    def log(self):
+        return [each + "\n" for each in (self._first, *(line(*told) for told in self._told))]
 
     @property
     def lost_rows(self):

@@ -1,5 +1,7 @@
 """Bad hosts, workers and GPUs in many-host runs: who is named, when, what it costs; and who never is."""
 
+import functools
+import itertools
 import random
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from ctxflow.observe.transfers import Transfers
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import replay
+from suite.depth import for_release
 
 ROWS = 6000
+FAILURES = {"machine": GPU_ERROR, "ordinary": ORDINARY}
 
 
 def goods(count=3, **options):
@@ -27,16 +31,26 @@ def named(pool):
     return [(time, text) for time, text in pool.notes if "gets no work" in text]
 
 
-def alone(size, rows=ROWS, **options):
+@functools.cache
+def alone(size, **options):
     """The makespan with the bad host absent."""
-    return Pool(goods(**options), rows, size).run(check=False).makespan
+    return Pool(goods(**options), ROWS, size).run(check=False).makespan
 
 
-@pytest.mark.parametrize("size", [1, 50])
-@pytest.mark.parametrize("retries", [0, 2])
-@pytest.mark.parametrize("since", [0.0, 20.0])
-@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def sized(large, *axes, singly):
+    """Cases with calls of many rows, and some with calls of one row, each of which is as dear as ten of the others."""
+    cases = list(itertools.product(*axes))
+    others = [case for case in cases if case not in singly]
+    return [*((*case, large) for case in cases), *((*case, 1) for case in singly),
+            *for_release(*((*case, 1) for case in others))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failure", "since", "retries", "size"),
+    sized(50, FAILURES, (0.0, 20.0), (0, 2), singly=[("machine", 0.0, 2), ("ordinary", 20.0, 0)]),
+)
 def test_a_black_hole_costs_no_row_and_is_named_soon(failure, since, retries, size):
+    failure = FAILURES[failure]
     pool = Pool([black_hole("bad", since, failure), *goods()], ROWS, size, retries).run(check=False)
     # An ordinary error on a host that has answered all before is taken for the row's: once for each of its workers.
     few = 3 if failure is ORDINARY and since and not retries and size == 1 else 0
@@ -68,10 +82,9 @@ def test_an_app_that_fails_everywhere_beside_one_that_works_is_to_blame_itself()
         assert not named(pool) and pool.dead.keys() == set(range(500))
 
 
-@pytest.mark.parametrize("size", [1, 10])
-@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+@pytest.mark.parametrize(("failure", "size"), sized(10, FAILURES, singly=[]))
 def test_a_host_that_fails_one_app_of_two_is_named(failure, size):
-    pool = Pool([black_hole("bad", 0.0, failure, only="verify"), *goods()], ROWS, size, other_rows=ROWS)
+    pool = Pool([black_hole("bad", 0.0, FAILURES[failure], only="verify"), *goods()], ROWS, size, other_rows=ROWS)
     [(when, text)] = named(pool.run(check=False))
     assert when <= 30.0 and "host bad " in text and "calls of verify failed" in text and not pool.lost_rows
 
@@ -87,11 +100,10 @@ def test_many_black_holes_are_named_together():
     assert max(pool.scheduler.state.charges.against.values(), default=0) == 0, "all are decided"
 
 
-@pytest.mark.parametrize("size", [1, 10])
-@pytest.mark.parametrize("since", [0.0, 20.0])
-@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+@pytest.mark.parametrize(("failure", "since", "size"), sized(10, FAILURES, (0.0, 20.0), singly=[("ordinary", 20.0)]))
 def test_where_many_hosts_are_bad_a_second_one_is_no_witness(failure, since, size):
     """What failed on one meets others; those fail sooner than anybody has answered; and soon all rows have met one."""
+    failure = FAILURES[failure]
     bad = [black_hole(f"bad{n}", since, failure) for n in range(4)]
     pool = Pool([*bad, *goods(6)], ROWS, size).run(check=False)
     # An ordinary error on a host that has answered all before is taken for the row's: once for each of its workers.
@@ -177,10 +189,9 @@ def test_hosts_that_cannot_build_are_no_measure_of_each_other():
     assert max(time for time, _ in named(pool)) <= 30.0
 
 
-@pytest.mark.parametrize("size", [1, 50])
-@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+@pytest.mark.parametrize(("failure", "size"), sized(50, FAILURES, singly=[("machine",)]))
 def test_two_black_holes_of_four(failure, size):
-    holes = [black_hole(f"bad{n}", 0.0, failure) for n in range(2)]
+    holes = [black_hole(f"bad{n}", 0.0, FAILURES[failure]) for n in range(2)]
     pool = Pool([*holes, *goods(2)], ROWS, size).run(check=False)
     assert not pool.lost_rows
     assert (
@@ -191,7 +202,7 @@ def test_two_black_holes_of_four(failure, size):
     assert pool.makespan <= 1.15 * Pool(goods(2), ROWS, size).run(check=False).makespan
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *for_release(1, 2)])
 @pytest.mark.parametrize("models", [(), ("a10", "a10", "a10")], ids=["workers", "gpus"])
 def test_a_host_on_which_workers_keep_dying_is_named(models, seed):
     """Between two crashes hundreds of calls pass: those of its peers are not what crashes are compared with."""
@@ -208,7 +219,7 @@ def test_a_gpu_on_which_library_processes_crash_is_named():
     assert text.startswith("worker bad/0/0 on host bad gets no work") and "signal 11" in text
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *for_release(*range(1, 5))])
 def test_crashes_that_all_hosts_have_alike_or_at_once_incriminate_nobody(seed):
     pool = Pool(goods(4, lives=90.0), 4 * ROWS, 5, seed=seed).run(check=False)
     assert not named(pool)
@@ -218,7 +229,7 @@ def test_crashes_that_all_hosts_have_alike_or_at_once_incriminate_nobody(seed):
     assert not named(pool.run(check=False))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(4), *for_release(*range(4, 20))])
 def test_poison_rows_and_evictions_incriminate_nobody(seed):
     rng = random.Random(seed)
     poison = set()
@@ -230,13 +241,12 @@ def test_poison_rows_and_evictions_incriminate_nobody(seed):
     assert not named(pool) and not pool.lost_rows and pool.dead.keys() == poison
 
 
-@pytest.mark.parametrize("size", [1, 50])
-@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+@pytest.mark.parametrize(("failure", "size"), sized(50, FAILURES, singly=[]))
 def test_an_outage_that_hits_all_incriminates_nobody(failure, size):
     hosts = [
-        Host(f"h{n}", fails=lambda now, number, rng: failure if 20 <= now < 30 else None) for n in range(4)
+        Host(f"h{n}", fails=lambda now, number, rng: FAILURES[failure] if 20 <= now < 30 else None) for n in range(4)
     ]  # fmt: skip
-    pool = Pool(hosts, 12_000, size, retries=2).run(check=False)
+    pool = Pool(hosts, ROWS, size, retries=2).run(check=False)
     assert not named(pool) and pool.makespan
 
 
