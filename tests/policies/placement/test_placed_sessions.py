@@ -14,6 +14,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
 from ctxflow.simulator.pools import MixedTimes
 from ctxflow.simulator.simulation import tiers_of
+from suite.depth import some
 
 PERIOD = 100.0
 LOAD = 20.0
@@ -179,7 +180,7 @@ def test_sessions_that_end_leave_their_workers_to_others():
     assert run.planned("talker") == 0 and not run.carriers()
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=some(2, deeply=4), deadline=None)
 @given(
     changes=st.lists(st.tuples(st.integers(1, 25), st.integers(-6, 8)), max_size=4),
     each=st.sampled_from([0, 4, 60]),

@@ -15,6 +15,7 @@ from ctxflow.policies.agh.priced_search import PricedSearch, neighbourhood
 from ctxflow.policies.agh.problem import Arrays
 from ctxflow.policies.agh.set_program import OptionTable, cuts
 from ctxflow_papers.gh_agh.instances import BOUND_BY, draw, tightened
+from suite.depth import some
 
 
 def sets_of(limit, seed, shape=(3, 2, 3)):
@@ -53,7 +54,7 @@ def test_bounds_of_added_options_are_those_of_the_sets(limit, seed):
         assert pairs[n] <= min(others) + 1e-6 * max(1.0, abs(min(others)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=some(8, deeply=25), deadline=None)
 @given(limit=st.sampled_from(BOUND_BY), seed=st.integers(0, 200))
 def test_what_the_search_finds_keeps_every_constraint_and_costs_what_it_says(limit, seed):
     arrays = Arrays.of(tightened(draw(seed, (4, 3, 4)), limit, seed))

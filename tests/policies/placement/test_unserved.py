@@ -7,6 +7,10 @@ import pytest
 
 from ctxflow.policies.agh import Allocation, judge, solve
 from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType, paper_instance
+from ctxflow_papers.gh_agh.instances import draw
+from suite.depth import some
+
+SMALL = draw(1, (3, 3, 4))
 
 
 def workers(count, rate, **changes):
@@ -71,7 +75,7 @@ def test_several_limits_that_keep_it_only_together_are_said_to():
 
 
 def test_leaving_what_is_cheap_to_leave_is_said_to_be_possible_to_serve():
-    problem = paper_instance()
+    problem = some(SMALL, deeply=paper_instance())
     kinds = tuple(kind.model_copy(update={"unserved_dollars": 0.001}) for kind in problem.query_types)
     cheap = problem.model_copy(update={"query_types": kinds})
     found = solve(cheap, "exact")
@@ -80,12 +84,13 @@ def test_leaving_what_is_cheap_to_leave_is_said_to_be_possible_to_serve():
 
 
 def test_a_storage_that_is_full_is_the_reason():
-    problem = paper_instance().model_copy(update={"storage_gb": 120.0})
+    problem = some(SMALL, deeply=paper_instance())
+    problem = problem.model_copy(update={"storage_gb": some(60.0, deeply=120.0)})
     found = solve(problem, "exact")
     assert max(found.allocation.unserved) > 0.01
     assert found.left.possible == {} or not found.left.settled or found.left.dollars > 0
-    rest = judge(problem, Allocation((), (), (1.0,) * 6))
-    assert sum(rest.possible.values()) >= 6 - sum(found.allocation.unserved) - 1e-3
+    rest = judge(problem, Allocation((), (), (1.0,) * len(problem.query_types)))
+    assert sum(rest.possible.values()) >= len(problem.query_types) - sum(found.allocation.unserved) - 1e-3
     assert any(each.constraint == "5h" for each in rest.reasons)
 
 
