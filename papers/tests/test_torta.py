@@ -23,6 +23,7 @@ from ctxflow_papers.torta.experiments import METHODS, Size, compared, failures
 from ctxflow_papers.torta.runs import served
 from ctxflow_papers.torta.settings import GPUS, IDLE_WATTS, LATENCY, OPENING, SLOT, WORKING_WATTS
 from ctxflow_papers.torta.world import TASKS_PER_SLOT, TOPOLOGIES, World, slower, start_seconds, switch_seconds, world
+from suite import depth
 
 V100 = [gpu.name for gpu in GPUS].index("V100")
 MEMORY_MODEL = 2  # The first model of the type that a V100 is for.
@@ -119,10 +120,10 @@ def test_an_unsuited_gpu_is_slower():
     assert slower(0, 1, 100.0) == pytest.approx(1.25)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=depth.some(2, deeply=6), deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([*TOPOLOGIES, "random-1", "random-2"]), st.sampled_from([0.3, 0.7, 1.0]))
 def test_nothing_beats_the_bounds_and_every_task_is_answered(seed, topology, load):
-    found = compared(topology, load, [seed], Size(0.05, 16, 8))
+    found = compared(topology, load, [seed], depth.some(Size(0.05, 12, 6), deeply=Size(0.05, 16, 8)))
     assert set(found.values) == set(METHODS)
     for name, values in found.values.items():
         active = METHODS[name]["scaling"] == "fixed"
@@ -166,7 +167,7 @@ def test_round_robin_is_near_skylb_and_torta_is_cheaper_than_both():
 
 
 def test_a_region_that_fails_has_its_tasks_served_elsewhere():
-    found = failures([0], Size(0.1, 24, 12), ("skylb", "torta"))
+    found = failures([0], depth.some(Size(0.06, 18, 9), deeply=Size(0.1, 24, 12)), ("skylb", "torta"))
     for values in found.values():
         assert values["completed"][0] > 0.9 and values["response"][0] >= 5.0
 
@@ -179,7 +180,9 @@ def test_the_exact_program_is_solved():
 @pytest.mark.long
 def test_reproduce_prints_and_draws(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    small = dataclasses.replace(reproduction.QUICK, size=Size(0.05, 14, 8), tasks=(20,))
+    small = dataclasses.replace(
+        reproduction.QUICK, size=depth.some(Size(0.03, 10, 6), deeply=Size(0.05, 14, 8)), tasks=(20,)
+    )
     monkeypatch.setattr(reproduction, "QUICK", small)
     monkeypatch.setattr(sys, "argv", ["ctxflow", "reproduce", "torta", "--quick", "--json", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:

@@ -33,7 +33,9 @@ OPTIONS = {
 
 def choices(family):
     return [
-        pytest.param({"policy": name, **options}, id=f"{name}{number or ''}")
+        pytest.param(
+            {"policy": name, **options}, id=f"{name}{number or ''}", marks=[pytest.mark.release] * bool(number)
+        )
         for name in names(family)
         for number, options in enumerate(OPTIONS.get(name, [{}]))
     ]

@@ -6,6 +6,8 @@ import pytest
 
 from ctxflow.simulator.scaling_profile import cut, fitted, profiled_sessions, read_sessions
 
+SLOW = ((1, 0.4), (2, 0.8), (4, 1.6))  # A quarter of the steps are to be simulated.
+
 
 def log(happenings, steps=((1, 0.1), (2, 0.2), (4, 0.4)), maximum=8, boot=None):
     """Lines of an event log: (time, session, "opened" or "turn" or "closed"), and steps of so many chunks."""
@@ -53,8 +55,8 @@ def test_a_window_begins_with_those_who_are_there():
 def test_the_cheapest_share_that_keeps_the_target_is_taken():
     calm = [(0.0, n, "opened") for n in range(4)] + [(600.0, n, "closed") for n in range(4)]
     burst = [(700.0 + 8 * n, 10 + n, "opened") for n in range(20)] + [(1200.0, 10 + n, "closed") for n in range(20)]
-    run = read_sessions(log(calm + burst))
-    rows = profiled_sessions(run, 0.5, 620.0, (0.25, 0.5, 1.0), 0.05, 30.0)
+    run = read_sessions(log(calm + burst, SLOW))
+    rows = profiled_sessions(run, 2.0, 620.0, (0.25, 0.5, 1.0), 0.05, 30.0)
     assert [row.volatility for row in rows] == sorted(row.volatility for row in rows)
     assert rows[0].parameters.utilization == 1.0 and rows[0].valid
     assert rows[-1].parameters.utilization < 1.0 and rows[-1].valid
@@ -63,10 +65,10 @@ def test_the_cheapest_share_that_keeps_the_target_is_taken():
 def test_where_no_share_keeps_the_target_the_one_that_exceeds_it_least_is_taken():
     # All 24 begin on one worker whatever the share, for a boot time; how long they stay crowded depends on it.
     crowd = [(100.0 + n / 100, n, "opened") for n in range(24)] + [(400.0 + n, n, "closed") for n in range(24)]
-    run = read_sessions(log(crowd))
+    run = read_sessions(log(crowd, SLOW))
     shares = (0.25, 1.0, 1.6)
-    (row,) = profiled_sessions(run, 0.5, 620.0, shares, 0.05, 30.0)
-    alone = [profiled_sessions(run, 0.5, 620.0, (share,), 0.05, 30.0)[0] for share in shares]
+    (row,) = profiled_sessions(run, 2.0, 620.0, shares, 0.05, 30.0)
+    alone = [profiled_sessions(run, 2.0, 620.0, (share,), 0.05, 30.0)[0] for share in shares]
     assert not any(each.valid for each in (row, *alone))
     assert len({each.replayed.worst for each in alone}) == 1
     assert row.replayed.over == min(each.replayed.over for each in alone) < alone[-1].replayed.over

@@ -174,7 +174,7 @@ def compare_pairs(site: PairSite) -> dict[tuple[str, str], PairComparison]:
     }
 
 
-def slow_boot_site(seed: int = 0) -> PairSite:
+def slow_boot_site(seed: int = 0, minutes: int = 60) -> PairSite:
     """Return three tiers at 0.27, 0.81 and 1.54 $ an hour, the cheaper the slower to boot, and a steady load.
 
     The price grows more than the speed: the cheapest tier does most for a dollar.
@@ -184,7 +184,9 @@ def slow_boot_site(seed: int = 0) -> PairSite:
     prices = {"cheap": 0.27, "middle": 0.81, "fast": 1.54}
     tiers = {name: PairTier(prices[name], 8, boots[name]) for name in paces}
     apps = {
-        name: PairApp({t: seconds * pace for t, pace in paces.items()}, load, 20, [(60.0 * n, of) for n in range(60)])
+        name: PairApp(
+            {t: seconds * pace for t, pace in paces.items()}, load, 20, [(60.0 * n, of) for n in range(minutes)]
+        )
         for name, seconds, load, of in (("short", 0.8, 15.0, 200), ("long", 3.0, 40.0, 60))
     }
     return PairSite(tiers, apps, seed)

@@ -13,9 +13,9 @@ and another policy made the same decide the same. At last it decides in whole ru
 
 from __future__ import annotations
 
-import copy
 import math
 import os
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +99,7 @@ class PolicyContract(WindowRuns):
             story.go_on((0.5, 3.0, 40.0)[number % 3])
 
     def _asked(self, policy: Any, scene: Scene) -> object:
-        before = copy.deepcopy(scene)
+        before = pickle.loads(pickle.dumps(scene))  # As `deepcopy`, in a fifth of its time.
         found = self.ask(policy, scene)
         assert scene == before, "a policy must not change what it sees"
         return found

@@ -102,7 +102,11 @@ class SceneWorker:
 
     @property
     def free_slots(self) -> int:
-        return self.unused_slots + sum(count < self.windows.get(context, 0) for context, count in self.flying.items())
+        unused = self.slots - len(self.running)
+        if self.flying:
+            places = sum(count < self.windows.get(context, 0) for context, count in self.flying.items())
+            unused = self.unused_slots + places
+        return unused
 
     @property
     def slots_used(self) -> float:

@@ -30,7 +30,7 @@ def altered(problem, field, index=None, **values):
 
 
 @pytest.mark.parametrize(
-    "problem", [paper_instance(), *for_release(azure_instance())], ids=lambda problem: problem.name
+    "problem", [SMALL, *for_release(paper_instance(), azure_instance())], ids=lambda problem: problem.name
 )
 def test_methods_on_the_instances(problem):
     found = {method: solve(problem, method) for method in METHODS}

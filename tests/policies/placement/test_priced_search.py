@@ -65,6 +65,7 @@ def test_what_the_search_finds_keeps_every_constraint_and_costs_what_it_says(lim
     assert allocation.costs(arrays.problem).total == pytest.approx(found.total, rel=1e-6)
 
 
+@pytest.mark.release
 def test_it_finds_two_deployments_of_which_neither_alone_is_better():
     """The paper's instance, its work 120 times: one large deployment is the best of one, two small ones cost less."""
     problem = draw(1)

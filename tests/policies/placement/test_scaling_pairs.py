@@ -7,13 +7,14 @@ cheaper of the two alone, or take 15 % and two periods of the plan longer than t
 import pytest
 
 from ctxflow_papers.gh_agh.live_pairs import compare_pairs, draw_site, slow_boot_site
+from suite.depth import some
 
 TOLERANCE, FINDING_OUT = 0.15, 600.0
 
 
 @pytest.fixture(scope="module")
 def text():
-    return compare_pairs(slow_boot_site())
+    return compare_pairs(slow_boot_site(minutes=some(30, deeply=60)))
 
 
 def test_the_cheapest_tier_is_not_locked_out_by_a_scaling_policy_that_asks_for_few_workers(text):

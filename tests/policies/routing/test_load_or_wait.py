@@ -13,6 +13,7 @@ from ctxflow.policies.simple import ContextAffinity
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing.policy_scenes import Scene, SceneApp, SceneAttempt, SceneContext, SceneWorker
+from suite import depth
 
 LOAD = 20.0
 AFFINITY = "context-affinity"
@@ -136,14 +137,14 @@ def test_calls_that_overlap_leave_their_slot_to_others():
 
 
 def test_a_sample_is_looked_at_once_for_as_many_questions_as_there_are_workers(monkeypatch):
-    """A thousand workers, of which half are free and half hold what waits."""
-    found = scene(*["ca"] * 500, *["cb"] * 500, busy=range(500))
+    """Two hundred workers, of which half are free and half hold what waits."""
+    found = scene(*["ca"] * 100, *["cb"] * 100, busy=range(100))
     found.gives_way = lambda app, worker: ("cb",)
     queue(found, "a", 10)
     looks, free_in = [], LoadOrWait._free_in
     monkeypatch.setattr(LoadOrWait, "_free_in", lambda *given: looks.append(0) or free_in(*given))
     policy = ContextAffinity()
-    for _ in range(1000):
+    for _ in range(200):
         found.now += 1e-4
         assert given_in(found, policy) == []
     assert 0 < len(looks) <= 2 * SAMPLE
@@ -226,7 +227,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=depth.some(8, deeply=60), deadline=None)
 @given(machines=MACHINES, arrivals=ARRIVALS, load=st.sampled_from([2.0, 15.0, 40.0]), size=st.sampled_from([1, 4, 50]))
 def test_nobody_idles_while_an_item_has_waited_longer_than_loads_take(machines, arrivals, load, size):
     """Longer than the load, and the one of what gives way, without that a load was begun since it came."""
@@ -235,7 +236,7 @@ def test_nobody_idles_while_an_item_has_waited_longer_than_loads_take(machines, 
     assert run.outcome.done == run.outcome.items == sum(count for _, _, count in arrivals)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=depth.some(8, deeply=60), deadline=None)
 @given(
     machines=MACHINES,
     items=st.integers(1, 600),

@@ -12,6 +12,8 @@ from simulated_runs import Run, machine
 from ctxflow.policies.torta.quantities import _paces
 from ctxflow.policies.torta.routing import Torta
 from ctxflow.scheduler import events as ev
+from suite import depth
+from suite.depth import for_release
 
 MACHINES = st.lists(
     st.tuples(
@@ -37,7 +39,7 @@ ROUTINGS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=depth.some(8, deeply=40), deadline=None)
 @given(machines=MACHINES, arrivals=ARRIVALS, routing=ROUTINGS)
 def test_every_run_ends_though_regions_vanish(machines, arrivals, routing):
     """One machine stays, so that there is an end; events are checked by the scheduler's invariants."""
@@ -201,7 +203,7 @@ def test_a_worker_goes_over_to_the_context_that_has_less_headroom():
     assert all(run.outcome.done == run.outcome.items for run in runs)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *for_release(1, 2)])
 def test_chance_in_what_comes_is_no_reason_for_loads_ahead(seed):
     """Two streams of long items, 4 to 1, at eight tenths: there were 50 loads on 12 workers in 20 minutes."""
     chance = random.Random(seed)

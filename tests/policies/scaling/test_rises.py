@@ -1,5 +1,7 @@
 """Rises of sessions that come faster than a worker boots: seen coming if they last, reserved for if they recur."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from ctxflow.policies.turboserve.rises import Rises
 from ctxflow.simulator.session_serving import Cluster, SessionTrace, serve
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.traces import generate
-from suite.depth import for_release
+from suite.depth import for_release, some
 
 BOOT = 30.0
 CLUSTER = Cluster(48, 2, 12, PowerCurve(0.0, 0.1336), BOOT)
@@ -33,10 +35,10 @@ def steady(chance, seconds, mean=40, life=240.0):
     return lives + [(begin, begin + chance.exponential(life)) for begin in begins if begin < seconds]
 
 
-def crowds(seed, starts, seconds=3600.0, size=40, width=10.0, life=180.0):
+def crowds(seed, starts, seconds=3600.0, size=40, width=10.0, life=180.0, mean=40):
     """Sessions that come and go at random, and crowds that come within some seconds."""
     chance = np.random.default_rng(seed)
-    lives = steady(chance, seconds)
+    lives = steady(chance, seconds, mean)
     for start in starts:
         begins = start + width * chance.random(size)
         lives += [(begin, begin + chance.exponential(life)) for begin in begins]
@@ -48,10 +50,11 @@ def over(scaling, given_trace):
 
 
 def test_a_crowd_that_came_twice_finds_room_the_third_time():
-    starts, seconds = (300.0, 900.0, 1500.0, 2100.0), 2400.0
-    whole = crowds(0, starts, seconds)
+    mean, first, gap = some((10, 200.0, 300.0), deeply=(40, 300.0, 600.0))
+    starts, seconds = [first + gap * n for n in range(4)], 2 * first + 3 * gap
+    whole = crowds(0, starts, seconds, mean=mean)
     reserved, without = over(OURS, whole), over(UNRESERVED, whole)
-    twice = crowds(0, starts[:2], seconds)
+    twice = crowds(0, starts[:2], seconds, mean=mean)
     before = over(OURS, twice), over(UNRESERVED, twice)
     assert before[0].over <= 1.05 * before[1].over
     # What the third and the fourth cost beyond the first two.
@@ -75,7 +78,9 @@ def test_a_rise_that_lasts_longer_than_a_boot_is_seen_coming(seed):
 
 @pytest.mark.parametrize("seed", [2001, *for_release(2002)])
 def test_ordinary_traces_cost_what_they_did(seed):
-    cluster, ordinary = Cluster(16, 2, 12, PowerCurve(0.0, 0.1336), BOOT), generate(printed.TRACES[0], seed)
+    traced = printed.TRACES[0]
+    traced = dataclasses.replace(traced, window=some(0.25, deeply=1.0) * traced.window)
+    cluster, ordinary = Cluster(16, 2, 12, PowerCurve(0.0, 0.1336), BOOT), generate(traced, seed)
     reserved, without = serve(ordinary, cluster, OURS), serve(ordinary, cluster, UNRESERVED)
     assert reserved.gpu_seconds <= 1.003 * without.gpu_seconds
     assert reserved.worst <= without.worst
