@@ -123,7 +123,7 @@ def test_an_unsuited_gpu_is_slower():
 @settings(max_examples=depth.some(2, deeply=6), deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([*TOPOLOGIES, "random-1", "random-2"]), st.sampled_from([0.3, 0.7, 1.0]))
 def test_nothing_beats_the_bounds_and_every_task_is_answered(seed, topology, load):
-    found = compared(topology, load, [seed], depth.some(Size(0.05, 12, 6), deeply=Size(0.05, 16, 8)))
+    found = compared(topology, load, [seed], depth.some(Size(0.03, 10, 5), deeply=Size(0.05, 16, 8)))
     assert set(found.values) == set(METHODS)
     for name, values in found.values.items():
         active = METHODS[name]["scaling"] == "fixed"

@@ -92,7 +92,7 @@ def test_a_host_that_fails_one_app_of_two_is_named(failure, size):
 def test_many_black_holes_are_named_together():
     """They fail so fast that what one of them left to others kept all other evidence waiting."""
     bad = [black_hole(f"bad{n}", 0.0, GPU_ERROR) for n in range(6)]
-    pool = Pool([*bad, *goods(30)], 5 * ROWS, 5).run(check=False)
+    pool = Pool([*bad, *goods(30)], 3 * ROWS, 5).run(check=False)
     assert not pool.lost_rows
     for host in bad:
         assert min(time for time, text in named(pool) if f"host {host.name} " in text) <= 10.0
@@ -131,7 +131,7 @@ def test_one_bad_gpu_of_a_host_is_named_and_its_siblings_go_on():
     def flaky(now, number, rng):
         return GPU_ERROR if number == 0 and rng.random() < 0.2 else None
 
-    pool = Pool([Host("bad", fails=flaky), *goods()], 20_000, 1).run(check=False)
+    pool = Pool([Host("bad", fails=flaky), *goods()], ROWS, 1).run(check=False)
     [(when, text)] = named(pool)
     assert text.startswith("worker bad/0/0 on host bad gets no work")
     assert not pool.lost_rows and len(pool.released) == 1 and not pool.excluded

@@ -56,7 +56,7 @@ def test_the_cheapest_share_that_keeps_the_target_is_taken():
     calm = [(0.0, n, "opened") for n in range(4)] + [(600.0, n, "closed") for n in range(4)]
     burst = [(700.0 + 8 * n, 10 + n, "opened") for n in range(20)] + [(1200.0, 10 + n, "closed") for n in range(20)]
     run = read_sessions(log(calm + burst, SLOW))
-    rows = profiled_sessions(run, 2.0, 620.0, (0.25, 0.5, 1.0), 0.05, 30.0)
+    rows = profiled_sessions(run, 2.0, 620.0, (0.5, 1.0), 0.05, 30.0)
     assert [row.volatility for row in rows] == sorted(row.volatility for row in rows)
     assert rows[0].parameters.utilization == 1.0 and rows[0].valid
     assert rows[-1].parameters.utilization < 1.0 and rows[-1].valid

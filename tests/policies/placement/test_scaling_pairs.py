@@ -14,7 +14,7 @@ TOLERANCE, FINDING_OUT = 0.15, 600.0
 
 @pytest.fixture(scope="module")
 def text():
-    return compare_pairs(slow_boot_site(minutes=some(30, deeply=60)))
+    return compare_pairs(slow_boot_site(minutes=some(20, deeply=60)))
 
 
 def test_the_cheapest_tier_is_not_locked_out_by_a_scaling_policy_that_asks_for_few_workers(text):

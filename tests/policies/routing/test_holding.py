@@ -13,7 +13,7 @@ from suite.depth import for_release, some
 
 POWERED = [ev.RegionSpec("campus", {}, power_price=0.2, home=True)]
 ITEM, LOAD = 10.0, 5.0
-SHORT = some(450.0, deeply=900.0)
+SHORT, UNTIL = some((450.0, 1200.0), deeply=(900.0, 1800.0))
 
 
 def tiers(cheap, dear):
@@ -61,9 +61,9 @@ def _workers(cheap, dear):
 
 @pytest.mark.parametrize("seed", [0, *for_release(1, 2)])
 def test_dear_workers_do_less_where_calls_wait_for_cheap_ones(seed):
-    arrivals = stream(seed, rate=1.0, until=1800.0)
+    arrivals = stream(seed, rate=1.0, until=UNTIL)
     kept, hasty = (Watched(hold, arrivals, contexts=1) for hold in (HOLD, 0.0))
-    spans = (300.0, 1800.0)  # Once it was seen how much is free usually.
+    spans = (300.0, UNTIL)  # Once it was seen how much is free usually.
     assert kept.needless(*spans) < 0.75 * hasty.needless(*spans)
     assert kept.beside > 1.0 >= hasty.beside, "nobody waits if told not to"
     assert kept.outcome.done == hasty.outcome.done == len(arrivals)

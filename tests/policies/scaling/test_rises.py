@@ -79,7 +79,7 @@ def test_a_rise_that_lasts_longer_than_a_boot_is_seen_coming(seed):
 @pytest.mark.parametrize("seed", [2001, *for_release(2002)])
 def test_ordinary_traces_cost_what_they_did(seed):
     traced = printed.TRACES[0]
-    traced = dataclasses.replace(traced, window=some(0.25, deeply=1.0) * traced.window)
+    traced = dataclasses.replace(traced, window=some(0.15, deeply=1.0) * traced.window)
     cluster, ordinary = Cluster(16, 2, 12, PowerCurve(0.0, 0.1336), BOOT), generate(traced, seed)
     reserved, without = serve(ordinary, cluster, OURS), serve(ordinary, cluster, UNRESERVED)
     assert reserved.gpu_seconds <= 1.003 * without.gpu_seconds
