@@ -18,6 +18,7 @@ from ctxflow.testing.policies import (
     ScalingContract,
     SessionsContract,
 )
+from suite.depth import for_release
 
 OPTIONS = {
     "fixed": [{}],
@@ -48,6 +49,10 @@ class Ours:
 
     def make(self):
         return make(self.family, self.choice)
+
+    @pytest.mark.parametrize("seed", [0, 1, *for_release(2, 3)])
+    def test_a_run_with_windows_answers_every_item_and_leaves_no_place_free(self, seed):
+        super().test_a_run_with_windows_answers_every_item_and_leaves_no_place_free(seed)
 
 
 def ours(contract):

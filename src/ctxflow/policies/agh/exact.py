@@ -43,8 +43,8 @@ def exact(arrays: Arrays, time_limit: float = 600.0, gap: float = 1e-4, tightene
     :param tightened: as in `build`.
 
     >>> from ctxflow.policies.agh.problem import paper_instance
-    >>> outcome = exact(Arrays.of(paper_instance()))
-    >>> outcome.closed
+    >>> poor = paper_instance().model_copy(update={"budget_dollars": 20.0})
+    >>> exact(Arrays.of(poor)).closed
     True
     """
     known = adaptive(arrays).allocation()
