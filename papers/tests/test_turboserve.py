@@ -126,7 +126,7 @@ def test_moved_sessions_are_as_even_as_chunk_boundaries_let_them(gpus):
 @pytest.mark.parametrize("strategy", [OURS, UNMOVED, PAPERS_LOOP])
 def test_no_run_beats_the_bounds(seed, strategy):
     trace = generate(SHORT, seed)
-    for utilization in (0.5 if strategy is UNMOVED else 1.1,) if some(True, deeply=False) else (0.5, 1.1):
+    for utilization in some([0.5 if strategy is UNMOVED else 1.1], deeply=[0.5, 1.1]):
         found = Runs(trace, CLUSTER).at(strategy, utilization)
         each = shared(trace, found)
         assert found.gpu_seconds >= bound(trace, CLUSTER, each) - 1e-6

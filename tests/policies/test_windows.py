@@ -37,7 +37,7 @@ def test_a_workload_that_changes_is_noticed_where_many_workers_have_large_window
     chance = random.Random(1)
     learner._move = lambda level, now: None
     begun = {}
-    for number in range(100_000):
+    for number in range(75_000):
         scene.now = 100.0 + number / 100
         learner.finished(
             scene, app, workers[f"w{number % 8}"], 2.0 if number < 50_000 else 5.0, chance.randint(90, 110)
