@@ -14,7 +14,7 @@ from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
-from suite.depth import for_release, some
+from suite.depth import some
 
 WARM = 60.0  # Seconds after which all workers have joined and built what they need.
 SECONDS = 6.0  # That are counted, or more with fewer workers: what is done once a second is in it.
@@ -122,7 +122,7 @@ def files(folder):
         yield lambda event, simulation: table.note(event, simulation.scheduler.state, simulation.engine), after
 
 
-@pytest.mark.parametrize("workers", [100, 1000, *for_release(4000)])
+@pytest.mark.parametrize("workers", [100, *some((400,), deeply=(1000, 4000))])
 @pytest.mark.parametrize("scene", sorted(DEFAULT))
 def test_an_event_costs_as_much_with_more_workers(scene, workers):
     """With the default policies."""
