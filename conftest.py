@@ -20,7 +20,7 @@ import pytest
 
 from waiting import scale_timeouts
 
-pytest_plugins = ["suite.collecting", "suite.depth", "suite.distributions", "suite.shards", "suite.times"]
+pytest_plugins = ["suite.shards", "suite.collecting", "suite.depth", "suite.distributions", "suite.times"]
 
 _WAITING = 1
 """How many more tests than cores run side by side where no others do: a third of a test's time is waiting."""

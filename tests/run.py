@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def main() -> int:
     stressed.add_argument("--seed", type=int, default=1, help="of the first run's order")
 
     given = parser.parse_args()
+    for name in [each for each in os.environ if each.startswith("PYTHON")]:
+        del os.environ[name]  # Unbuffered output, hash seeds and paths are whoever's who starts the run.
     # A shell's background commands start with SIGINT ignored, and so would all that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Collect the suite: a plugin that marks what needs a model or is long, and has warnings be errors in our own tests."""
+"""Collect the suite: a plugin that marks what needs a model, and has warnings be errors in our own tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OWN = [ROOT / folder for folder in ("tests", "src", "papers", "examples", "benchmarks")]
 _TESTS = str(ROOT / "tests")
-_LONG_FIXTURES = {"wheel_file", "sdist_file", "packed", "little", "vllm_python"}
-"""A wheel, a source distribution, packed environments, and an environment with vLLM."""
 _MODEL_ROOMS = [ROOT / room for room in ("tests/models", "tests/examples", "src/ctxflow/models")]
 _MODEL = re.compile(
     r"(?:^\s*(?:>>> )?(?:import|from)\s+|importorskip\(\s*[\"'])"
@@ -33,7 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if twice := sorted(name for name, count in names.items() if count > 1):
         raise pytest.UsageError(f"Rename one of the test modules of one name, since pytest imports only one: {twice}")
     config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
-    config.addinivalue_line("markers", "long: takes more than a second of a core; not in `make test-quick`")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -63,7 +60,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make warnings errors in our own tests, and mark those that need a model or whose fixtures are long."""
+    """Make warnings errors in our own tests, and mark those that need a model."""
     modules: dict[Path, bool] = {}
     mentions: dict[Path, bool] = {}
     for item in items:
@@ -73,8 +70,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             modules[item.path] = _module_needs_model(item.path)
             # Reading the source of each of 9,000 tests takes seconds.
             mentions[item.path] = bool(_MODEL.search(item.path.read_text(encoding="utf-8")))
-        if not _LONG_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.long)
         if modules[item.path] or (mentions[item.path] and _MODEL.search(_text(item))):
             item.add_marker(pytest.mark.model)
 

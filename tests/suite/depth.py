@@ -2,7 +2,7 @@
 
 | depth | tests | examples of a property | seeds of a contract suite | drawn |
 |---|---|---|---|---|
-| `quick` | neither `model` nor `long` nor `release` | a fifth, at most 20 | 3 | the same each time |
+| `quick` | neither `model` nor `release` nor what was recorded as long | a fifth, at most 20 | 3 | the same each time |
 | `test` (default) | all but `release` | at most 20 | 3 | the same each time |
 | `release` | all | three times what it says | 12 | anew |
 | `hunt` | properties and contract suites | three times what it says | 12 new ones a round | anew, after earlier finds |
@@ -24,10 +24,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from suite.shards import is_long
+
 VARIABLE = "CTXFLOW_TEST_DEPTH"
 DEPTHS = ("quick", "test", "release", "hunt")
 FINDS = Path("build/hunt/examples")
 """Where a hunt keeps examples that failed."""
+_DEAR_FIXTURES = frozenset({"wheel_file", "sdist_file", "packed", "little", "vllm_python"})
+"""A wheel, a source distribution, packed environments, and an environment with vLLM."""
 _STATED = 100
 _FEW = 20
 _MORE = 3
@@ -98,11 +102,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is only for a release, and give the others their examples."""
     if not deep():
-        left_out = [item for item in items if item.get_closest_marker("release")]
+        left_out = [item for item in items if _left_out(item)]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("release")]
+            gone = set(left_out)
+            items[:] = [item for item in items if item not in gone]
     _adapt(items)
+
+
+def _left_out(item: pytest.Item) -> bool:
+    if item.get_closest_marker("release"):
+        return True
+    dear = not _DEAR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return depth() == "quick" and (dear or is_long(item))
 
 
 def _adapt(items: list[pytest.Item]) -> None:

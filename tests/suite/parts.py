@@ -147,7 +147,7 @@ def _command(name: str, how: How, alone: bool) -> list[str]:
         return _cluster([*python, "tests/cluster"], how.testbeds)
     left_out = ["tests/cluster", "tests/engines", "src/ctxflow/examples"]
     local = ["tests", "papers", "src/ctxflow", *(f"--ignore={each}" for each in left_out)]
-    marks = ["-m", "not model and not long"] if how.depth == "quick" else []
+    marks = ["-m", "not model"] if how.depth == "quick" else []
     processes = "auto" if alone else "logical"
     return [*python, "-n", processes, "--dist", "worksteal", "--doctest-modules", *marks, *local]
 

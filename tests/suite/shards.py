@@ -2,6 +2,7 @@
 
 `--shard 2/3` runs the second of three parts. A module of tests stays whole; modules are dealt out by what the last
 recorded run took (`recorded.json`, which `make test-times RECORD=1` writes), dearest first, each to the lightest part.
+The record also has the tests that a quick run leaves out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +19,7 @@ from typing import TypeVar
 import pytest
 
 RECORDED = Path(__file__).with_name("recorded.json")
+_ROOT = RECORDED.parents[2]
 UNKNOWN_SECONDS = 2.0
 """What a module that is not recorded is taken to cost."""
 LONG_SECONDS = 10.0
@@ -39,7 +42,7 @@ def _shard(text: str) -> tuple[int, int]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep this part's modules, and begin with the longest: one that begins last is waited for by all."""
-    recorded = _recorded()
+    recorded = record().modules
     if shard := config.getoption("--shard"):
         own, of = shard
         taken = deal({_module(item) for item in items}, recorded, of)
@@ -56,10 +59,43 @@ def _module(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
+@dataclass
+class Record:
+    """What a run took.
+
+    :ivar modules: seconds of each module of tests.
+    :ivar long: of each module the tests that take too long for a quick run, without their parameters.
+    """
+
+    modules: dict[str, float]
+    long: dict[str, list[str]]
+
+    @classmethod
+    def read(cls) -> Record:
+        """Return what is kept in the checkout."""
+        return cls(**json.loads(RECORDED.read_text(encoding="utf-8")))
+
+    def update(self, newer: Record) -> None:
+        """Replace what there is of the modules of another run, and drop modules that are gone."""
+        for mine, other in ((self.modules, newer.modules), (self.long, newer.long)):
+            for module in [each for each in mine if each in newer.modules or not (_ROOT / each).exists()]:
+                del mine[module]
+            mine.update(other)
+
+    def write(self) -> None:
+        """Keep it in the checkout."""
+        RECORDED.write_text(json.dumps(asdict(self), indent=0, sort_keys=True) + "\n", encoding="utf-8")
+
+
 @cache
-def _recorded() -> Mapping[str, float]:
-    found: Mapping[str, float] = json.loads(RECORDED.read_text(encoding="utf-8"))
-    return found
+def record() -> Record:
+    """Return the record of this checkout, read once."""
+    return Record.read()
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Return whether a test, with one set of parameters or another, took too long for a quick run."""
+    return getattr(item, "originalname", item.name) in record().long.get(_module(item), ())
 
 
 def deal(modules: Iterable[str], seconds: Mapping[str, float], parts: int) -> dict[str, int]:

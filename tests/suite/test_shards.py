@@ -1,12 +1,13 @@
 """The suite is split, and ordered, without losing a test."""
 
-import json
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from suite import shards
 
+ROOT = shards.RECORDED.parents[2]
 SECONDS = st.dictionaries(st.sampled_from("abcdefghij"), st.floats(0, 100), min_size=1)
 
 
@@ -26,6 +27,12 @@ def test_the_order_is_of_the_same_tests(longest, others, processes):
 
 
 def test_what_is_recorded_is_of_modules_that_exist():
-    recorded = json.loads(shards.RECORDED.read_text())
-    root = shards.RECORDED.parents[2]
-    assert [name for name in recorded if not (root / name).exists()] == []
+    kept = shards.Record.read()
+    assert [name for name in [*kept.modules, *kept.long] if not (ROOT / name).exists()] == []
+
+
+def test_a_newer_record_replaces_what_it_has_of_a_module():
+    this, other = (str(Path(each).relative_to(ROOT)) for each in (__file__, shards.__file__))
+    kept = shards.Record({this: 1.0, other: 2.0, "gone.py": 3.0}, {this: ["test_a"], other: ["test_b"]})
+    kept.update(shards.Record({this: 4.0}, {}))
+    assert kept == shards.Record({this: 4.0, other: 2.0}, {other: ["test_b"]})

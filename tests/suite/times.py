@@ -7,7 +7,6 @@ such as a pool that idles, counts for the test that runs.
 
 from __future__ import annotations
 
-import json
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
@@ -20,11 +19,13 @@ import pytest
 
 from suite import starts
 from suite.meter import Meter
-from suite.shards import RECORDED
+from suite.shards import RECORDED, Record
 
 FIXTURE_SECONDS = 0.3
 """From how many seconds, of CPU or wall, a fixture is noted."""
 DEAREST = 50
+QUICK_SECONDS = 0.2
+"""What a test may cost at most to be in a quick run."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -140,7 +141,7 @@ def table(tests: list[Test], started: list[tuple[str, int, float]]) -> str:
 
 
 def show(folder: Path, record: bool = False) -> int:
-    """Print the table of the last run; keep the cost of each module where `record` is set."""
+    """Print the table of the last run; keep what it took where `record` is set."""
     files = sorted(folder.glob("*.xml"))
     if not files:
         print(f"No run has left its times in {folder}: run make test first.")
@@ -148,17 +149,25 @@ def show(folder: Path, record: bool = False) -> int:
     tests = read(files)
     print(table(tests, starts.totals(folder / "starts")))
     if record:
-        costs = json.loads(RECORDED.read_text(encoding="utf-8")) | costs_of(tests)
-        text = json.dumps({name: costs[name] for name in sorted(costs)}, indent=0)
-        RECORDED.write_text(text + "\n", encoding="utf-8")
-        print(f"Recorded {len(costs)} modules in {RECORDED.name}.")
+        newer, kept = record_of(tests), Record.read()
+        kept.update(newer)
+        kept.write()
+        print(f"Recorded {len(newer.modules)} modules in {RECORDED.name}.")
     return 0
 
 
-def costs_of(tests: Iterable[Test]) -> dict[str, float]:
-    """Return what each module costs: CPU seconds, or a third of the wall seconds of one that mostly waits."""
-    found: dict[str, float] = defaultdict(float)
+def record_of(tests: Iterable[Test]) -> Record:
+    """Return what each module costs: CPU seconds, or a third of the wall seconds of tests that mostly wait."""
+    modules: dict[str, float] = defaultdict(float)
+    long: dict[str, set[str]] = defaultdict(set)
     for test in tests:
-        modules = [part for part in test.name.partition("::")[0].split(".") if not part[:1].isupper()]
-        found["/".join(modules) + ".py"] += max(test.cpu, test.wall / 3)
-    return {file: round(seconds, 1) for file, seconds in found.items()}
+        classname, _, name = test.name.partition("::")
+        file = "/".join(part for part in classname.split(".") if not part[:1].isupper()) + ".py"
+        cost = max(test.cpu, test.wall / 3)
+        modules[file] += cost
+        if cost > QUICK_SECONDS:
+            long[file].add(name.partition("[")[0])
+    return Record(
+        {file: round(seconds, 1) for file, seconds in modules.items()},
+        {file: sorted(names) for file, names in long.items()},
+    )
