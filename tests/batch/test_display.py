@@ -92,6 +92,15 @@ def test_a_wide_terminal_is_used():
     assert len(wide[1]) == 160
 
 
+@pytest.mark.parametrize(("count", "others"), [(8, []), (9, ["2 others"])])
+def test_tiers_have_a_line_each_while_there_are_few(count, others):
+    tiers = {f"tier-{n}": tier(n, n) for n in range(1, count + 1)}
+    lines = lines_of(Progress(workers=36, tiers=tiers, gpu_hours=36.0, worker_hours=36.0), 80)
+    shown = [line[:9].strip() for line in lines if line.startswith("tier-")]
+    assert shown == [f"tier-{n}" for n in range(count, 2 * len(others), -1)]
+    assert [line[:8] for line in lines if "others" in line] == others
+
+
 def test_many_tiers_become_one_line():
     tiers = {f"tier-{n}": tier(n, 2 * n, cost=1.0) for n in range(1, 31)}
     now = Progress(workers=465, tiers=tiers, gpu_hours=465.0, worker_hours=465.0)

@@ -2,10 +2,12 @@
 
 import json
 import socket
+import sys
 
 import pyarrow.parquet
 import pytest
 
+from ctxflow.batch import engine_answers
 from ctxflow.batch.engine_answers import nested_columns, schema_missed
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import row_digest
@@ -54,6 +56,13 @@ FORMS = {
     "as text": {"structured_outputs": {"json": json.dumps(PRICE)}},
     "llama-server's": {"json_schema": PRICE},
 }
+
+
+def test_without_jsonschema_nobody_can_tell_more_than_that_it_is_json(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    monkeypatch.setattr(engine_answers, "_has_jsonschema", engine_answers._has_jsonschema.__wrapped__)
+    assert schema_missed(FORMS["vLLM's"], said({"content": '{"price": 12.5}'})) is None
+    assert "is no JSON" in schema_missed(FORMS["vLLM's"], said({"content": "12,5 EUR"}))
 
 
 @pytest.mark.parametrize("request_", FORMS.values(), ids=FORMS)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ctxflow.batch import ledger as journals
 from ctxflow.batch.ledger import Ledger, as_keys, contained, id_key
-from ctxflow.batch.pump import SeenKeys
+from ctxflow.batch.pump import Pump, SeenKeys
+from ctxflow.batch.row_items import Prepared
 
 
 def paths(folder):
@@ -273,3 +274,22 @@ def test_an_id_is_no_number(text):
 
 def test_an_id_that_is_no_valid_unicode_has_a_key_too():
     assert id_key("\ud800") != id_key("\ud801")
+
+
+def test_answers_to_items_that_nobody_asked_for_keep_no_others_out(tmp_path):
+    """As of a chunk of which a run that ends lets in a part only."""
+    rows = [Prepared(n, n, None, (f"text {n}",), {}, 1) for n in range(3)]
+    in_flight = []
+
+    def submit(items, stream):
+        stream.deliver([9, 0, 1, 2], ["not asked for", *items])
+        return range(len(items))
+
+    def show(count):
+        assert not in_flight, "all are answered at once"
+        in_flight.append(count)
+
+    with opened(tmp_path) as ledger:
+        options = {"told": print, "show": show, "place": str, "in_order": False}
+        Pump(iter([rows]), submit, ledger, lambda row, result: {"row": row.number, "result": result}, **options).run()
+        assert (ledger.done, ledger.dead) == (3, 0)

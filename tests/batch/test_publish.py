@@ -8,7 +8,7 @@ import sys
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.batch import publish
@@ -126,6 +126,7 @@ CELLS = st.one_of(
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", 'odd,"\r\n name']), CELLS), max_size=8), st.booleans())
+@example([{"a": "one\rtwo", "b": "three"}], False)
 def test_csv_is_read_back_as_it_was(tmp_path_factory, records, tabs):
     folder = tmp_path_factory.mktemp("csv")
     rows, output = folder / "rows.jsonl", folder / ("out.tsv" if tabs else "out.csv")

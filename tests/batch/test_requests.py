@@ -114,8 +114,20 @@ def test_parameters_by_row():
     made = make({"prompt": "a", "seed": "", "max_new_tokens": None, "stop": "x"})
     assert made == ((COMPLETIONS, {"prompt": "a", "stop": ["x"]}),)
     assert make({"prompt": "a"}) == ((COMPLETIONS, {"prompt": "a"}),), "as documented: what is missing is the flag's"
-    with pytest.raises(RowError, match="seed='many' is a str"):
-        make({"prompt": "a", "seed": "many", "max_new_tokens": 1, "stop": None})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"seed": "many", "max_new_tokens": 1, "stop": None}, "seed='many' is a str"),
+        ({"temperature": "-1"}, "temperature=-1"),
+        ({"stop": "5"}, "stop is 5: give a string or a list of strings"),
+    ],
+)
+def test_what_is_wrong_with_a_rows_parameter_is_told(values, sentence):
+    make = plain_maker(job(task="generate", row_parameter=tuple(values)))
+    with pytest.raises(RowError, match=sentence):
+        make({"prompt": "a", **values})
 
 
 @pytest.mark.parametrize(

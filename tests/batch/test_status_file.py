@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 
 import pytest
@@ -12,8 +13,9 @@ from ctxflow.batch import job_status, load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.job_status import StatusFile, exit_status, find_status, found_below, read_status, told
 from ctxflow.errors import ContextError
+from ctxflow.executors import kept_files
 from ctxflow.observe.progress import Progress, condition
-from waiting import eventually
+from waiting import FOREVER, eventually
 
 
 def run(function, output="out.jsonl", **choices):
@@ -71,10 +73,33 @@ def test_a_driver_that_finished_but_could_not_say_so_is_set_right_by_the_next(fo
 def test_it_is_rewritten_also_while_nothing_changes(folder, monkeypatch):
     monkeypatch.setattr(job_status, "_SECONDS", 0.01)
     with StatusFile(folder / "out.jsonl") as file:
-        assert read_status(folder / "out.jsonl")["state"] == "starting"
+        first = read_status(folder / "out.jsonl")
+        assert (first["state"], exit_status(first)) == ("starting", 0)
         file.update(Progress(done=1, total=2))
         seen = set()
         eventually(lambda: seen.add(read_status(folder / "out.jsonl")["updated"]) or len(seen) >= 4)
+    assert read_status(folder / "out.jsonl")["state"] == "done"
+
+
+def test_the_outcome_is_written_last_also_where_the_disk_is_slow(folder, monkeypatch):
+    monkeypatch.setattr(job_status, "_SECONDS", 0.001)
+    write, begun, over = kept_files.write_status, threading.Event(), threading.Event()
+
+    def written(path, status):
+        if threading.current_thread().name == "ctxflow-status":
+            begun.set()
+            over.wait(0.05)  # Long enough for an end that does not wait for this.
+        write(path, status)
+        if status["state"] == "done":
+            over.set()
+
+    monkeypatch.setattr(kept_files, "write_status", written)
+    with StatusFile(folder / "out.jsonl") as file:
+        file.update(Progress(done=1))
+        assert begun.wait(FOREVER)
+    for thread in threading.enumerate():
+        if thread.name == "ctxflow-status":
+            thread.join()
     assert read_status(folder / "out.jsonl")["state"] == "done"
 
 
