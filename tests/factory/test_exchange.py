@@ -62,6 +62,7 @@ def test_a_factory_reads_what_a_run_wants(client):
     client.exclude("a10", ["n2", "n1"])
     client.look()
     wishes = until(files, lambda wishes: wishes.looks)
+    assert wishes.looks == 1
     assert wishes.excluded == {"a10": ["n1", "n2"]}
     assert wishes.wanted == {"a10": 8}
     assert list(wishes.joined["a10"]) == ["1.0"]
@@ -165,9 +166,13 @@ def test_files_are_their_users_alone_and_gone_afterwards(client, runtime):
     assert os.stat(runtime / "ctxflow").st_mode & 0o777 == 0o700
     client.stop()
     assert os.listdir(runtime / "ctxflow") == []
-    RunFiles("abc").tell("a10", JobChange("1.0", "ended"))  # Nobody hears it, and nothing is left of it.
+    files = RunFiles("abc")
+    files.tell("a10", JobChange("1.0", "ended"))  # Nobody hears it, and nothing is left of it.
     assert RunFiles("abc").read() is None
     assert os.listdir(runtime / "ctxflow") == []
+    (runtime / "ctxflow" / "abc.news").touch(0o600)
+    files.retry()
+    assert (runtime / "ctxflow" / "abc.news").read_text() == ""
 
 
 def test_torn_wishes_are_none(runtime):
@@ -208,6 +213,9 @@ def test_the_factory_of_a_site_is_known_by_its_process(runtime):
             file.write(text)
         os.utime(factory_file("my/lab"), times=(1, 1))  # No clock has a say.
         assert factory_pid("my/lab") == pid
+    with only_factory("my/lab"):
+        assert factory_pid("my/lab") == os.getpid()
+    assert factory_pid("my/lab") is None
 
 
 def test_the_site_chooses(tmp_path):

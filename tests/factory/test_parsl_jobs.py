@@ -545,7 +545,9 @@ def test_files_of_jobs_are_their_users_alone(local: Watched, tmp_path: Path) -> 
 
 def test_providers_of_parsl_are_what_the_keys_say() -> None:
     assert isinstance(parsl_provider(Tier(provider="pbs")), PBSProProvider)
-    assert isinstance(parsl_provider(Tier(provider="grid-engine")), GridEngineProvider)
+    one_core = parsl_provider(Tier(provider="grid-engine", cores=1, memory_gb=16))
+    assert isinstance(one_core, GridEngineProvider)
+    assert one_core.scheduler_options.splitlines() == ["#$ -l mem_free=15259M", "#$ -l gpu=1", "#$ -notify"]
 
 
 class _Many:

@@ -26,6 +26,7 @@ from ctxflow.errors import CtxflowError
 from ctxflow.factory.exchange import FactoryClient, RunFiles, news_file, wanted_file
 from ctxflow.factory.run_files import Connection, PublishedRun, live_runs, only_factory, write_private
 from ctxflow.factory.served_run import ServedRun
+from ctxflow.factory.service import Service
 from ctxflow.factory.tier_providers import check_site
 from ctxflow.ownership import birth_of
 from ctxflow.sites import Site
@@ -235,6 +236,21 @@ def test_workers_are_asked_for_where_a_run_wants_them(live):
     run.client.exclude("a10", [])
     eventually(lambda: served.poll() or asks_for.job.excluded == ())
     served.end()
+
+
+def test_a_tier_that_a_run_does_not_know_keeps_no_other_from_it(live):
+    run = live("one", tiers=("a10",))
+    run.client.hold("a10", 1)
+    tiers = [Tier(name=name, provider="local") for name in ("new", "a10")]
+    service = Service(lambda: Site(name="lab", engine="taskvine", acquire="factory", tiers=tiers), lambda *said: None)
+    serving = threading.Thread(target=service.run)
+    serving.start()
+    try:
+        run.has(1)
+        assert service.runs() == 1 and not run.jobs("new")
+    finally:
+        service.stop()
+        serving.join()
 
 
 def test_a_provider_that_changes_is_told_once(live):

@@ -155,7 +155,8 @@ def test_an_address_that_is_not_known_not_ours_or_for_this_machine_alone_is_told
 
 def test_a_folder_that_nodes_do_not_share_and_a_disk_that_nobody_deals_out_are_mentioned(tmp_path, monkeypatch):
     monkeypatch.chdir("/dev/shm")
-    told = list(network_advice(Site(engine="taskvine", tiers=(Tier(name="far", provider="slurm", disk_gb=70),))))
+    near, far = Tier(name="near", provider="local"), Tier(name="far", provider="slurm", disk_gb=70)
+    told = list(network_advice(Site(engine="taskvine", tiers=(near, far))))
     monkeypatch.chdir(tmp_path / "start")
     assert told[0].startswith("/dev/shm is seldom seen by other machines, and jobs of tier far find their files where")
     assert told[1].startswith("disk_gb = 70 of tier far is asked of nobody")

@@ -296,11 +296,10 @@ def to_reclaim(
     {'old': 4, 'new': 0}
     """
     share = shares(wants, maximum)
-    lacking = sum(max(0, share[run] - held.get(run, 0)) for run in wants)
-    waiting = {run: min(held.get(run, 0) - running.get(run, 0), held.get(run, 0) - share[run]) for run in wants}
-    free = maximum - sum(held.values()) + sum(max(0, count) for count in waiting.values())
-    surplus = {run: max(0, running.get(run, 0) - share[run]) if want > share[run] else 0 for run, want in wants.items()}
-    return shares(surplus, max(0, lacking - free)) if lacking else dict.fromkeys(wants, 0)
+    if all(held.get(run, 0) >= share[run] for run in wants):
+        return dict.fromkeys(wants, 0)
+    # No more than the others lack: where a run wants more than its share, the shares are all there is.
+    return {run: max(0, running.get(run, 0) - share[run]) if want > share[run] else 0 for run, want in wants.items()}
 
 
 def maximum_of(site: Site, tier: Tier) -> int:
