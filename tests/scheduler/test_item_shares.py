@@ -37,7 +37,7 @@ class Evenly:
 class Bench:
     """A scheduler with an app of three contexts, whose workers do what they are told when a test says so."""
 
-    def __init__(self, workers=3, batch_size=3, max_error=None, placement=None, early=0):
+    def __init__(self, workers=3, batch_size=3, max_error=None, placement=None, early=0, errors=ERRORS):
         self.placement = placement or Divides()
         self.scheduler = Scheduler(
             Policies.chosen({"batching": {"policy": "fixed", "size": batch_size}, "placement": self.placement})
@@ -53,7 +53,7 @@ class Bench:
         for name in CONTEXTS:
             self.tell(ev.ContextDeclared, ev.ContextSpec(name, name))
             own = "" if name == "own" else "app-own"
-            spec = ev.AppSpec(f"app-{name}", "app", name, error=ERRORS[name], max_error=max_error, alternative_of=own)
+            spec = ev.AppSpec(f"app-{name}", "app", name, error=errors[name], max_error=max_error, alternative_of=own)
             self.tell(ev.AppDeclared, spec)
         for _ in range(workers):
             self.join()
@@ -242,6 +242,8 @@ def test_what_a_broken_alternative_was_to_answer_goes_to_those_that_are_wrong_no
     assert shares_without("worse") == {"app-own": 0.5, "app-better": 0.5}
     assert shares_without("better") == {"app-worse": 1 / 3, "app-own": 2 / 3}
     assert shares_without("worse", "better") == {"app-own": 1.0}
+    alike = {"own": 0.1, "worse": 0.3, "better": 0.3}
+    assert shares_without("better", errors=alike) == {"app-worse": 0.5, "app-own": 0.5}
     assert waiting("worse").state.apps["app-better"].backlog == 45
 
 

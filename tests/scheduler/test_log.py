@@ -104,6 +104,8 @@ def test_a_torn_last_line_is_left_out_and_another_is_named():
         list(read([lines[0], "{}\n", lines[1]]))
     with pytest.raises(ValueError, match=r"^line 3 is no line"):
         list(read([*lines[:2], "{}\n"]))
+    with pytest.raises(ValueError, match=r"^line 1 is no line"):
+        list(read(['{"event": {"is": "Eclipse"}, "commands": []}\n']))
     assert list(read([])) == []
 
 
@@ -222,8 +224,10 @@ def test_logs_that_do_not_say_how_the_run_decides(recorded):
     own = Policies.chosen({"batching": Policies.chosen({}).batching})
     with pytest.raises(ValueError, match=r"batching policy was an object of ctxflow.policies.simple:Fixed"):
         replay([first_line(Scheduler(own)) + "\n"])
-    with pytest.raises(ValueError, match="line 1 is no line of an event log"):
-        replay(["{}\n"])
+    strange = first_line(scheduler()).replace('"limits":{', '"limits":{"eclipses":3,')
+    for text in ("{}\n", strange + "\n"):
+        with pytest.raises(ValueError, match="line 1 is no line of an event log"):
+            replay([text])
 
 
 def test_a_log_from_before_failures_said_whether_it_was_the_machine_is_replayed(recorded):

@@ -167,6 +167,18 @@ def test_the_match_rate_counts_only_the_time_in_which_workers_were_lacking():
     assert tier.match_rate == pytest.approx(60.0), "and none in another"
 
 
+def test_nothing_is_lacking_while_nothing_is_asked_for():
+    bench = bench_of(ev.TierSpec("default", 0, 8))
+    bench.app("verify", "model", batch_size=1)
+    bench.tell(ev.Tick)
+    bench.now = 1000.0
+    assert bench.submit("verify", 1) == [cmd.Acquire("default", 1)]
+    bench.now = 1060.0
+    bench.tell(ev.JobStarted, "default", "1.0", waited=60.0)
+    bench.join("w1")
+    assert bench.state.tiers["default"].match_rate == pytest.approx(60.0), "a job in a minute"
+
+
 def test_evicted_jobs_are_not_counted_with_evicted_workers():
     bench = Bench()
     bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 4))

@@ -425,6 +425,16 @@ def test_a_context_that_sessions_are_about_to_come_to_is_not_unloaded_for_anothe
     assert [order.then for order in step.orders] == ["freeze"]
 
 
+def test_what_cannot_be_built_ahead_of_demand_keeps_nothing_else_from_it():
+    bench = Bench(routing=Warms())
+    bench.context("passing", level="none")
+    for context in ("passing", "model"):
+        bench.app(f"app of {context}", context)
+    bench.join("w1")
+    bench.state.policies.routing.wanted = [Assignment("w1", f"app of {context}") for context in ("passing", "model")]
+    assert bench.tell(ev.Tick) == [cmd.Load("w1", "model")]
+
+
 def test_a_context_that_sessions_are_about_to_come_to_stays():
     bench = of_tier("w1")
     bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
