@@ -107,6 +107,16 @@ def test_evidence_is_waited_with_and_compared_again():
     assert bench.judge(30.0) == [], "once"
 
 
+def test_a_failure_that_many_answers_have_made_up_for_leaves_nothing_behind():
+    bench = Bench()
+    bench.answered(*bench.view.workers, times=50)
+    bench.failed("h0/0")
+    bench.answered("h0/0", times=200)
+    bench.failed("h0/0", 8)
+    [verdict] = bench.judge(20.0)
+    assert verdict.host == "h0" and "8 of 8 calls of app failed" in verdict.cause
+
+
 def test_a_second_worker_of_a_host_makes_it_the_host():
     bench = Bench(each=4)
     bench.answered(*bench.view.workers, times=50)

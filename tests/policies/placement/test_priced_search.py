@@ -79,6 +79,7 @@ def test_it_finds_two_deployments_of_which_neither_alone_is_better():
 def test_a_neighbourhood_has_the_set_the_other_sizes_of_its_pairs_and_some_more():
     sets = sets_of("throughput", 3)
     found = PricedSearch(sets, 100_000).search([])
+    assert found.chosen and found.total < sets.judge([]).total
     mask = neighbourhood(sets, found.chosen, 5)
     own = sets.options.options[list(found.chosen)]
     assert all(mask[tuple(each)] for each in own)

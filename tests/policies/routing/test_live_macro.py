@@ -115,6 +115,12 @@ def test_calls_follow_the_shares():
     assert sorted(order) == ["far"] * 3 + ["home"] * 3 and order[:2] != order[1:3]
 
 
+def test_an_app_without_work_hides_none_of_those_after_it():
+    macro, world = Macro(by_transport, 10.0), view(CHEAP_FAR, 20)
+    world.apps = {"idle": types.SimpleNamespace(id="idle", context="c", backlog=0, region=""), **world.apps}
+    assert divided(macro, world, outlook({"home": 9, "far": 1})) == {"home": 0.5, "far": 0.5}
+
+
 def test_what_the_site_does_not_say_is_dearer_than_what_it_says():
     silent = RegionSpec("silent")
     costs = region_costs([*CHEAP_FAR, silent])

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -129,6 +130,12 @@ def test_what_was_loaded_ahead_gives_way_to_what_is_wanted():
 def test_options_that_make_no_sense_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         Torta(**options)
+
+
+def test_the_look_ahead_without_scipy_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ModuleNotFoundError, match=r"^the look-ahead needs SciPy: .*pip install"):
+        Torta("lookahead")
 
 
 def used(run, after=60.0):

@@ -127,6 +127,18 @@ def test_no_worker_carries_more_states_than_it_has_memory_for(heavy):
         assert max(pool.bytes_on(worker) for worker in pool.scheduler.state.workers) <= room
 
 
+def test_a_state_that_waits_leaves_its_worker_the_rest_of_the_room():
+    pool = Pool("turboserve", memory=BUILT + 30)
+    pool.silent = {0}
+    for number in range(7):
+        pool.open(number)
+        pool.go(3)
+    sessions = pool.scheduler.view.sessions.values()
+    assert [session.id for session in sessions if session.idle] == [0]
+    active = [session.worker for session in sessions if not session.idle]
+    assert (active.count("w0"), active.count("w1")) == (3, 3), "w0 has room beside what waits there"
+
+
 def test_a_session_that_is_too_heavy_for_the_target_is_carried_alone():
     pool = Pool("turboserve", workers=1, chunk_target=0.4)
     pool.own = {0: 0.1, 1: 0.1, 2: 0.9}

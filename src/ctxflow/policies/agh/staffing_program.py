@@ -54,7 +54,7 @@ class StaffingProgram:
         """
         before = np.zeros(self.x.shape, dtype=np.int64) if runs is None else runs
         loads = np.array([max(LEAST_LOAD, task.load_seconds) for task in self.tasks]) / 3600 / max(hold_hours, 1e-9)
-        program = self._program(before, np.zeros_like(before), self.workers + 0 * before)
+        program = self._program(before, np.zeros_like(before), self.workers)
         if runs is not None:
             program.cost[self.more] = loads[:, None] * self.prices
         return self._read(Solver(presolve=True).solve(program, EFFORT))
@@ -66,7 +66,7 @@ class StaffingProgram:
     def most(self) -> float:
         """Return the largest share of every context's items that the workers can answer, the same of all."""
         none = np.zeros(self.x.shape, dtype=np.int64)
-        program = self._program(none, none, self.workers + 0 * none)
+        program = self._program(none, none, self.workers)
         program.cost[:] = 0.0
         program.cost[self.part] = -1.0
         program.lower[self.part] = program.upper[self.left] = 0.0
