@@ -4,13 +4,16 @@ import contextlib
 import os
 import pickle
 import random
+import sys
 import threading
 import time
 
 import pytest
 from test_library_loop import Items
 
+from ctxflow.host.call_flights import ThreadCall
 from ctxflow.host.library_process import HostPatience
+from ctxflow.host.running_calls import CallInterrupted
 from waiting import FOREVER
 
 THREADS = 8
@@ -70,6 +73,37 @@ def test_an_interrupt_hits_its_own_call_or_none_and_no_thread_ends_by_it(loaded)
 
     answers = loaded.answers(*[beside(loaded, meet, [1]) for _ in range(THREADS)])
     assert {head["is"] for head, _ in answers} == {"finished"}, "all threads are there"
+
+
+class Library:
+    """Interrupts a call when it is over but for its thread's word that it hears no more."""
+
+    def run(self, call, notes):
+        def trace(frame, event, argument):
+            if frame.f_code is ThreadCall._go_deaf.__code__:
+                sys.settrace(None)
+                self.call.interrupt()
+
+        sys.settrace(trace)
+        return {}, b""
+
+    def end_fork(self):
+        pass
+
+
+def test_a_call_that_is_interrupted_at_its_last_moment_is_not_sought_on_its_thread_later(capfd):
+    library, outcomes = Library(), []
+    call = library.call = ThreadCall(library, None, None)
+
+    def work():
+        outcomes.append(call.run())
+        call.show_where()  # While the thread does something else.
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [type(outcome) for outcome in outcomes] == [CallInterrupted]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_call_that_overlaps_none_has_the_process_to_itself_and_those_after_it_wait(loaded):

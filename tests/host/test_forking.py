@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.host import zygote as zygote_module
-from ctxflow.host.forking import HOST, CannotFork, ForkedProcess, Zygote, receive, send
+from ctxflow.host.forking import HOST, CannotFork, ForkedProcess, Zygote, Zygotes, receive, send
 from ctxflow.host.installed_modules import shadowing
+from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import command, library_variables
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.zygote import ZygoteServer
@@ -379,6 +380,17 @@ def test_a_zygote_that_is_stopped_forks_nothing(zygote, tmp_path):
     eventually(lambda: zygote_state(zygote) == "T")
     with pytest.raises(CannotFork, match="it is stopped"):
         zygote.fork(HOST, [], {}, str(tmp_path), [], [])
+
+
+def test_the_import_that_may_take_least_is_looked_at_first(zygote, tmp_path):
+    def load(timeout, **environment):
+        return BuildContext("c", environment=environment, preload=["json.tool"], timeout=timeout)
+
+    with selectors.DefaultSelector() as selector, contextlib.closing(Zygotes(selector, str(tmp_path), zygote)) as them:
+        assert them.offer(load(200.0)) is None
+        due = them.due()
+        assert them.offer(load(100.0, COLOUR="blue")) is None
+        assert them.due() < due < float("inf")
 
 
 def test_one_that_was_taken_along_is_not_waited_for_either(tmp_path, zygote):

@@ -218,8 +218,9 @@ def test_a_full_disk_makes_room_of_what_nobody_holds(opened):
         if len(tried) == 1:
             raise OSError(28, "No space left on device")
 
-    cache.put("c", make, size=1 << 60)
+    cache.put("c", make, "weights.bin", size=1 << 60)
     assert tried == [{"a", "b"}, {"b"}]
+    assert {entry.key: entry.name for entry in cache.entries()} == {"b": "b", "c": "weights.bin"}
 
 
 @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="needs root, for a small disk")

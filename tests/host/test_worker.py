@@ -229,9 +229,12 @@ def test_a_missing_vine_worker_is_named(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_directory_that_cannot_be_made_is_named(job, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "why"), [("file/below", "Not a directory"), ("a b", "TaskVine takes no path with spaces")]
+)
+def test_a_directory_that_cannot_be_used_is_named(job, tmp_path, place, why):
     (tmp_path / "file").write_text("")
-    work = job({"do": "sleep"}, "--workdir", str(tmp_path / "file" / "below"))
+    work = job({"do": "sleep"}, "--workdir", str(tmp_path / place))
     _, said = output(work.process)
     assert work.process.returncode == 1
-    assert b"the worker gets no directory: " in said
+    assert "the worker gets no directory: " in said.decode() and why in said.decode()
