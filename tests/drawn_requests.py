@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow.parquet
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+import forked
 from suite.depth import some
 from waiting import patience
 
@@ -213,7 +213,7 @@ def answered(
     """
     (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "-m", str(model), "--workers", "1"]
-    ended = subprocess.run(
+    ended = forked.run(
         [*command, "--dtype", "float32", *words],
         cwd=folder,
         capture_output=True,

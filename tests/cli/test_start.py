@@ -26,14 +26,18 @@ HELPS = """
 import contextlib, io, json, os, sys
 import typer
 from ctxflow.cli.app import app
-for words in json.loads(sys.argv[1]):
+def show(words):
+    sys.argv, text = ["ctxflow", *words, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        app()
+    return text
+calls = json.loads(sys.argv[1])
+show([])
+for words in calls:
     if pid := os.fork():
         os.waitpid(pid, 0)
         continue
-    sys.argv = ["ctxflow", *words, "--help"]
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        app()
+    text = show(words)
     print(json.dumps([words, len(text.getvalue()), list(sys.modules)]), flush=True)
     os._exit(0)
 """

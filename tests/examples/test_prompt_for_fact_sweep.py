@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import forked
+from suite.depth import some
 from waiting import eventually, output, patience
 
 pytest.importorskip("torch")
@@ -85,9 +87,9 @@ def test_interrupted_three_times_it_ends_like_one_that_was_left_alone(tmp_path, 
 
 
 def test_evictions_lose_nothing(tmp_path, shipped):
-    job = sweep(tmp_path, shipped, models=("random-lm",), repeat=4)
+    job = sweep(tmp_path, shipped, models=("random-lm",), repeat=some(2, deeply=4))
     with ContextExecutor(workers=2) as executor:
-        with Evictions(executor, per_minute=60, seed=3, at_most=2) as evictions:
+        with Evictions(executor, per_minute=60, seed=3, at_most=some(1, deeply=2)) as evictions:
             results = job.run(Interrupter())
             eventually(lambda: evictions.count)
         assert executor.status().items_dead == 0
@@ -143,7 +145,7 @@ def started(tmp_path, *arguments):
         *arguments,
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "NO_COLOR": "1"}
-    with subprocess.Popen(
+    with forked.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
     ) as process:
         try:
@@ -161,7 +163,7 @@ def finished(tmp_path, *arguments):
 
 def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
     arguments = ["--models", "random-lm", "--templates", "claim-only,separate", "--workers", "1", "--json"]
-    arguments += ["--limit", "30", "--repeat", "2", "--batch-size", "8"]
+    arguments += ["--limit", "20", "--repeat", "2", "--batch-size", "8"]
     with_weights(parse_model("random-lm"), tmp_path / "out" / "state")  # To make them the program imports PyTorch.
     answers = tmp_path / "out" / "state" / "answers"
     with started(tmp_path, *arguments) as process:
@@ -175,7 +177,7 @@ def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
     assert code == 0, told
     evaluation = json.loads(shown)
     assert evaluation["run"]["dead"] == 0
-    assert 0 < evaluation["run"]["items"] < 2 * 2 * 90
+    assert 0 < evaluation["run"]["items"] < 2 * 2 * 60
     assert {row["note"] for row in evaluation["evaluations"]} == {"random weights"}
     written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert written["evaluations"] == evaluation["evaluations"]
@@ -197,7 +199,16 @@ def test_fever_style_claims_without_evidence_run(tmp_path, origin):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no claim\n")
     elif not path.is_file():
         pytest.skip("the FEVER sample is not here")
-    arguments = ("--claims", str(path), "--models", "minilm@1", "--limit", "60", "--workers", "1")
+    arguments = (
+        "--claims",
+        str(path),
+        "--models",
+        some("random-lm", deeply="minilm@1"),
+        "--limit",
+        "60",
+        "--workers",
+        "1",
+    )
     code, shown, told = finished(tmp_path, *arguments)
     assert code == 0, told
     assert "claim-question" in shown

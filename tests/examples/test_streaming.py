@@ -66,7 +66,7 @@ def test_the_page_escapes_what_users_say(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_a_small_conversation(tmp_path, monkeypatch):
-    words = ["--users", "3", "--seconds", "3", "--workers", "2", "--hidden", "64", "--pace", "0.02"]
+    words = ["--users", "3", "--seconds", "1", "--workers", "2", "--hidden", "32", "--pace", "0.1"]
     monkeypatch.chdir(tmp_path)
     ended = CliRunner().invoke(streaming.app, words)
     assert ended.exit_code == 0, ended.output

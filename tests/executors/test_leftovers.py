@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import forked
 from ctxflow.host.linux import python_path
 from waiting import nothing_left, output
 
@@ -45,7 +46,7 @@ def run(folder: Path, ending: str, runs: int = 1) -> None:
     variables["ENDING"] = ending
     variables.pop("XDG_RUNTIME_DIR", None)
     programs = [
-        subprocess.Popen(
+        forked.Popen(
             [sys.executable, "program.py"],
             cwd=folder,
             env=variables,
@@ -80,7 +81,7 @@ def kill_all(program: subprocess.Popen[bytes]) -> None:
 def clean(folder: Path) -> None:
     variables = {**os.environ, **python_path(), "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home")}
     words = [sys.executable, "-m", "ctxflow", "clean", "--older-than", "0", "--yes"]
-    subprocess.run(words, check=True, cwd=folder, env=variables, capture_output=True)
+    forked.run(words, check=True, cwd=folder, env=variables, capture_output=True)
 
 
 @pytest.fixture

@@ -7,10 +7,17 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context, context_app, idle, session_app
 from ctxflow.policies.registry import FAMILIES, names
+from suite.depth import for_release
 from waiting import finished
 
-_CASES = [(family, name) for family in FAMILIES for name in names(family)]
-_QUICK = {("batching", "opportunistic")}  # Once ended the whole run beside any session.
+_NAMES = {family: list(names(family)) for family in FAMILIES}
+# Each policy once, in as many runs as the largest family has.
+_TOGETHER = [
+    {family: known[number % len(known)] for family, known in _NAMES.items()}
+    for number in range(max(map(len, _NAMES.values())))
+]
+_ALONE = [{family: name} for family, known in _NAMES.items() for name in known]
+_QUICK = {"batching": "opportunistic"}  # Once ended the whole run beside any session.
 
 
 @context
@@ -63,10 +70,16 @@ def _work():
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [pytest.param(*case, marks=[] if case in _QUICK else [pytest.mark.long]) for case in _CASES]
+    "chosen",
+    [
+        _QUICK,
+        *(pytest.param(each, marks=pytest.mark.long) for each in _TOGETHER),
+        *for_release(*(each for each in _ALONE if each != _QUICK)),
+    ],
+    ids=lambda chosen: "-".join(chosen.values()),
 )
-def test_every_kind_of_work_is_answered_by_every_policy(family, name, tmp_path):
-    with parsl.load(ContextExecutor.config(workers=2, run_dir=str(tmp_path), **{family: name})):
+def test_every_kind_of_work_is_answered_by_every_policy(chosen, tmp_path):
+    with parsl.load(ContextExecutor.config(workers=2, run_dir=str(tmp_path), **chosen)):
         found, again = _work()
     assert found == {
         "map": [*range(100, 108)],

@@ -17,10 +17,11 @@ import pytest
 
 from ctxflow.files import digest_path
 from ctxflow.host.host_cache import HostCache, SpoiledEntry
+from suite.depth import some
 from waiting import eventually
 
 NOBODY = 65534
-ROUNDS = 12
+ROUNDS = some(4, deeply=12)
 DATA = [bytes([number]) * 60_000 for number in range(1, 9)]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have a second user and a small disk")

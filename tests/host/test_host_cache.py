@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import forked
 from ctxflow.files import digest_path
 from ctxflow.host import cache_folder
 from ctxflow.host.host_cache import HostCache, SpoiledEntry
+from suite.depth import some
 from waiting import eventually, joined
 
 CONTENTS = [bytes([number]) * 1000 * (number + 1) for number in range(6)]
@@ -399,11 +401,11 @@ def test_workers_that_are_killed_at_any_moment_leave_nothing_wrong_or_half_made(
 
     def start():
         words = [sys.executable, "-c", WORKER, folder, str(limit), str(chance.random())[2:10], *keys]
-        return subprocess.Popen(words, stdout=said, stderr=said)
+        return forked.Popen(words, stdout=said, stderr=said)
 
     running = [start() for _ in range(2)]
     try:
-        for _ in range(24):
+        for _ in range(some(8, deeply=24)):
             victim = running.pop(0)
             eventually(lambda victim=victim: f"up {victim.pid}\n" in (tmp_path / "said").read_text())
             time.sleep(chance.uniform(0.02, 0.4))
@@ -433,4 +435,4 @@ def test_workers_that_are_killed_at_any_moment_leave_nothing_wrong_or_half_made(
 def test_the_page_runs_as_it_is_printed():
     page = Path(__file__).parents[2] / "docs" / "host-cache.md"
     [program] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    subprocess.run([sys.executable, "-c", program], check=True)
+    forked.run([sys.executable, "-c", program], check=True)

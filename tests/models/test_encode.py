@@ -52,19 +52,20 @@ def test_vectors_equal_those_of_the_sentence_transformers_library(real, expected
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_vectors_that_come_one_by_one_are_the_same_and_the_first_do_not_wait_for_the_last(real, monkeypatch):
+def test_vectors_that_come_one_by_one_are_the_same_and_the_first_do_not_wait_for_the_last(bare_model, monkeypatch):
+    encoder = SentenceEncoder(bare_model, device="cpu")
     texts = [f"{'word ' * (number * 7 % 40)}{number}" for number in range(400)]
     batches = []
-    inner = real._vectors
-    monkeypatch.setattr(real, "_vectors", lambda features: batches.append(1) or inner(features))
-    whole = real.encode_tokens(read := real.read(texts))
+    inner = encoder._vectors
+    monkeypatch.setattr(encoder, "_vectors", lambda features: batches.append(1) or inner(features))
+    whole = encoder.encode_tokens(read := encoder.read(texts))
     most = len(batches)
     batches.clear()
-    vectors = real.encode_each(read)
+    vectors = encoder.encode_each(read)
     first = next(vectors)
     assert len(batches) < most / 2
     np.testing.assert_allclose(np.stack([first, *vectors]), whole, atol=1e-5, rtol=0)
-    assert list(real.encode_each([])) == []
+    assert list(encoder.encode_each([])) == []
 
 
 def test_texts_that_mean_the_same_are_close(real):

@@ -167,13 +167,13 @@ def test_a_stopped_server_is_noticed():
 def test_a_server_that_computes_is_not_given_up_where_its_health_has_no_answer():
     async def main():
         async with served(unresponsive_seconds=5) as server:
-            asked = asyncio.ensure_future(server.answer(CHAT, {"do": "compute", "seconds": 8}))
+            asked = asyncio.ensure_future(server.answer(CHAT, {"do": "compute", "seconds": 7}))
             await eventually_async(lambda: server._in_flight)
             process = server._process
             assert not process.stopped() and process.processor_seconds() > 0
             silence = asyncio.Future()
             server._client.get = lambda path, seconds: asyncio.wait_for(asyncio.shield(silence), seconds)
-            assert (await asked)["echo"]["seconds"] == 8
+            assert (await asked)["echo"]["seconds"] == 7
             silence.cancel()
 
     asyncio.run(main())
