@@ -53,7 +53,7 @@ def test_a_source_distribution_has_all_that_git_knows(sdist_file, unpacked, clea
 
 
 def test_its_tests_can_be_collected(unpacked):
-    """Two rooms' are enough: it has the files of the tree."""
+    """One room's are enough: it has the files of the tree."""
     command = [
         sys.executable,
         "-m",
@@ -62,13 +62,12 @@ def test_its_tests_can_be_collected(unpacked):
         "-q",
         "-p",
         "no:randomly",
-        "tests/rows",
         "tests/factory",
     ]
     environment = {**os.environ, "PYTHONPATH": str(unpacked / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=unpacked, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) tests collected", done.stdout)[1]) > 500
+    assert int(re.search(r"(\d+) tests collected", done.stdout)[1]) > 200
 
 
 def test_the_wheel_made_of_it_is_the_one_made_of_the_tree(unpacked, wheel_file, build, tmp_path):
