@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from executor_helpers import marked
 
+import forked
 from ctxflow.host.linux import python_path
 from waiting import nothing_left
 
@@ -142,7 +143,7 @@ def test_loads_go_on_whatever_is_killed(tmp_path: Path) -> None:
     while True:
         drivers += 1
         errors = (tmp_path / f"errors-{drivers}").open("wb")
-        driver = subprocess.Popen(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=errors)
+        driver = forked.Popen(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=errors)
         assert driver.stdout is not None
         while driver.poll() is None:
             time.sleep(chance.uniform(0.02, 0.4))

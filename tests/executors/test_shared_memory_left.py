@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import forked
 from ctxflow.host.linux import python_path
 from waiting import eventually, nothing_left
 
@@ -68,7 +69,7 @@ def test_nothing_is_left_of_an_engine_whatever_is_killed_first(tmp_path, killed)
     # Standard error is a file: what outlives the program would keep a pipe open.
     with (
         (tmp_path / "errors").open("wb") as errors,
-        subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=errors) as program,
+        forked.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=errors) as program,
     ):
         assert program.stdout is not None
         line = program.stdout.readline()

@@ -350,7 +350,7 @@ def test_the_memory_of_the_machine_is_not_that_of_a_namespace():
         process.stdin.close()
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="Needs root on Linux.")
 def test_faults_are_planted_and_found(tmp_path, capsys):
     tree, module = tmp_path / "tree", "src/ctxflow/scheduler/module.py"

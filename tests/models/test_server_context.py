@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.depth import for_release
 from waiting import eventually, finished
 
 pytest.importorskip("aiohttp")
@@ -80,8 +81,10 @@ def test_a_server_that_cannot_start_is_told_with_what_it_printed():
         never(1).result()
 
 
-@pytest.mark.parametrize("whose", ["library", "server"])
-@pytest.mark.parametrize("seconds", [0.0, 1.5], ids=["at-once", "later"])
+@pytest.mark.parametrize(
+    ("whose", "seconds"),
+    [("library", 0.0), ("server", 1.5), *for_release(("library", 1.5), ("server", 0.0))],
+)
 def test_what_dies_while_nothing_is_in_flight_is_built_again(whose, seconds):
     with ContextExecutor(workers=1):
         first = ask({"number": 1}).result()
