@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     cores = len(os.sched_getaffinity(0))
     if config.option.numprocesses == "logical":
         return cores
-    return cores + _WAITING + ("not long" in config.option.markexpr)
+    return cores + _WAITING
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,12 +54,10 @@ def run(package, *words):
     return found.stdout
 
 
-@pytest.mark.long
 def test_the_policy_passes_the_suite(package):
     assert re.search(r"\d\d passed", run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."))
 
 
-@pytest.mark.long
 def test_the_policy_is_selected_by_a_site(package):
     (package / "program.py").write_text(PROGRAM)
     shown = run(package, "program.py")

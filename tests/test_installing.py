@@ -115,7 +115,6 @@ def rehearse(command):
     )
 
 
-@pytest.mark.long
 def test_of_a_clone_the_clone_is_installed_with_the_extra():
     command = how_to_install("jinja2", extra="batch")
     assert command.endswith(f"install -e '{ROOT}[batch]'")

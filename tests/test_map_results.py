@@ -8,8 +8,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 import forked
 from ctxflow import map_results
 from waiting import eventually, exited, joined, patience
@@ -53,7 +51,6 @@ def shown(program, folder):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()), seen, out
 
 
-@pytest.mark.long
 def test_maps_that_take_a_while_show_themselves_on_a_terminal(tmp_path):
     program = """
     list(nap.map([0.0], progress=False))  # The worker is there.
@@ -103,7 +100,6 @@ def test_a_map_that_ends_once_it_was_shown_is_shown_again(capsys, monkeypatch):
     assert first.startswith("nap.map: 2 of 4") and last.startswith("nap.map: ") and " in " in last
 
 
-@pytest.mark.long
 def test_lines_where_there_is_no_terminal(tmp_path):
     program = (
         PROGRAM

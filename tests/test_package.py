@@ -55,7 +55,6 @@ def test_rooms_open_at_the_top(room):
     assert (ROOT / room / "__init__.py").is_file()
 
 
-@pytest.mark.long
 def test_the_public_names_are_offered_before_they_are_used():
     program = (
         "import rlcompleter, ctxflow; complete = rlcompleter.Completer({'ctxflow': ctxflow}).complete\n"

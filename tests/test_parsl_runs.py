@@ -36,7 +36,6 @@ def test_checkpoints_are_read_by_a_later_run(tmp_path, mode):
         assert len(path.read_text().splitlines()) == expected
 
 
-@pytest.mark.long
 def test_monitoring_records_the_tasks(tmp_path):
     pytest.importorskip("sqlalchemy", reason="Parsl's monitoring is not installed")
     from parsl.monitoring import MonitoringHub

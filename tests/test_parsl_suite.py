@@ -31,7 +31,6 @@ def failures(config, folder, chosen=CHOSEN):
     return failed, counts.get("passed", 0)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_parsl_suite(tmp_path):
     failed, passed = failures(OURS, tmp_path)

@@ -85,7 +85,6 @@ def test_after_the_readmes_install_its_programs_run(tmp_path):
     assert {"ctxflow batch", "metrics", "ctxflow env pack"} <= set(lacking)
 
 
-@pytest.mark.long
 def test_with_ctxflow_alone_doctor_is_ready_for_functions_alone(tmp_path):
     python = fresh_environment(tmp_path / "env", [])
     ready, lacking = readiness(python, tmp_path)

@@ -173,7 +173,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
 def test_killed_at_any_moment_it_goes_on_and_nothing_is_there_twice(tmp_path):
     (tmp_path / "program.py").write_text(KILLED)
     path, chance, kept = tmp_path / "results.jsonl", random.Random(5), 0

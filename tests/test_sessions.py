@@ -205,7 +205,6 @@ def test_a_state_that_cannot_be_pickled_ends_its_session_alone(executor):
     assert [good.take(patience()) for _ in range(20)] == list(range(1, 21))
 
 
-@pytest.mark.long
 def test_a_state_that_grows_past_the_memory_ends_its_session_alone(tmp_path):
     @context(memory=200_000_000)
     def small():
@@ -301,7 +300,6 @@ def test_an_ended_run_ends_its_sessions(tmp_path):
         session.prompt("c")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("notice", [None, 5.0])
 def test_wandering_sessions_give_what_undisturbed_ones_do(tmp_path, notice):
     placement = Wandering(per_second=60, at_most=60)
@@ -316,7 +314,6 @@ def test_wandering_sessions_give_what_undisturbed_ones_do(tmp_path, notice):
     assert counters.migrations and counters.suspensions and evictions.count
 
 
-@pytest.mark.long
 def test_the_log_of_sessions_can_be_replayed(tmp_path):
     executor = ContextExecutor(workers=2, sessions="turboserve")
     executor.run_dir = str(tmp_path)

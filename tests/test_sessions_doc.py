@@ -4,15 +4,12 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 import forked
 from waiting import patience
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sessions.md").read_text()
 
 
-@pytest.mark.long
 def test_program(tmp_path):
     [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     [shown] = re.findall(r"```\n(.*?)```", TEXT.partition(program)[2].partition("```")[2], re.DOTALL)

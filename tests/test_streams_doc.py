@@ -12,7 +12,6 @@ from waiting import patience
 TEXT = (Path(__file__).parent.parent / "docs" / "streams.md").read_text()
 
 
-@pytest.mark.long
 def test_programs(tmp_path):
     pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")

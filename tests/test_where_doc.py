@@ -4,15 +4,12 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 import forked
 from waiting import patience
 
 TEXT = (Path(__file__).parent.parent / "docs" / "where-your-code-runs.md").read_text()
 
 
-@pytest.mark.long
 def test_program(tmp_path):
     program = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1]
     shown = re.search(r"```\n(.*?)```", TEXT.partition(program)[2].partition("```")[2], re.DOTALL)[1]

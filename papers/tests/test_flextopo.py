@@ -149,7 +149,6 @@ def test_nodes_change_by_copies():
     assert beside(fewer, D.instance(99, node.instances[0].gpus, 0.0)).idle == 0
 
 
-@pytest.mark.long
 def test_quick_figures_stand_beside_the_paper_s(tmp_path):
     told = []
     figures = reproduce(ExperimentRequest(quick=True, pictures=tmp_path, progress=lambda done, what: told.append(done)))
@@ -184,7 +183,6 @@ def command(capsys, monkeypatch):
     return run
 
 
-@pytest.mark.long
 def test_the_command_prints_json(command):
     run = command("flextopo", "--quick", "--seed", "3", "--json")
     assert run.returncode == 0, run.stderr

@@ -48,7 +48,6 @@ def test_a_day_without_change_costs_what_was_planned():
     assert days.switches.tolist() == [0, 0] and revised.solved == 0
 
 
-@pytest.mark.long
 def test_plans_follow_a_demand_that_grows_and_falls():
     walk = np.ones((1, 6, 6))
     walk[0, 2:4] = 4.0
@@ -117,7 +116,6 @@ def test_tighter_limits_and_higher_prices_never_cost_less():
 
 
 @pytest.mark.release
-@pytest.mark.long
 def test_quick_figures(tmp_path):
     told = []
     figures = reproduce(ExperimentRequest(quick=True, pictures=tmp_path, progress=lambda done, what: told.append(done)))

@@ -57,7 +57,6 @@ def wheel(clean_tree, build, tmp_path_factory):
     return zipfile.ZipFile(build("wheel", clean_tree / "papers", tmp_path_factory.mktemp("papers")))
 
 
-@pytest.mark.long
 def test_its_wheel_has_its_data_and_no_tests(wheel):
     held = set(wheel.namelist())
     assert {"ctxflow_papers/py.typed", "ctxflow_papers/torta/data.json", "ctxflow_papers/gh_agh/day.py"} <= held

@@ -27,9 +27,6 @@ EXPLAINED = {"pv2", "pv3_100"}
 """See docs/simulator.md: Table 2's task times leave 1.5k s of their 5.3k unaccounted for."""
 
 
-pytestmark = pytest.mark.long  # All 21 are run first.
-
-
 @pytest.fixture(scope="module")
 def found():
     small = {

@@ -158,7 +158,6 @@ def test_with_all_servers_active_those_that_idle_count_as_long_as_it_lasts():
 
 
 @pytest.mark.release
-@pytest.mark.long
 def test_round_robin_is_near_skylb_and_torta_is_cheaper_than_both():
     found = compared("abilene", 0.6, [1000, 1001, 1002], Size(0.15, 32, 16), ("round_robin", "skylb", "torta_unsized"))
     assert np.median(found.over("round_robin", ["skylb"], "response")) < 1.15, "it keeps what is loaded"
@@ -177,7 +176,6 @@ def test_the_exact_program_is_solved():
     assert solved
 
 
-@pytest.mark.long
 def test_reproduce_prints_and_draws(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     small = dataclasses.replace(

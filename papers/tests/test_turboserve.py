@@ -200,7 +200,6 @@ def test_the_plateau_aware_rule_is_the_optimum_and_the_printed_one_is_not():
 
 
 @pytest.mark.release
-@pytest.mark.long
 def test_the_command_prints_quick_figures_and_draws(capsys, monkeypatch, tmp_path):
     arguments = ["reproduce", "turboserve", "--quick", "--json", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ctxflow", *arguments])

@@ -360,7 +360,6 @@ def test_what_does_not_fit_is_told(folder, choices, sentence):
     assert read_lines(folder / "in.jsonl") == [{"t": "a"}]
 
 
-@pytest.mark.long
 def test_a_job_that_goes_wrong_throughout_is_ended(folder, monkeypatch):
     monkeypatch.setattr(pump, "WINDOW_ROWS", 200)
     write_lines(folder / "in.jsonl", [{"t": "bad", "n": n} for n in range(1000)])

@@ -157,7 +157,6 @@ def test_a_form_that_is_made_at_the_end_is_piped_whole(folder):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"row,result\n0,A\n1,B\n", b"")
 
 
-@pytest.mark.long
 def test_a_reader_that_goes_away_ends_the_job(folder):
     rows = b"".join(b'{"text": "%d"}\n' % n for n in range(30_000))
     with open(folder / "in.jsonl", "wb") as file:

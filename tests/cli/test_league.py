@@ -39,7 +39,6 @@ def command(*words, **options):
     )  # fmt: skip
 
 
-@pytest.mark.long
 def test_a_strangers_plug_in_plays_among_all_that_are_installed(installed, tmp_path):
     done = command(*SHORT, "--seeds", 1, "--json", "--output", tmp_path / "out", env=installed)
     assert done.returncode == 0, done.stderr
@@ -105,7 +104,6 @@ def test_what_is_wrong_is_refused_before_anything_is_played(words, says):
     assert done.returncode == 2 and says in done.stderr and done.stdout == ""
 
 
-@pytest.mark.long
 def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path):
     notes = tmp_path / "notes"
     players = f"least-loaded,{STRANGE}:Noting"

@@ -114,7 +114,6 @@ def await_rows(path, process):
     assert process.poll() is None
 
 
-@pytest.mark.long
 def test_a_batch_is_followed_from_other_terminals_until_its_driver_is_killed(tmp_path):
     batch = started(tmp_path, "--metrics", "0")
     with batch:

@@ -112,7 +112,6 @@ def act(testbed: Testbed, how: str, chance: random.Random, runs: list[Run]) -> s
 
 @pytest.mark.release
 @pytest.mark.cluster
-@pytest.mark.long
 @pytest.mark.timeout(LIMIT + 100)
 def test_two_users_runs_go_on_whatever_is_killed_and_altered(testbed: Testbed) -> None:
     """Every item is answered once, from its context's own file; nothing is left, and what was altered is told."""

@@ -47,7 +47,6 @@ def parts_of(belongings, host):
     return {"host": host, **found} if found.keys() == marks.keys() else {}
 
 
-@pytest.mark.long
 @pytest.mark.timeout(120 + 60 * TIMES)
 def test_each_row_is_answered_once_whatever_is_taken_away(program, llama, belongings, tmp_path):
     ask = asking(program, make_gguf(llama, tmp_path / "random.gguf"))

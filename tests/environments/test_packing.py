@@ -151,7 +151,6 @@ def test_editable_installs_are_followed(copied, tmp_path):
     assert run(python, "import mine, hooked; print(mine.where, hooked.where)").count(str(tmp_path / "there")) == 2
 
 
-@pytest.mark.long
 def test_system_site_packages_are_taken_where_the_environment_has_none(copied, tmp_path):
     system = tmp_path / "usr" / "site-packages"
     for version in ("1", "2"):

@@ -114,7 +114,6 @@ def test_what_others_may_have_written_is_not_obeyed(tmp_path):
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.long
 def test_a_tier_of_a_live_run_is_left_and_used_again_and_no_row_is_lost(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ContextExecutor(workers=2) as executor:
@@ -136,7 +135,6 @@ def test_a_tier_of_a_live_run_is_left_and_used_again_and_no_row_is_lost(tmp_path
     assert not Path(run, NAME + ".new").exists()
 
 
-@pytest.mark.long
 def test_who_is_not_there_cannot_be_left(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ContextExecutor(workers=1) as executor:

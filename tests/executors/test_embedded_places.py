@@ -85,7 +85,6 @@ def events(made):
     return os.path.join(made.calls.run.directory, "events.jsonl")
 
 
-@pytest.mark.long
 def test_it_gets_gpus_of_one_socket_in_order_and_nobody_loses_anything(pretended, tmp_path, caplog):
     caplog.set_level(logging.INFO, "ctxflow")
     made = executor(tmp_path)

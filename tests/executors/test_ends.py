@@ -154,7 +154,6 @@ def test_how_a_block_ends(tmp_path, capsys, error):
         assert re.fullmatch(told(f"the block ended with {error.__name__}"), err)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("load", LOADS)
 def test_a_wait_tells_for_what_and_ctrl_c_ends_it(driver, load):
     program = """
@@ -222,7 +221,6 @@ def test_calls_that_callbacks_make_are_waited_for(driver):
     assert driver(program).end()[:2] == (0, ["1", "2"])
 
 
-@pytest.mark.long
 def test_a_program_that_never_leaves_its_executor_says_what_that_costs(driver):
     program = """
         executor = @load@

@@ -163,7 +163,6 @@ def test_time_in_which_no_answer_could_come_does_not_count():
     assert any(beats.look(now) for now in range(1_000, 1_020))
 
 
-@pytest.mark.long
 def test_with_the_patience_that_is_shipped(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "ctxflow")
     with started(tmp_path), contextlib.closing(where.map(itertools.count())) as calls:

@@ -21,7 +21,6 @@ def slow(_, items):
     return items
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("linger", [0.0, 2.0])
 def test_idle_workers_are_given_back_after_the_linger(tmp_path, monkeypatch, linger):
     monkeypatch.chdir(tmp_path)

@@ -228,7 +228,6 @@ def test_a_context_is_built_once_a_worker(tmp_path):
         assert builds(tmp_path) == executor.status().loads == 4
 
 
-@pytest.mark.long
 def test_every_eviction_costs_one_build_at_most_and_no_item(tmp_path):
     app = counted(tmp_path, 0.1)
     with started(tmp_path / "run", workers=4) as executor:

@@ -92,7 +92,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
 def test_the_next_run_removes_what_a_killed_one_left(folder: Path) -> None:
     run(folder, "killed")
     [left] = (folder / "tmp").iterdir()
@@ -101,7 +100,6 @@ def test_the_next_run_removes_what_a_killed_one_left(folder: Path) -> None:
     assert not any((folder / "tmp").iterdir())
 
 
-@pytest.mark.long
 def test_runs_of_all_endings_leave_documented_folders_that_clean_removes(folder: Path) -> None:
     for ending in ENDINGS:
         run(folder, ending, 2)

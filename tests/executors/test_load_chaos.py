@@ -16,7 +16,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from executor_helpers import marked
 
 import forked
@@ -125,7 +124,6 @@ def kill_one(chance: random.Random, mark: str, driver: int) -> str:
     return kind
 
 
-@pytest.mark.long
 def test_loads_go_on_whatever_is_killed(tmp_path: Path) -> None:
     """Every item is answered once, from its context's own file; nothing is left."""
     (tmp_path / "program.py").write_text(PROGRAM)

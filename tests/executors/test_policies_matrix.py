@@ -73,7 +73,7 @@ def _work():
     "chosen",
     [
         _QUICK,
-        *(pytest.param(each, marks=pytest.mark.long) for each in _TOGETHER),
+        *_TOGETHER,
         *for_release(*(each for each in _ALONE if each != _QUICK)),
     ],
     ids=lambda chosen: "-".join(chosen.values()),

@@ -52,7 +52,6 @@ def steady(numbers):
         yield 10 * n
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("notice", [None, 0.0, 5.0], ids=["no notice", "no time", "time"])
 def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, notice):
     options = {"per_minute": 240, "seed": 3, "rejoin_seconds": 0.1, "at_most": 5, "notice": notice}

@@ -54,7 +54,6 @@ if __name__ == "__main__":
 '''
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("killed", ["child", "library", "host", "driver"])
 def test_nothing_is_left_of_an_engine_whatever_is_killed_first(tmp_path, killed):
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -83,7 +83,6 @@ def test_the_least_of_all_that_bound_a_tier_counts_and_what_was_offered_comes_ba
     assert told((), {"gpu": 9}) == [(2, 8)]  # The factory's word gives nobody more than the site.
 
 
-@pytest.mark.long
 def test_a_lowered_maximum_drains_a_live_run_and_no_row_is_lost(tmp_path, monkeypatch, bounded):
     monkeypatch.chdir(tmp_path)
     maxima, _ = bounded
@@ -102,7 +101,6 @@ def test_a_lowered_maximum_drains_a_live_run_and_no_row_is_lost(tmp_path, monkey
         assert executor.status().items_dead == executor.status().crashes == 0
 
 
-@pytest.mark.long
 def test_a_limit_that_is_reached_ends_a_run_when_its_workers_have_ended_what_they_ran(
     tmp_path, monkeypatch, limited, caplog
 ):
@@ -117,7 +115,6 @@ def test_a_limit_that_is_reached_ends_a_run_when_its_workers_have_ended_what_the
     assert len([each for each in caplog.records if "no worker is asked for" in each.message]) == 1
 
 
-@pytest.mark.long
 def test_work_that_was_answered_before_its_limit_is_done(tmp_path, monkeypatch, limited):
     monkeypatch.chdir(tmp_path)
     with ContextExecutor(workers=1) as executor:
@@ -129,7 +126,6 @@ def test_work_that_was_answered_before_its_limit_is_done(tmp_path, monkeypatch, 
         assert list(slow.map(range(3))) == [0, 1, 2]
 
 
-@pytest.mark.long
 def test_a_batch_whose_limit_is_reached_has_an_exit_status_of_its_own_and_goes_on(
     tmp_path, monkeypatch, limited, capsys
 ):

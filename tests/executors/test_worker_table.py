@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors.kept_files import read_workers
 from waiting import eventually
@@ -25,7 +23,6 @@ def picky(_, items):
     return items
 
 
-@pytest.mark.long
 def test_each_worker_is_told_with_what_it_did_and_one_that_is_lost_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     begun = time.time()

@@ -145,7 +145,6 @@ def test_hosts_that_are_buried_leave_no_zombies(executor):
     assert not runs(host)
 
 
-@pytest.mark.long
 def test_a_run_that_ends_while_its_zygote_imports_leaves_nothing(tmp_path, package, monkeypatch):
     monkeypatch.setenv("MARK", mark := f"ends-{os.getpid()}")
     with started(tmp_path / "run", workers=1) as executor:
@@ -168,7 +167,6 @@ with started("run", workers=1) as executor:
 """
 
 
-@pytest.mark.long
 def test_a_driver_that_is_killed_takes_the_zygote_along_that_imports(tmp_path, package, monkeypatch):
     """It reads nothing meanwhile, so that the end of its socket is no news to it."""
     mark = f"killed-{os.getpid()}"

@@ -174,7 +174,6 @@ def test_removal_is_no_eviction(local: Watched) -> None:
     local.until(two, "running")
 
 
-@pytest.mark.long
 def test_a_job_that_begins_after_its_driver_is_gone_ends_at_once(local: Watched, tmp_path: Path) -> None:
     local._mark_at, local._lease = float("inf"), 6
     Path(JobPaths(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 7}\n")

@@ -355,7 +355,6 @@ MAY = {
 }
 
 
-@pytest.mark.long
 def test_each_call_has_one_answer_or_the_process_a_death_that_names_it(driven):
     """Whatever they do, however long they may, whoever cancels them."""
 

@@ -105,7 +105,6 @@ def named(part):
     return part.family if hasattr(part, "family") else part.name
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("contest", "workload"), [*FEW, *for_release(*MORE)], ids=named)
 def test_no_policy_beats_the_bound_on_any_seed(contest, workload):
     seed = WORKLOADS.index((contest, workload))  # Each workload another one; test_league checks others of its games.

@@ -76,7 +76,6 @@ def check(text):
     return parsed
 
 
-@pytest.mark.long
 def test_a_recorded_run_with_transfer_trees():
     report = read_report(RUN)
     parsed = check(page(report, drawn(report)))
@@ -116,7 +115,6 @@ def test_all_that_comes_from_the_run_is_escaped():
     assert "".join(parsed.text).count("<script>alert('row 3')</script>") > 15
 
 
-@pytest.mark.long
 def test_two_hundred_workers_with_their_transfers_are_less_than_two_megabytes():
     lines = []
     Played(lines, 2000).play()
@@ -219,7 +217,6 @@ def test_without_jinja2_it_says_what_to_install(monkeypatch):
         page(Report(RUN, None, Transfers(), []), {})
 
 
-@pytest.mark.long
 def test_pictures_take_their_colours_from_the_page():
     pictures = drawn(read_report(RUN))
     for picture in itertools.chain(*pictures.values()):

@@ -41,7 +41,6 @@ def watched(case, **options):
     return policy
 
 
-@pytest.mark.long
 def test_the_window_found_is_nearly_always_within_three_per_cent_of_the_best():
     shares, changes = zip(*(found(endless(number, 2000)) for number in some(range(4), deeply=range(24))), strict=True)
     assert max(changes) <= 15, "it wanders"
@@ -53,7 +52,6 @@ def test_it_is_far_below_the_largest_where_that_gains_nothing(knee):
     assert knee <= watched(Case(0, (pace("hard", knee, spread=0.5),), 3000)).last["0"] <= 4 * knee
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("evictions", "knee"), some([(1 / 60, 20)], deeply=[(1 / 60, 20), (1 / 120, 40)]))
 def test_evictions_that_lose_what_is_in_flight_make_it_smaller(evictions, knee):
     calm = Case(0, (pace("saturating", knee, tokens=350.0),), 2000)
@@ -65,7 +63,6 @@ def test_evictions_that_lose_what_is_in_flight_make_it_smaller(evictions, knee):
         assert seconds(case, Fixed(window=window), limit) >= limit, window
 
 
-@pytest.mark.long
 def test_evictions_that_come_as_often_as_items_end_do_not_mislead_the_search():
     cases = [dataclasses.replace(drawn(number, "evicted"), items=1000) for number in some((6,), deeply=(6, 26, 39))]
     jobs, windows = zip(*(compare(case, step=4) for case in cases), strict=True)

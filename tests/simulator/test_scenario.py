@@ -208,7 +208,6 @@ def test_a_simulation_that_cannot_end_is_ended(files):
         play(never)
 
 
-@pytest.mark.long
 def test_studies_do_not_depend_on_the_cores(files, monkeypatch):
     cases = [Case(text, files(text, "workload.evictions.per_hour=60")) for text in ("batching=fixed", "workers=2x")]
     told = []

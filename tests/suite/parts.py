@@ -148,7 +148,7 @@ def _command(name: str, how: How, alone: bool) -> list[str]:
     left_out = ["tests/cluster", "tests/engines", "src/ctxflow/examples"]
     local = ["tests", "papers", "src/ctxflow", *(f"--ignore={each}" for each in left_out)]
     marks = ["-m", "not model"] if how.depth == "quick" else []
-    processes = "auto" if alone else "logical"
+    processes = "auto" if alone and how.depth != "quick" else "logical"  # What is quick does not wait.
     return [*python, "-n", processes, "--dist", "worksteal", "--doctest-modules", *marks, *local]
 
 

@@ -64,7 +64,8 @@ class Record:
     """What a run took.
 
     :ivar modules: seconds of each module of tests.
-    :ivar long: of each module the tests that take too long for a quick run, without their parameters.
+    :ivar long: of each module the tests that take too long for a quick run, without their parameters, and the fixtures,
+        in parentheses, for which that holds.
     """
 
     modules: dict[str, float]
@@ -94,8 +95,10 @@ def record() -> Record:
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Return whether a test, with one set of parameters or another, took too long for a quick run."""
-    return getattr(item, "originalname", item.name) in record().long.get(_module(item), ())
+    """Return whether a test, with one set of parameters or another, or its fixtures took too long for a quick run."""
+    needs = [f"({name})" for name in getattr(item, "fixturenames", ())]
+    long = record().long.get(_module(item), ())
+    return any(name in long for name in [getattr(item, "originalname", item.name), *needs])
 
 
 def deal(modules: Iterable[str], seconds: Mapping[str, float], parts: int) -> dict[str, int]:

@@ -39,7 +39,7 @@ def test_a_test_pays_for_its_processes_and_its_fixtures(tmp_path):
     (collection, _, _), (name, cpu, _) = with_child.fixtures
     assert (collection, name) == ("(collection)", "dear") and 0.5 <= cpu < with_child.cpu
     record = times.record_of([with_child, without])
-    assert record.modules["test_small.py"] >= 1.0 and record.long == {"test_small.py": ["test_with_a_child"]}
+    assert record.modules["test_small.py"] >= 1.0 and record.long == {"test_small.py": ["(dear)", "test_with_a_child"]}
     shown = times.table([with_child, without], [("import torch", 2, 3.5)])
     assert "import torch" in shown and "test_small::test_with_a_child" in shown and "fixture dear" in shown
 

@@ -24,6 +24,8 @@ from suite.shards import RECORDED, Record
 FIXTURE_SECONDS = 0.3
 """From how many seconds, of CPU or wall, a fixture is noted."""
 DEAREST = 50
+COLLECTION = "(collection)"
+"""What collecting is noted as, among the fixtures of the first test of each process."""
 QUICK_SECONDS = 0.2
 """What a test may cost at most to be in a quick run."""
 
@@ -53,7 +55,7 @@ class TimesPlugin:
         """Begin a test's account."""
         self._item, self._begun = item, self._meter.seconds()
         if self._collected is not None:
-            item.user_properties.append(("fixture (collection)", "{:.3f} {:.3f}".format(*self._collected)))
+            item.user_properties.append((f"fixture {COLLECTION}", "{:.3f} {:.3f}".format(*self._collected)))
             self._collected = None
 
     @pytest.hookimpl(tryfirst=True)
@@ -167,7 +169,9 @@ def record_of(tests: Iterable[Test]) -> Record:
         modules[file] += cost
         if cost > QUICK_SECONDS:
             long[file].add(name.partition("[")[0])
+        dear = [name for name, own, waited in test.fixtures if max(own, waited / 3) > QUICK_SECONDS]
+        long[file].update(f"({each})" for each in dear if each != COLLECTION)
     return Record(
         {file: round(seconds, 1) for file, seconds in modules.items()},
-        {file: sorted(names) for file, names in long.items()},
+        {file: sorted(names) for file, names in long.items() if names},
     )

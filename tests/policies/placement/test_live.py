@@ -138,7 +138,6 @@ def test_a_run_with_plans_is_replayed_to_the_same_decisions():
     assert lines == again
 
 
-@pytest.mark.long
 @settings(max_examples=4, deadline=None)
 @given(
     counts=st.dictionaries(st.sampled_from(sorted(COUNTS)), st.integers(1, 5), min_size=1),

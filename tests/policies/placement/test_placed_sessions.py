@@ -170,7 +170,6 @@ def _without(ask, tier):
     return lambda name, workers: ask(name, 0 if name == tier else workers)
 
 
-@pytest.mark.long
 def test_sessions_that_end_leave_their_workers_to_others():
     arrivals = sorted([*asked(900, 120), (0.0, "talk", 18), (450.0, "talk", -18)])
     run = Streams(arrivals, PRICES, {})
