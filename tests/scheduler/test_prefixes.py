@@ -139,7 +139,7 @@ def test_it_chooses_as_if_it_ranked_all_each_time(rows, homes, counts):
     run = Run(window=1, workers=2)
     app, worker = run.state.apps["ask"], run.state.workers["w0"]
     app.queue.extend(range(len(rows)))
-    run.state.open.update(dict.fromkeys(range(len(rows)), app))
+    run.state.open.add(range(len(rows)), app)
     take_note(run.state, app, range(len(rows)), rows)
     app.homes.update(homes)
     for count in counts:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure
+from ctxflow.scheduler.open_items import ItemQueue
 from ctxflow.scheduler.step_shares import StepShares
 
 MANY = 64  # Apps with work that a routing policy is shown, whatever their contexts.
@@ -196,7 +197,7 @@ class App:
 
     spec: AppSpec
     order: int
-    queue: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    queue: ItemQueue = dataclasses.field(default_factory=ItemQueue)
     # Items still in the queue that were cancelled: whoever takes from it leaves them out.
     cancelled: int = 0
     # Groups that must run alone as they are: the halves of a bisection, suspects.

@@ -6,7 +6,6 @@ either queued once, or held by at least one attempt.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -17,6 +16,7 @@ from ctxflow.scheduler.commands import Bury, Command, Deliver
 from ctxflow.scheduler.eligibility import awaited, elsewhere
 from ctxflow.scheduler.events import Failure
 from ctxflow.scheduler.faults import CRASHES
+from ctxflow.scheduler.open_items import ItemQueue
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt
 
@@ -30,7 +30,7 @@ def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) ->
         app = state.apps[name]
         app.arrived += len(those)
         state.counters.submitted += len(those)
-        state.open.update(dict.fromkeys(those, app))
+        state.open.add(those, app)
         app.queue.extend(those)
         if app.held_until is not None:  # What was held back may be enough for a batch now.
             state.ready.release(app)
@@ -61,12 +61,8 @@ def take(state: RunState, app: App, group: Group | None, count: int, out: list[C
         items = app.isolated.pop(group).items
     elif app.cancelled:
         items = tuple(itertools.islice(_open_ones(state, app), count))
-    elif count >= len(app.queue):
-        items = tuple(app.queue)
-        app.queue.clear()
     else:
-        pop = app.queue.popleft
-        items = tuple([pop() for _ in range(count)])
+        items = app.queue.take(count)
     settle(state, app, out)
     return items
 
@@ -74,7 +70,7 @@ def take(state: RunState, app: App, group: Group | None, count: int, out: list[C
 def _open_ones(state: RunState, app: App) -> Iterator[int]:
     """Take items off the queue, leaving out those that were cancelled there."""
     while app.queue:
-        item = app.queue.popleft()
+        item = app.queue.pop()
         if item in state.open:
             yield item
         else:
@@ -83,18 +79,17 @@ def _open_ones(state: RunState, app: App) -> Iterator[int]:
 
 def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
     """Deliver those of these items that nobody answered before."""
-    opened = state.open
-    positions = [n for n, item in enumerate(items) if item in opened]
-    if not positions:
+    won, positions = items, None
+    if not state.open.has_all(items):
+        positions = [n for n, item in enumerate(items) if item in state.open]
+        won = [items[n] for n in positions]
+    if not won:
         return
-    won, part = items, len(positions) < len(items)
-    if part:
-        won = [won[n] for n in positions]
     if state.charges.of:
         faults.answered(state, attempt, won)
     _close(state, won)
     state.counters.done += len(won)
-    out.append(Deliver(attempt.id, won, positions if part else None))
+    out.append(Deliver(attempt.id, won, positions))
 
 
 def _bury(
@@ -107,8 +102,7 @@ def _bury(
 
 
 def _close(state: RunState, items: Collection[int]) -> None:
-    for item in items:
-        del state.open[item]
+    state.open.close(items)
     if state.charges.of:
         state.charges.settle(items)
     for table in (state.copies, state.losses, state.crashes, state.raised, state.deaths, state.prefixes):
@@ -123,8 +117,8 @@ def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]
     settle(state, app, out)
     own = state.apps.get(app.spec.alternative_of)
     if own is not None:  # Which its items can do without.
-        own.queue.extendleft(reversed(waiting))
-        state.open.update(dict.fromkeys(waiting, own))
+        own.queue.put_back(waiting)
+        state.open.add(waiting, own)
         settle(state, own, out)
     elif waiting:
         _bury(state, waiting, failure, out, app.context)
@@ -137,7 +131,7 @@ def cancel(state: RunState, items: Sequence[int], out: list[Command]) -> None:
     running = {item for attempt in holding(state, gone) for item in attempt.items}
     for item in gone - running:
         state.open[item].cancelled += 1
-    _close(state, gone)
+    _close(state, sorted(gone))
     state.counters.cancelled += len(gone)
     for app in apps.values():
         _forget_cancelled(state, app)
@@ -165,12 +159,14 @@ def _forget_cancelled(state: RunState, app: App) -> None:
                 app.isolated.push(dataclasses.replace(group, items=left))
         app.cancelled += app.isolated.items
     if 2 * app.cancelled > len(app.queue):
-        app.queue = collections.deque(item for item in app.queue if item in state.open)
+        app.queue = ItemQueue(item for item in app.queue if item in state.open)
         app.cancelled = 0
 
 
 def unanswered(state: RunState, attempt: Attempt) -> list[int]:
     """Return the items that only this attempt, which has ended, held and that are still open."""
+    if not state.copies and state.open.has_all(attempt.items):
+        return list(attempt.items)
     left = []
     for item in attempt.items:
         if item not in state.open:
@@ -194,7 +190,7 @@ def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
     if attempt.group is not None:
         app.isolated.push(dataclasses.replace(attempt.group, items=tuple(items), since=state.now))
     else:
-        app.queue.extendleft(reversed(items))
+        app.queue.put_back(items)
     settle(state, app, out)
 
 
@@ -232,7 +228,7 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
         _bury(state, items, failure, out)
         return
     elif app.overlaps and failure.kind not in CRASHES:  # None of those beside it can be meant.
-        app.queue.appendleft(items[0])
+        app.queue.put_back(items)
     else:
         app.isolated.append(_group(state, attempt, items, failure))
     state.counters.retried += len(items)
@@ -368,8 +364,8 @@ def _deal_anew(state: RunState, own: App, shares: dict[str, float], out: list[Co
         queues = {own.id: waiting}
     for app in family:
         queued = queues.get(app.id, ())
-        state.open.update(dict.fromkeys(queued, app))
-        app.queue = collections.deque(queued)
+        state.open.add(queued, app)
+        app.queue = ItemQueue(queued)
         app.cancelled = 0
         state.ready.release(app)
         settle(state, app, out)

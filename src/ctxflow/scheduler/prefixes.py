@@ -36,13 +36,12 @@ def take(state: RunState, worker: Worker, app: App, count: int) -> list[int]:
     if count == 1 and not app.cancelled:
         place = _nearest(state, worker, app) if app.overtaken < LOOK_AHEAD else 0
         app.overtaken = app.overtaken + 1 if place else 0
-        item = queue[place]
-        del queue[place]
+        item = queue.pop(place)
         _settle_in(worker, app, state.prefixes.get(item, ()), {})
         return [item]
     seen: list[int] = []
     while queue and len(seen) < max(count, LOOK_AHEAD):
-        item = queue.popleft()
+        item = queue.pop()
         if item in state.open:
             seen.append(item)
         else:
@@ -70,7 +69,7 @@ def take(state: RunState, worker: Worker, app: App, count: int) -> list[int]:
             if other in left:
                 ranks[other] = _rank(state, worker, app, numbers[other])
                 heapq.heappush(heap, (*ranks[other], other))
-    queue.extendleft(reversed(left.values()))
+    queue.put_back(list(left.values()))
     return chosen
 
 

@@ -14,6 +14,7 @@ from ctxflow.policies.registry import DEFAULTS, described, having, make
 from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import App, Arrivals, ContextState, Deal, Ready
 from ctxflow.scheduler.free_workers import FreeTables
+from ctxflow.scheduler.open_items import OpenItems
 from ctxflow.scheduler.worker_state import (
     Attempt,
     Charges,
@@ -270,7 +271,7 @@ class RunState:
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready = Ready()
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
-        self.open: dict[int, App] = {}
+        self.open = OpenItems[App]()
         # Attempts that go on -> how many of their items, from the first on, they have answered.
         self.answered: dict[int, int] = {}
         # Attempts that were told to stop, since nobody waits for any of their items.
