@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes `-n auto` means; for `-n logical`, where other parts run too, one for each core."""
+    """Return how many processes `-n auto` means; for `-n logical`, where tests do not wait, one for each core."""
     cores = len(os.sched_getaffinity(0))
     if config.option.numprocesses == "logical":
         return cores

@@ -40,7 +40,7 @@ def test_each_field_is_answered_as_openai_s_types_and_the_schemas_have_it(vllm_p
     questions = [(line["custom_id"], line["url"], line["body"]) for line in [*LINES, UNBOUNDED]]
     *answers, unbounded = run(vllm_python, "fields", str(llama), questions, OPTIONS)
     bodies = {line["custom_id"]: answer for line, answer in zip(LINES, answers, strict=True)}
-    assert all_wrong(LINES, bodies) == {}
+    assert all_wrong(LINES, bodies) == {}, bodies
     assert unbounded == ["ItemRefused", NO_CALL]
 
 
@@ -49,6 +49,6 @@ def test_each_field_is_answered_as_openai_s_types_and_the_schemas_have_it(vllm_p
 def test_a_batch_job_has_each_field_answered(engine_environment, belongings, llama, tmp_path, output):
     words = [word for name, value in OPTIONS.items() for word in ("--engine-option", f"{name}={json.dumps(value)}")]
     bodies, dead = answered(llama, [*LINES, UNBOUNDED], tmp_path, output, "--backend", "vllm", "--gpus", "0", *words)
-    assert all_wrong(LINES, bodies) == {}
+    assert all_wrong(LINES, bodies) == {}, bodies
     assert dead == {"unbounded": NO_CALL}
     belongings.none_left()

@@ -76,7 +76,7 @@ def run(names: Sequence[str], how: How) -> int:
     shutil.rmtree(BUILD / "times", ignore_errors=True)
     (BUILD / "times" / "starts").mkdir(parents=True)
     environment = {**os.environ, DEPTH: how.depth, starts.VARIABLE: str(BUILD / "times" / "starts")}
-    commands = {name: _command(name, how, alone=len(names) == 1) for name in names}
+    commands = {name: _command(name, how) for name in names}
     if len(names) == 1:
         return _alone(names[0], commands[names[0]], environment)
     if "engines" in names:  # The environment is built meanwhile; the tests, which wait for it, say it if that fails.
@@ -132,8 +132,8 @@ def _begin(name: str, words: Sequence[str], environment: Mapping[str, str], logs
     return Part(name, process, log)
 
 
-def _command(name: str, how: How, alone: bool) -> list[str]:
-    """Return the command of a part; `alone` says that no other runs beside it."""
+def _command(name: str, how: How) -> list[str]:
+    """Return the command of a part."""
     if name == "lint":
         return ["sh", "-c", " && ".join(" ".join([str(_BIN / tool), *words]) for tool, *words in _LINT)]
     python = [sys.executable, "-m", "pytest", f"--junitxml=build/times/{name}.xml", *how.words]
@@ -148,7 +148,7 @@ def _command(name: str, how: How, alone: bool) -> list[str]:
     left_out = ["tests/cluster", "tests/engines", "src/ctxflow/examples"]
     local = ["tests", "papers", "src/ctxflow", *(f"--ignore={each}" for each in left_out)]
     marks = ["-m", "not model"] if how.depth == "quick" else []
-    processes = "auto" if alone and how.depth != "quick" else "logical"  # What is quick does not wait.
+    processes = "logical" if how.depth == "quick" else "auto"  # What is quick does not wait.
     return [*python, "-n", processes, "--dist", "worksteal", "--doctest-modules", *marks, *local]
 
 

@@ -51,6 +51,6 @@ def test_ctrl_c_interrupts_all_parts_and_waits_for_their_ends(tmp_path):
 
 @pytest.mark.parametrize("depth", ["quick", "test"])
 def test_only_a_quick_run_leaves_out_models(depth):
-    words = parts._command("local", parts.How(depth, seed="7", shard="2/3"), alone=True)
+    words = parts._command("local", parts.How(depth, seed="7", shard="2/3"))
     assert ("not model" in words) == (depth == "quick")
     assert "--randomly-seed=7" in words and "--shard=2/3" in words
