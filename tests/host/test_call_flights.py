@@ -11,10 +11,11 @@ import time
 import pytest
 from test_library_loop import Items
 
+import forked
 from ctxflow.host.call_flights import ThreadCall
 from ctxflow.host.library_process import HostPatience
 from ctxflow.host.running_calls import CallInterrupted
-from waiting import FOREVER
+from waiting import FOREVER, patience
 
 THREADS = 8
 
@@ -104,6 +105,30 @@ def test_a_call_that_is_interrupted_at_its_last_moment_is_not_sought_on_its_thre
     thread.join()
     assert [type(outcome) for outcome in outcomes] == [CallInterrupted]
     assert capfd.readouterr().err == ""
+
+
+PROFILED = """
+import sys, threading
+from ctxflow.host.call_flights import ThreadCall
+class Library:
+    def run(self, call, notes): return {}, b""
+    def end_fork(self): WHEN and self.call.interrupt()
+library = Library()
+library.call = ThreadCall(library, None, None)
+outcomes = []
+thread = threading.Thread(target=lambda: outcomes.append(library.call.run()))
+thread.start()
+thread.join()
+sys.setprofile(lambda *given: None)
+print((lambda: len(outcomes))())
+"""
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_functions_are_profiled_where_calls_on_threads_have_ended(interrupted):
+    program = PROFILED.replace("WHEN", str(interrupted))
+    ended = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(), check=True)
+    assert ended.stdout == "1\n"
 
 
 def test_a_call_that_overlaps_none_has_the_process_to_itself_and_those_after_it_wait(loaded):
