@@ -312,7 +312,9 @@ def _processes() -> list[str]:
         share = (used - before[pid]) / _SAMPLE_SECONDS
         where = _read(pid, "wchan").strip("0") or "-"
         lines.append(f"{'  ' * depth}  {pid} {_state(pid)} {used:.2f} {share:.0%} {where} {_command(pid)}")
-    return lines + _dumps([pid for pid, _ in found if "python" in _command(pid)])
+    programs = [(int(stat[19]), pid) for pid, _ in found if "python" in _command(pid) and (stat := _stat(pid))]
+    # The test's own are the latest: servers that many tests fork from have been there for longer.
+    return lines + _dumps([pid for _, pid in sorted(programs, reverse=True)])
 
 
 def _dumps(pids: list[int]) -> list[str]:
