@@ -1,8 +1,8 @@
-"""Tables of a run's items that stay small and quick with millions of them: those that are open, and an app's queue.
+"""Compact tables for millions of items: which are open, and the queue of each app.
 
-Both are by far the largest of a run's tables. Items are numbered in the order in which they are submitted, and are
-queued and answered in runs of consecutive numbers: so a queue keeps ranges, and the open ones are in pages, of which a
-run is one slice. Neither has an object for each item, which a garbage collection would go through.
+Items are numbered in the order of submission, and batches are mostly consecutive numbers. So a queue stores ranges, and
+open items are stored in pages (lists of 1,024 entries), of which a batch is one slice. Neither table has an object for
+each item, which the garbage collector would traverse.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _BITS = 10
 _PAGE = 1 << _BITS
 _LAST = _PAGE - 1
-App = TypeVar("App")
+T = TypeVar("T")
 
 
-class OpenItems(Mapping[int, App]):
+class OpenItems(Mapping[int, T]):
     """Which items are open, and of which app each is.
 
     >>> open_items = OpenItems()
@@ -31,18 +31,20 @@ class OpenItems(Mapping[int, App]):
     """
 
     def __init__(self) -> None:
-        self._pages: dict[int, list[App | None]] = {}
+        self._pages: dict[int, list[T | None]] = {}
         self._counts: dict[int, int] = {}  # Of the open ones in a page; one without any is dropped.
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(self._counts.values())
 
-    def __contains__(self, item: object) -> bool:
-        page = self._pages.get(item >> _BITS)  # type: ignore[operator]
-        return page is not None and page[item & _LAST] is not None  # type: ignore[operator]
+    def __bool__(self) -> bool:
+        return bool(self._counts)
 
-    def __getitem__(self, item: int) -> App:
+    def __contains__(self, item: Any) -> bool:
+        page = self._pages.get(item >> _BITS)
+        return page is not None and page[item & _LAST] is not None
+
+    def __getitem__(self, item: int) -> T:
         page = self._pages.get(item >> _BITS)
         if page is None or (app := page[item & _LAST]) is None:
             raise KeyError(item)
@@ -52,7 +54,7 @@ class OpenItems(Mapping[int, App]):
         for number, page in sorted(self._pages.items()):
             yield from (number * _PAGE + place for place, app in enumerate(page) if app is not None)
 
-    def add(self, items: Iterable[int], app: App) -> None:
+    def add(self, items: Iterable[int], app: T) -> None:
         """Open items, or note that open ones are another app's now."""
         for number, begin, end in _slices(items):
             page = self._pages.get(number)
@@ -61,7 +63,6 @@ class OpenItems(Mapping[int, App]):
             new = page[begin:end].count(None)
             page[begin:end] = [app] * (end - begin)
             self._counts[number] = self._counts.get(number, 0) + new
-            self._count += new
 
     def has_all(self, items: Collection[int]) -> bool:
         """Return whether all of these are open."""
@@ -76,7 +77,6 @@ class OpenItems(Mapping[int, App]):
         for number, begin, end in _slices(items):
             self._pages[number][begin:end] = [None] * (end - begin)
             self._counts[number] -= end - begin
-            self._count -= end - begin
             if not self._counts[number]:
                 del self._pages[number], self._counts[number]
 

@@ -102,11 +102,9 @@ class SceneWorker:
 
     @property
     def free_slots(self) -> int:
-        unused = self.slots - len(self.running)
-        if self.flying:
-            places = sum(count < self.windows.get(context, 0) for context, count in self.flying.items())
-            unused = self.unused_slots + places
-        return unused
+        if not self.flying:  # As a rule: policies ask often.
+            return self.unused_slots
+        return self.unused_slots + sum(count < self.windows.get(context, 0) for context, count in self.flying.items())
 
     @property
     def slots_used(self) -> float:
