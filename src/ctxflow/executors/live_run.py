@@ -276,7 +276,7 @@ class LiveRun(RunLoop):
         self._disk.give(write)
 
     def validate(self) -> None:
-        """Check the scheduler's invariants between two events: for tests, and for whoever suspects it.
+        """Check the scheduler's invariants, while no event is being handled: for tests and debugging.
 
         :raises AssertionError: naming the one that does not hold.
         """

@@ -98,17 +98,17 @@ class CallThreads:
 
 
 class _Withdrawn(BaseException):
-    """Raised in place of what is not to be raised any more."""
+    """Raised in place of a pending exception that is withdrawn."""
 
 
-def _withdraw(thread: int) -> None:
-    """Let nothing be raised any more in this thread, which is the one given.
+def _withdraw() -> None:
+    """Raise and catch another exception in place of one that is pending in this thread.
 
-    CPython keeps in mind that something is to be raised until something is: where that was only taken back, all that
-    the process runs is slower, and functions that are traced or profiled do not even begin (3.10 and 3.11).
+    Clearing it (a null exception) leaves CPython's flag for pending exceptions set: the whole process is slower, and
+    on 3.10 and 3.11 a traced or profiled function never begins.
     """
     try:
-        _raise_in(thread, _Withdrawn)
+        _raise_in(_thread.get_ident(), _Withdrawn)
         while True:
             pass
     except _Withdrawn:
@@ -159,7 +159,7 @@ class ThreadCall:
         with self._lock:
             thread, self._thread = self._thread, 0
         if thread and self._asked:
-            _withdraw(thread)
+            _withdraw()
 
     def _tell(self, part: PartFinished) -> None:
         self._parts.append(part)
