@@ -113,8 +113,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _left_out(item: pytest.Item) -> bool:
     if item.get_closest_marker("release"):
         return True
-    dear = not _DEAR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-    return depth() == "quick" and (dear or is_long(item))
+    if depth() != "quick":
+        return False
+    return is_long(item) or not _DEAR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _adapt(items: list[pytest.Item]) -> None:

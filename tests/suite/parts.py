@@ -136,7 +136,8 @@ def _command(name: str, how: How) -> list[str]:
     """Return the command of a part."""
     if name == "lint":
         return ["sh", "-c", " && ".join(" ".join([str(_BIN / tool), *words]) for tool, *words in _LINT)]
-    python = [sys.executable, "-m", "pytest", f"--junitxml=build/times/{name}.xml", *how.words]
+    python = [sys.executable, "-m", "pytest", f"--junitxml=build/times/{name}.xml"]
+    python += ["-o", f"junit_suite_name={how.depth}", *how.words]
     if how.seed:
         python += ["-p", "randomly", f"--randomly-seed={how.seed}"]
     if how.shard:

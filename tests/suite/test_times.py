@@ -49,6 +49,15 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     assert "run make test first" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("depth", ["quick", "release"])
+def test_only_an_ordinary_run_is_recorded(depth, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(times.Record, "write", lambda record: pytest.fail("it was recorded"))
+    case = '<testcase classname="tests.test_apps" name="test_a" time="1.0"/>'
+    (tmp_path / "local.xml").write_text(f'<testsuites><testsuite name="{depth}">{case}</testsuite></testsuites>')
+    assert times.show(tmp_path, record=True) == 2
+    assert "Only an ordinary run is recorded" in capsys.readouterr().out
+
+
 def test_orphans_count_where_control_groups_can_be_made():
     orphan = "import time\nwhile time.process_time() < 0.5: pass\nprint('done')"
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}])"

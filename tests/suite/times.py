@@ -26,6 +26,7 @@ FIXTURE_SECONDS = 0.3
 DEAREST = 50
 COLLECTION = "(collection)"
 """What collecting is noted as, among the fixtures of the first test of each process."""
+RECORDED_DEPTH = "test"
 QUICK_SECONDS = 0.2
 """What a test may cost at most to be in a quick run."""
 
@@ -151,6 +152,9 @@ def show(folder: Path, record: bool = False) -> int:
     tests = read(files)
     print(table(tests, starts.totals(folder / "starts")))
     if record:
+        if any(ElementTree.parse(file).find(f"testsuite[@name='{RECORDED_DEPTH}']") is None for file in files):
+            print("Only an ordinary run is recorded: others leave tests out, or try more cases. Run make test first.")
+            return 2
         newer, kept = record_of(tests), Record.read()
         kept.update(newer)
         kept.write()
