@@ -78,7 +78,7 @@ test: $(STAMP)test ## Check, and run all tests that can run here, in about a qua
 test-release: $(STAMP)test ## The same in depth: all seeds, hundreds of examples, long chaos, every engine under every fault
 	@$(TEST) --depth release
 
-test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, nor more than a second of a core
+test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, nor more than a fifth of a second of a core
 	@$(TEST) --depth quick local
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation

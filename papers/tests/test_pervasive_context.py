@@ -22,7 +22,7 @@ from suite.depth import some
 
 BY_NAME = {settings.name: settings for settings in EXPERIMENTS}
 PART = some(40, deeply=20)
-"""Where each of 150,000 items is a call, one of so many is simulated."""
+"""Of experiments with one item a call, only every PART-th of the 150,000 items is simulated."""
 EXPLAINED = {"pv2", "pv3_100"}
 """See docs/simulator.md: Table 2's task times leave 1.5k s of their 5.3k unaccounted for."""
 
