@@ -36,7 +36,7 @@ def test_a_run_with_a_dead_item_and_evictions(tmp_path, monkeypatch):
         executor.engine.evict(None, 0.1)
         errors = [future.exception() for future in futures]
         eventually(lambda: executor.status().evictions)  # All may be answered before anybody hears that one went.
-        status = executor.status()
+    status = executor.status()  # After the end: a worker in place of the evicted one may join until then.
     assert sum(error is not None for error in errors) == 1
     [log] = tmp_path.rglob("events.jsonl")
     with open(log) as file:
