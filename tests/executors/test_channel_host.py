@@ -68,7 +68,9 @@ def test_what_does_not_fit_into_the_socket_follows(ends):
     assert not worker.channel.pending
 
 
-def test_one_with_notice_leaves_when_it_runs_nothing(ends):
+@pytest.fixture
+def noticed(ends):
+    """The same, where the worker runs a call and has notice."""
     worker, far = ends
     payload = CallPayload("batch", None, False, None, b"inputs")
     worker.tell(cmd.Run("w", 3, "app", "c", (1,)), Payloads(calls={3: payload}))
@@ -76,6 +78,19 @@ def test_one_with_notice_leaves_when_it_runs_nothing(ends):
     assert worker.hear(1.0) == [ev.EvictionNotice(1.0, "w")]
     worker.release_idle()
     assert len(far.receive()) == 1, "it was told to leave amid its call"
+    return ends
+
+
+@pytest.mark.parametrize("command", [cmd.Unload("w", "c"), cmd.Load("w", "c")])
+def test_one_with_notice_does_not_wait_for_calls_whose_process_it_ended(noticed, command):
+    worker, far = noticed
+    worker.tell(command, Payloads(contexts={"c": CONTEXT}))
+    worker.release_idle()
+    assert [head[0] for head, _ in far.receive()][1:] == ["LeaveWorker"]
+
+
+def test_one_with_notice_leaves_when_it_runs_nothing(noticed):
+    worker, far = noticed
     far.send_frame(pack(library_messages.CallFinished(3, 0.5)))
     worker.hear(2.0)
     worker.release_idle()

@@ -204,7 +204,7 @@ class ChannelHost:
         self._parts: set[str] = set()  # The functions and constants that it has.
         self._keys: dict[str, str] = {}  # Context -> the key of its latest build.
         self._builds = 0
-        self._calls: set[int] = set()
+        self._calls: dict[int, str] = {}  # Those that have no answer yet -> their contexts.
         selector.register(channel, selectors.EVENT_READ, self)
 
     @property
@@ -219,12 +219,14 @@ class ChannelHost:
         elif isinstance(command, cmd.Load):
             self._builds += 1
             key = self._keys[command.context] = str(self._builds)
+            self._forget_calls(command.context)
             self._send(self._disk.build(payloads.contexts[command.context], self.folder, key))
         elif isinstance(command, cmd.Stage):
             self._send(self._disk.stage(payloads.contexts[command.context], self.folder))
         elif (message := plain_message(command)) is not None:
             if isinstance(message, msg.EndLibrary):
                 self._keys.pop(message.context, None)
+                self._forget_calls(message.context)
             if isinstance(command, cmd.Unload) and command.files:
                 message = self._disk.remove(payloads.contexts[command.context], self.folder)
             self.released |= isinstance(message, msg.LeaveWorker)
@@ -234,8 +236,12 @@ class ChannelHost:
         for part in payload.new_parts(self._parts):
             self._parts.add(part.name)
             self._send(library_messages.GivePart(part.name, part.body))
-        self._calls.add(command.attempt)
+        self._calls[command.attempt] = command.context
         self._send(call_message(command, payload, self._keys.get(command.context)))
+
+    def _forget_calls(self, context: str) -> None:
+        """Note that the calls of a context end with its library process, which answers them no more."""
+        self._calls = {call: of for call, of in self._calls.items() if of != context}
 
     def carry(self, command: cmd.Carry, now: float, source: ChannelHost | None) -> ev.Event:
         """Bring it a session's state from another worker, None if that is gone; return what came of it."""
@@ -269,9 +275,10 @@ class ChannelHost:
             self.joined = True
             return [ev.WorkerJoined(now, self.spec)]
         if isinstance(report, (library_messages.CallFinished, library_messages.CallRaised)):
-            self._calls.discard(report.call)
+            self._calls.pop(report.call, None)
         elif isinstance(report, msg.LibraryDied):
-            self._calls.difference_update(report.calls)
+            for call in report.calls:
+                self._calls.pop(call, None)
         elif isinstance(report, msg.WorkerStuck):
             self.stuck = report.reason
         elif isinstance(report, library_messages.ContextBuilt):

@@ -87,6 +87,8 @@ class ContractRun:
         match event:
             case ev.WorkerJoined():
                 self._workers.append(event.worker.id)
+            case ev.EvictionNotice():
+                self._altered = True
             case ev.WorkerLost():
                 self._altered = True
                 self._workers.remove(event.worker)
