@@ -247,9 +247,8 @@ def test_a_disk_that_is_full_in_truth_keeps_what_fits(tmp_path):
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_who_cannot_have_the_lock_does_without(opened, monkeypatch):
-    cache, other = opened(), opened()
-    monkeypatch.setattr(cache_folder, "_LOCK_SECONDS", 0.05)
+def test_who_cannot_have_the_lock_does_without(opened):
+    cache, other = opened(), opened(lock_seconds=0.05)
     with cache._folder.locked(cache_folder.fcntl.LOCK_EX), pytest.raises(OSError, match="another worker has had"):
         other.get("a")
 

@@ -17,18 +17,20 @@ import stat
 import time
 from collections.abc import Iterator
 
-_LOCK_SECONDS, _TRY_SECONDS = 10.0, 0.01
+_TRY_SECONDS = 0.01
 _SHARED = re.compile(r"nobody|nfsnobody|(slot|cndrusr)\d+(_\d+)*|condor|condor_pool_\w+")
 
 
 class CacheFolder:
     """A folder of this user alone, by its number below one that may serve several users.
 
+    :param lock_seconds: how long its lock is waited for.
     :ivar path: where it is. :ivar in_place: whether nobody but this user and root can put another in its place.
     :raises OSError: in a sentence, if it cannot be used: it is another user's, say, or its disk has no locks.
     """
 
-    def __init__(self, base: str, make: bool) -> None:
+    def __init__(self, base: str, make: bool, lock_seconds: float = 10.0) -> None:
+        self._lock_seconds = lock_seconds
         self.path = os.path.join(os.path.abspath(base), str(os.geteuid()))
         self._descriptor = _opened(self.path, make)
         self.in_place = _is_trusted(os.path.dirname(self.path))
@@ -56,10 +58,10 @@ class CacheFolder:
         """Have the lock under which entries are taken (shared), come and go (exclusive), for a moment."""
         descriptor = open_file(self.at("lock"), os.O_CREAT)
         try:
-            deadline = time.monotonic() + _LOCK_SECONDS
+            deadline = time.monotonic() + self._lock_seconds
             while not try_lock(descriptor, how):
                 if time.monotonic() > deadline:  # Who has it is stopped, perhaps.
-                    raise OSError(errno.EBUSY, f"another worker has had its lock for {_LOCK_SECONDS:.0f} s")
+                    raise OSError(errno.EBUSY, f"another worker has had its lock for {self._lock_seconds:.0f} s")
                 time.sleep(_TRY_SECONDS)
             yield
         finally:

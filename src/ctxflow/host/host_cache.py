@@ -79,6 +79,7 @@ class HostCache:
     :param make: whether to make the folder where it is not.
     :param strict: whether this process verifies each entry once in any case; by default, in jobs under accounts that
         others' jobs have too.
+    :param lock_seconds: how long to wait for the lock of its folder, which another worker may have.
     :ivar path: this user's folder.
     :ivar in_place: whether its paths can be relied on: nobody but this user and root can put others in their place.
         Else those that `get` and `put` return are good for this process and those of this user, while it lives.
@@ -97,8 +98,16 @@ class HostCache:
     >>> shutil.rmtree(folder)
     """
 
-    def __init__(self, folder: str, limit: int | None = None, make: bool = True, strict: bool | None = None) -> None:
-        self._folder = CacheFolder(folder, make)
+    def __init__(
+        self,
+        folder: str,
+        limit: int | None = None,
+        make: bool = True,
+        strict: bool | None = None,
+        *,
+        lock_seconds: float = 10.0,
+    ) -> None:
+        self._folder = CacheFolder(folder, make, lock_seconds)
         self.path, self.in_place, self.limit = self._folder.path, self._folder.in_place, limit
         self._strict = is_shared_account() if strict is None else strict
         self._held: dict[str, int] = {}  # Key -> descriptor with the lock.

@@ -21,7 +21,7 @@ from executor_helpers import first_free
 from ctxflow.executors.taskvine import gate
 from ctxflow.executors.taskvine.gate import Entrance
 from ctxflow.executors.taskvine.manager_messages import BYTES, NEWS, Bell
-from waiting import eventually, joined, patience
+from waiting import FOREVER, eventually, joined, patience
 
 IDENT, PASSWORD = b"auth password sha1", b"open sesame"
 
@@ -170,14 +170,12 @@ def test_no_challenge_is_answered_before_there_is_proof(played):
         assert stranger.recv(100) == b"", "it is over"
 
 
-def test_who_connects_from_one_place_again_and_again_pushes_out_nobody_else(monkeypatch):
-    monkeypatch.setattr(gate, "_MOST_OPEN", 10)
-    monkeypatch.setattr(gate, "_PROOF_SECONDS", 60.0)
+def test_who_connects_from_one_place_again_and_again_pushes_out_nobody_else():
     manager, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket.create_server(("127.0.0.1", 0)) as public, socket.create_server(("127.0.0.1", 0)) as private, theirs:
         address = public.getsockname()
         bell = Bell(mmap.mmap(-1, BYTES), "nobody")
-        served = gate.Gate(public, private, theirs, PASSWORD, bell)
+        served = gate.Gate(public, private, theirs, PASSWORD, bell, proof_seconds=FOREVER, most_open=10)
         thread = threading.Thread(target=served.serve)
         thread.start()
         with contextlib.ExitStack() as connections:

@@ -35,8 +35,6 @@ from ctxflow.host.linux import PAUSE_SECONDS, Acceptor, count_left, die_with_par
 
 _IDENT = b"auth password sha1"
 _LINE_BYTES = 1024
-_PROOF_SECONDS = 5.0  # As TaskVine has it.
-_MOST_OPEN = 500  # Beyond that one of the address that has most is ended: a worker takes milliseconds.
 MOST_INSIDE = 50  # On their way into TaskVine at a time; the rest wait, proven.
 _MOST_TOLD = 100
 _ESTABLISHED = 1  # As the kernel numbers the states of a TCP connection.
@@ -88,10 +86,10 @@ def _proof(password: bytes, challenge: bytes) -> bytes:
 class _Party:
     """A connection over which a proof is awaited."""
 
-    def __init__(self, connection: socket.socket, talk: Talk, host: str) -> None:
+    def __init__(self, connection: socket.socket, talk: Talk, host: str, seconds: float) -> None:
         connection.setblocking(False)
         self.connection, self.talk, self.host = connection, talk, host
-        self.deadline = time.monotonic() + _PROOF_SECONDS
+        self.deadline = time.monotonic() + seconds
         self.worker: _Party | None = None  # Of a connection to TaskVine: the worker that it is made for.
         self._line = b""
         connection.send(next(talk))
@@ -122,11 +120,22 @@ class Gate:
     """Serves the public port until the manager is gone; TaskVine listens at the private one.
 
     :param manager: to the manager's process, which gets connections and messages; `bell` wakes it.
+    :param proof_seconds: how long whoever connects may take to prove itself, which takes a worker milliseconds.
+    :param most_open: of those; beyond that, one of the address that has most is ended.
     """
 
     def __init__(
-        self, public: socket.socket, private: socket.socket, manager: socket.socket, password: bytes, bell: Bell
+        self,
+        public: socket.socket,
+        private: socket.socket,
+        manager: socket.socket,
+        password: bytes,
+        bell: Bell,
+        *,
+        proof_seconds: float = 5.0,  # As TaskVine has it.
+        most_open: int = 500,
     ) -> None:
+        self._proof_seconds, self._most_open = proof_seconds, most_open
         self._public, self._private, self._manager, self._bell = public, private, manager, bell
         self._password = password
         self._selector = selectors.DefaultSelector()
@@ -167,10 +176,10 @@ class Gate:
         self._over = not said
 
     def _accepted(self, connection: socket.socket, address: Any) -> None:
-        party = _Party(connection, as_manager(self._password), str(address[0]))
+        party = _Party(connection, as_manager(self._password), str(address[0]), self._proof_seconds)
         self._open[party] = None
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._heard(party))
-        if len(self._open) > _MOST_OPEN:
+        if len(self._open) > self._most_open:
             hosts = collections.Counter(each.host for each in self._open)
             [(most, _)] = hosts.most_common(1)
             self._refuse(next(each for each in self._open if each.host == most))
@@ -216,7 +225,7 @@ class Gate:
             try:
                 inner.connect(self._private.getsockname())
                 port = inner.getsockname()[1]
-                party = self._inside[port] = _Party(inner, as_worker(self._password), worker.host)
+                party = self._inside[port] = _Party(inner, as_worker(self._password), worker.host, self._proof_seconds)
             except OSError:
                 inner.close()
                 worker.connection.close()
