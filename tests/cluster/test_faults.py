@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driver import HOSTS, INSIDE, TESTBED, WORKERS, Driver
 
+from waiting import eventually
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -159,18 +161,19 @@ def test_a_schedd_that_hangs_stops_nobody_else(testbed: Testbed, start: Callable
     port = str(driver.line()["port"])
     driver.until(lambda line: line.get("there") == 6)
     [schedd] = testbed.run("pgrep", "-x", "condor_schedd", user="root").split()
-    before = driver.newest()["done"]
+    done = set()
+
+    def given_up() -> bool:
+        done.add(driver.newest()["done"])
+        return "its schedd does not answer" in driver.said()
+
     testbed.run("kill", "-STOP", schedd, user="root")
     try:
         for host in HOSTS:  # So that others are asked for.
             testbed.run("python", "-c", WORKERS, "tree", port, "0", user="root", host=host)
-        driver.until_said("its schedd does not answer")
-        meanwhile = driver.newest()
+        eventually(given_up)
     finally:
         testbed.run("kill", "-CONT", schedd, user="root")
-    assert meanwhile["done"] > before, "answers are handled"
-    result = driver.result()
-    status = check_rows(result)
-    print({**meanwhile, "before": before, "seconds": result["seconds"], "status": status, "said": driver.said()})
-    assert meanwhile["pause"] < 20.0, "so long the bindings wait"
+    check_rows(driver.result())
+    assert len(done) > 5, f"answers are handled while it is asked: {sorted(done)} were done"
     assert driver.said().count("its schedd does not answer") == 1, driver.said()
