@@ -90,6 +90,7 @@ def test_what_a_person_put_on_hold_is_told_from_what_the_pool_did(code, by_hand)
 
 JOB = WorkerJob("a10", ["true"])
 PLAYED = str(Path(__file__).parent / "played")
+FEW_SECONDS = 3
 
 
 class Played:
@@ -130,12 +131,11 @@ def provider(tmp_path: Path, schedd: Played) -> Iterator[CondorProvider]:
 
 
 @pytest.fixture
-def short(monkeypatch: Any) -> Callable[[], None]:
-    """Give every request a second from now on."""
+def short(provider: CondorProvider) -> Callable[[], None]:
+    """Give every request few seconds from now on, in which a busy machine answers too."""
 
     def shortened() -> None:
-        monkeypatch.setattr(condor_process, "_SECONDS", {})
-        monkeypatch.setattr(condor_process, "_OTHERS_SECONDS", 1.0)
+        condor_process.condor_process().limit = FEW_SECONDS
 
     return shortened
 
@@ -249,7 +249,7 @@ def test_a_schedd_that_hangs_is_given_up_in_time_and_asked_again(
     short()
     for request in ("act", "query"):
         schedd.does(**{request: "hang"})
-        with pytest.raises(ProviderError, match=r"its schedd does not answer: .* \(no answer within 1 s\)"):
+        with pytest.raises(ProviderError, match=rf"does not answer: .* \(no answer within {FEW_SECONDS} s\)"):
             provider.remove([job]) if request == "act" else provider.find()
         assert processes() == [], "whatever hangs is ended"
     provider.find()

@@ -100,9 +100,13 @@ def _why(complaint: str) -> str:
 
 
 class CondorProcess:
-    """The driver's end of a process with HTCondor's bindings, which ends with this object, and with this process."""
+    """The driver's end of a process with HTCondor's bindings, which ends with this object, and with this process.
+
+    :ivar limit: how many seconds any request may take, in place of what is usual for it.
+    """
 
     def __init__(self) -> None:
+        self.limit: float | None = None
         self._lock = threading.Lock()
         self._line: socket.socket | None = None
         self._end: Any = None
@@ -120,7 +124,7 @@ class CondorProcess:
         :raises CutOff: if there is no answer in time.
         :raises ProviderError: if the bindings are missing, or there is no such schedd.
         """
-        seconds = _SECONDS.get(request, _OTHERS_SECONDS)
+        seconds = self.limit or _SECONDS.get(request, _OTHERS_SECONDS)
         with self._lock:
             line = self._started()
             try:
