@@ -34,6 +34,7 @@ NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "place", "schema": {
 TOOL = {"type": "function", "function": {"name": "place", "parameters": SCHEMA}}
 GREEDY = {"prompt": "The river that flows through the city", "max_tokens": 12, "temperature": 0}
 PREFIX = {"prompt": "The library keeps the context of a model on the worker. " * 8, "max_tokens": 2}
+SEEDED = {"prompt": "The river flows through the city. " * 8, "max_tokens": 12, "seed": 7}
 
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {**HELLO, "max_tokens": 5}),
@@ -46,6 +47,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "regex": (CHAT, {**HELLO, "max_tokens": 20, "structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}}),
     "streamed": (CHAT, {**HELLO, "max_tokens": 2, "stream": False}),
     "prefix": (COMPLETIONS, PREFIX),
+    **{f"seeded {number}": (COMPLETIONS, SEEDED) for number in range(8)},
     "too long": (COMPLETIONS, {"prompt": "Paris " * 1000, "max_tokens": 5}),
     "no number": (COMPLETIONS, {**GREEDY, "max_tokens": "many"}),
     "no schema": (CHAT, {**HELLO, "response_format": NO_SCHEMA}),
@@ -82,8 +84,10 @@ def make_adapter(folder: Path, hidden_size: int) -> Path:
 def found(vllm_python: Path, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     adapter = make_adapter(tmp_path_factory.mktemp("adapters") / "lora", 64)
     settings = {"adapters": {"other": str(adapter)}, "served_model_name": "llama"}
+    settings |= {"max_num_seqs": 64, "max_num_batched_tokens": 64}  # So that prompts are read in parts.
     questions = {**QUESTIONS, **{line["custom_id"]: (line["url"], line["body"]) for line in DRAWN}}
-    found = run(vllm_python, "answers", str(llama), list(questions.values()), settings, [(COMPLETIONS, PREFIX)])
+    again = [(COMPLETIONS, PREFIX), (COMPLETIONS, SEEDED)]
+    found = run(vllm_python, "answers", str(llama), list(questions.values()), settings, again)
     found["answers"] = dict(zip(questions, found["answers"], strict=True))
     return found  # type: ignore[no-any-return]
 
@@ -152,6 +156,12 @@ def test_a_request_s_own_fault_is_refused_in_a_sentence(found, name, words):
 
 def test_tokens_found_in_the_cache_are_told(found):
     assert found["again"][0]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_seed_gives_one_text_however_its_prompt_is_read(found):
+    """In parts of 64 tokens at most, which are the smaller the more requests are read beside it."""
+    texts = {found["answers"][f"seeded {number}"]["choices"][0]["text"] for number in range(8)}
+    assert texts == {found["again"][1]["choices"][0]["text"]}
 
 
 def test_a_cancelled_request_ends_in_the_engine(found):

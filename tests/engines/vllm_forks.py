@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ VARIABLES = {
     "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE.parent / "tests")]),
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "INFO",  # It says at that level which signal ended its engine.
 }
 MODULES = (
     "ctxflow.batch.engine_answers",
@@ -53,9 +52,10 @@ def run(python: Path, name: str, *given: Any, starts: int = 1) -> Any:
     command, variables = _prepared(python, name, given)
     limit = starts * LIMIT_SECONDS
     ended = forked.run(command, capture_output=True, text=True, timeout=patience(limit), env=variables, check=False)
-    sys.stderr.write(ended.stderr)  # With what engines print, for a test that fails.
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    *said, found = ended.stdout.splitlines() or [""]
+    print(*said, ended.stderr, sep="\n")  # What engines print, for a test that fails.
+    assert ended.returncode == 0, found
+    return json.loads(found)
 
 
 def _prepared(python: Path, name: str, given: Any) -> tuple[list[str], dict[str, str]]:
