@@ -9,6 +9,7 @@ import pytest
 
 from suite import starts, times
 from suite.meter import Meter
+from suite.shards import RECORDED
 
 TESTS = Path(__file__).resolve().parents[1]
 SUITE = """
@@ -50,12 +51,13 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("depth", ["quick", "release"])
-def test_only_an_ordinary_run_is_recorded(depth, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(times.Record, "write", lambda record: pytest.fail("it was recorded"))
+def test_only_an_ordinary_run_is_recorded(depth, tmp_path, capsys):
+    recorded = RECORDED.read_bytes()
     case = '<testcase classname="tests.test_apps" name="test_a" time="1.0"/>'
     (tmp_path / "local.xml").write_text(f'<testsuites><testsuite name="{depth}">{case}</testsuite></testsuites>')
     assert times.show(tmp_path, record=True) == 2
     assert "Only an ordinary run is recorded" in capsys.readouterr().out
+    assert RECORDED.read_bytes() == recorded
 
 
 def test_orphans_count_where_control_groups_can_be_made():

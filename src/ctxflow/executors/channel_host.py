@@ -204,7 +204,7 @@ class ChannelHost:
         self._parts: set[str] = set()  # The functions and constants that it has.
         self._keys: dict[str, str] = {}  # Context -> the key of its latest build.
         self._builds = 0
-        self._calls: dict[int, str] = {}  # Those that have no answer yet -> their contexts.
+        self._calls: dict[int, str] = {}  # Unanswered calls and their contexts.
         selector.register(channel, selectors.EVENT_READ, self)
 
     @property
@@ -240,7 +240,7 @@ class ChannelHost:
         self._send(call_message(command, payload, self._keys.get(command.context)))
 
     def _forget_calls(self, context: str) -> None:
-        """Note that the calls of a context end with its library process, which answers them no more."""
+        """Drop the calls of a context whose library process ends without answering them."""
         self._calls = {call: of for call, of in self._calls.items() if of != context}
 
     def carry(self, command: cmd.Carry, now: float, source: ChannelHost | None) -> ev.Event:

@@ -440,24 +440,22 @@ def _tied(parent: int, kind: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _keep_generators() -> None:
-    """Have the generators of seeded requests draw nothing for tokens that are thrown away, on a CPU.
+    """Sample tokens that are discarded without the generators of seeded requests, on a CPU.
 
-    A token is drawn after each part of a prompt that is read in parts, and only the last counts. For the others vLLM
-    (0.32) rewinds the request's generator by an offset, which a CPU's has not: that ended the engine, and with it the
-    requests of all others.
+    With chunked prefill, vLLM (0.32) samples a token after each chunk of a prompt and discards all but the last. It
+    then rewinds the request's generator by an offset, which CPU generators do not have: the error ended the engine.
     """
     runner = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
     sample = runner.sample_tokens
 
     @functools.wraps(sample)
     def sample_tokens(self: Any, *given: Any, **named: Any) -> Any:
-        batch = self.input_batch
-        thrown_away = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
-        aside = {index: batch.generators.pop(index) for index in thrown_away if index in batch.generators}
+        generators, discarded = self.input_batch.generators, self.discard_request_mask.np
+        unused = {index: generators.pop(index) for index in list(generators) if discarded[index]}
         try:
             return sample(self, *given, **named)
         finally:
-            batch.generators.update(aside)
+            generators.update(unused)
 
     runner.sample_tokens = sample_tokens
 
