@@ -34,6 +34,7 @@ TOOLS_OF_TESTS = (
     "sqlalchemy >= 2",
     "conda-pack",
     "threadpoolctl",
+    "py-spy",
 )
 
 

@@ -2,8 +2,9 @@
 
     python leftovers_inside.py condor|slurm|local --runs N
 
-Writes as JSON what is in the temporary directory, in shared memory, at home and in the queue that was not there before,
-and what is left when `ctxflow clean` has been called.
+Waits until nothing that was not there before is in the temporary directory, in shared memory, at home and in the queue,
+but what a killed run is documented to leave. Writes as JSON which secrets are among that, and what is left when
+`ctxflow clean` has been called.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from waiting import output
+from waiting import exited, line, nothing_left
 
 PROGRAM = """
 import os, sys, time
@@ -60,6 +62,8 @@ disk_gb = 1
 gpus = 0
 """
 ENDINGS = {"done": 0, "failed": 1, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL}
+DOCUMENTED = r"/tmp/ctxflow-\w+|/home/alice/\.ctxflow/runs/\w+\.json"
+"""What a killed run leaves: docs/endings.md says so, and none of it is a secret."""
 PLACES = ("/tmp", "/dev/shm", str(Path.home()), f"{Path.home()}/.ctxflow/runs")
 
 
@@ -86,25 +90,24 @@ def _mine(path: str | Path) -> bool:
 def end(kind: str, ending: str) -> None:
     """Have one run end so."""
     words = [sys.executable, "program.py", f"{kind}.toml", ending]
+    told = Path(f"{ending}.txt")
+
+    def what() -> str:
+        return f"that the program goes on, or ends as it is to ({ending}); it said: {told.read_text()}"
+
     # As a terminal does, Ctrl-C and a kill reach the program alone: what it started is in sessions of its own.
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as program:
-        assert program.stdout
-        if ending in ("interrupted", "killed"):
-            assert program.stdout.readline() == b"goes on\n"
-            program.send_signal(signal.SIGINT if ending == "interrupted" else signal.SIGKILL)
-        output(program)
-        assert program.returncode == ENDINGS[ending], (ending, program.returncode)
-
-
-def settled(before: set[str]) -> list[str]:
-    """What was not there before, once it gets no less for longer than a worker looks for its manager."""
-    found, since = there() - before, time.monotonic()
-    while found and time.monotonic() < since + 40:
-        time.sleep(0.5)
-        now = there() - before
-        if now != found:
-            found, since = now, time.monotonic()
-    return sorted(found)
+    with (
+        told.open("wb") as errors,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, start_new_session=True) as program,
+    ):
+        try:
+            if ending in ("interrupted", "killed"):
+                assert line(program.stdout, what=what) == b"goes on\n"
+                program.send_signal(signal.SIGINT if ending == "interrupted" else signal.SIGKILL)
+            status = exited(program, what=what)
+        finally:
+            program.kill()
+    assert status == ENDINGS[ending], (ending, status, told.read_text())
 
 
 def main() -> None:
@@ -114,16 +117,17 @@ def main() -> None:
     asked = parser.parse_args()
     Path("program.py").write_text(PROGRAM)
     Path(f"{asked.kind}.toml").write_text(SITE.format(kind=asked.kind))
-    before, told = there(), {}
+    before = there()
     for ending in ENDINGS:
         for _ in range(asked.runs // len(ENDINGS)):
             end(asked.kind, ending)
-        told[ending] = settled(before)
+        kept = re.compile(DOCUMENTED if ending == "killed" else "")
+        nothing_left(lambda kept=kept: {each for each in there() - before if not kept.fullmatch(each)})
     secrets = [str(path) for path in Path("runs").rglob("*") if path.name == "password"]
     time.sleep(4)  # A driver that wrote just now is not taken for dead.
     subprocess.run(["ctxflow", "clean", "--older-than", "0", "--yes"], check=True, stdout=subprocess.DEVNULL)
     left = sorted(there() - before)
-    print(json.dumps({"left": told, "secrets": secrets, "cleaned": left, "runs": len(os.listdir("runs"))}))
+    print(json.dumps({"secrets": secrets, "cleaned": left, "runs": os.listdir("runs")}))
 
 
 if __name__ == "__main__":
