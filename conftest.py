@@ -22,8 +22,8 @@ from waiting import scale_timeouts
 
 pytest_plugins = ["suite.shards", "suite.collecting", "suite.depth", "suite.distributions", "suite.times"]
 
-_WAITING = 1
-"""How many more tests than cores run side by side where no others do: a third of a test's time is waiting."""
+_WAITING = 2
+"""How many more tests than cores run side by side where no others do: half of their time they wait."""
 
 
 def pytest_configure() -> None:

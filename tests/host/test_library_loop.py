@@ -153,11 +153,13 @@ def test_what_goes_wrong_with_an_item_is_its_own(loaded):
     assert loaded.next("raised")[0]["call"] == call
 
 
-def test_an_item_that_takes_too_long_fails_alone(loaded):
-    stays = loaded.item(nap, 1.0, timeout=30.0)
+def test_an_item_that_takes_too_long_fails_alone(loaded, tmp_path):
+    gate = tmp_path / "gate"
+    stays = loaded.item(held, gate, timeout=FOREVER)
     late = [loaded.item(nap, timeout=0.2), loaded.item(stubborn, timeout=0.2)]
     assert [head["failure"]["kind"] for head, _ in loaded.answers(*late)] == ["timeout"] * 2
-    assert loaded.value(stays) == 1.0
+    gate.touch()
+    assert loaded.value(stays) == gate
 
 
 async def stubborn(context):
