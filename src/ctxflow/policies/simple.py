@@ -153,8 +153,10 @@ class ContextAffinity:
     def _refused(app: AppView, slots: FreeSlots) -> bool:
         """Return whether a worker that holds an app's context and has room may not run what waits: it failed there."""
         view, context = slots.view, app.context
-        left = (w for w in view.free_holders(context) if slots.left[w.id] > 0 and not w.in_flight(context))
-        return any(not view.can_run(app, worker) for worker in left)
+        for worker in view.free_holders(context):
+            if slots.left[worker.id] > 0 and not worker.in_flight(context) and not view.can_run(app, worker):
+                return True
+        return False
 
 
 class LeastLoaded:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import dataclasses
+import gc
 import itertools
 import math
 import random
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ctxflow.simulator.workload_file import AppEntry, WorkloadFile
 
 _STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
+_ALLOCATIONS = 50_000  # More objects than that between two of Python's looks for unreachable cycles.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
 
 
@@ -97,6 +100,17 @@ class SimulationOutcome:
         return fluid_seconds(self.presence, item_seconds, self.done)
 
 
+@contextlib.contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Look for unreachable cycles less often: a run makes hardly any, and full looks pass all its workers and items."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(_ALLOCATIONS, before[0]) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class Simulation:
     """A scheduler, an engine in virtual time, and a workload; `run` runs it.
 
@@ -139,6 +153,7 @@ class Simulation:
         self._times = array.array("d")
         self._answered = array.array("q")
 
+    @_collecting_seldom()
     def run(self, until: float = math.inf) -> SimulationOutcome:
         """Run it until every item is settled, or until a time; without one a RuntimeError if nothing can happen."""
         self._declare()
