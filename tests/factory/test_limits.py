@@ -189,3 +189,7 @@ def test_shares_are_reached_step_by_step(wants, held, maximum, data):
 @pytest.mark.parametrize("maximum", [0, 3, 8])
 def test_a_lowered_maximum_costs_no_worker(maximum):
     assert to_reclaim({"a": 8}, {"a": 8}, {"a": 8}, maximum) == {"a": 0}
+
+
+def test_a_run_without_jobs_gives_none_to_those_that_lack_some():
+    assert to_reclaim({"a": 1, "b": 1}, {}, {}, 1) == {"a": 0, "b": 0}

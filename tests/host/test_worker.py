@@ -234,7 +234,7 @@ def test_a_missing_vine_worker_is_named(tmp_path):
 )
 def test_a_directory_that_cannot_be_used_is_named(job, tmp_path, place, why):
     (tmp_path / "file").write_text("")
-    work = job({"do": "sleep"}, "--workdir", str(tmp_path / place))
+    work = job({"do": "exit", "status": 7}, "--workdir", str(tmp_path / place))
     _, said = output(work.process)
     assert work.process.returncode == 1
     assert "the worker gets no directory: " in said.decode() and why in said.decode()
