@@ -181,7 +181,7 @@ class RoutingContract(RoutingWindows, PolicyContract):
         return _WatchedRouting(self, policy)
 
     def test_work_is_given_to_who_is_free(self) -> None:
-        """One worker is free that holds the context, and something is queued: nothing speaks against it."""
+        """One worker is free that holds or may load the context, and something is queued: nothing speaks against it."""
         for seed in SEEDS:
             scene = drawn(seed, workers=4, apps=1, tiers=1)
             (app,) = scene.apps.values()
@@ -189,6 +189,8 @@ class RoutingContract(RoutingWindows, PolicyContract):
             worker = next(iter(scene.workers.values()))
             worker.noticed, worker.draining, worker.gpus = None, False, 8
             worker.running.clear()
+            for held in worker.contexts.values():
+                held.state = "ready"
             if scene.can_run(app, worker):
                 given = self.make().assign(scene, scene.ready)
                 assert list(self.checked(scene, scene.ready, given)), "nobody works"
