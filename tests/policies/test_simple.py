@@ -138,6 +138,18 @@ def test_affinity_spreads_nothing_that_overlaps_where_all_have_its_context():
     assert pairs(ContextAffinity(), view, App("A", "a", 1000, overlaps=True))[:5] == [*those, ("new", "A")]
 
 
+def test_affinity_fills_who_has_room_before_anybody_is_drained():
+    class Filled(View):
+        in_flight = 1
+
+        def drains(self, app, worker):
+            return worker.id == "filled"
+
+    view = Filled(Worker("filled", ("a",)), Worker("roomy", ("a",), free_slots=3, slots=3))
+    assert pairs(ContextAffinity(), view, App("A", "a", 30)) == [("roomy", "A")] * 3
+    assert pairs(ContextAffinity(), view, App("A", "a", 40)) == [("roomy", "A")] * 3 + [("filled", "A")]
+
+
 def test_affinity_shares_workers_by_backlog_for_each_holder():
     view = View(Worker("w1"), Worker("w2"), Worker("w3"))
     assert pairs(ContextAffinity(), view, App("A", "a", 40), App("B", "b", 15, order=1)) == [

@@ -87,14 +87,19 @@ class ContextAffinity:
     def _given(
         self, app: AppView, workers: Iterable[WorkerView], left: dict[str, int], slots: FreeSlots, drained: bool
     ) -> Iterator[Assignment]:
-        """Give an app to workers in order, as long as it has work left; to those that it drains, or to the others."""
-        for worker in workers:
-            if left[app.id] <= 0 or not slots.total:
-                break
-            able = slots.left[worker.id] > 0 and slots.view.can_run(app, worker)
-            if able and slots.view.drains(app, worker) == drained:
-                left[app.id] -= slots.take(app, worker)
-                yield Assignment(worker.id, app.id)
+        """Give an app to workers in turn, as long as it has work left; to those that it drains, or to the others."""
+        while workers:
+            again = []
+            for worker in workers:
+                if left[app.id] <= 0 or not slots.total:
+                    return
+                able = slots.left[worker.id] > 0 and slots.view.can_run(app, worker)
+                if able and slots.view.drains(app, worker) == drained:
+                    left[app.id] -= slots.take(app, worker)
+                    yield Assignment(worker.id, app.id)
+                    if slots.left[worker.id] > 0 and not app.overlaps:  # What overlaps has all of a window at once.
+                        again.append(worker)
+            workers = again
 
     def _spread(
         self,
