@@ -40,6 +40,8 @@ def slow(one, items):
 with ContextExecutor(site=sys.argv[1]) as executor:
     for done, _ in enumerate(slow.map(range(20))):
         if done == 5 and sys.argv[2] in ("interrupted", "killed"):
+            while executor.connected_workers < 2:
+                time.sleep(0.1)  # A job that waits when its driver is killed stays until its lease is over.
             print("goes on", flush=True)
             while True:
                 time.sleep(0.1)  # A signal that comes just before a sleep does not end it.
