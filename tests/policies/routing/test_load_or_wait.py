@@ -4,7 +4,7 @@ import collections
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated_runs import Run, machine
 
@@ -243,6 +243,12 @@ def test_nobody_idles_while_an_item_has_waited_longer_than_loads_take(machines, 
     load=st.sampled_from([2.0, 15.0, 40.0]),
     size=st.sampled_from([1, 4, 50]),
 )
+@example(
+    machines=[("fast", 0.0, 80.0), ("fast", 0.0, 80.0), ("fast", 90.0, math.inf), ("slow", 90.0, math.inf)],
+    items=175,
+    load=40.0,
+    size=4,
+)  # The last two join at once.
 def test_one_job_is_done_as_soon_as_if_all_loaded(machines, items, load, size):
     some = [machine(f"m{n}", model=model, since=since, until=until) for n, (model, since, until) in enumerate(machines)]
     given = [machine("last"), *some], [(0.0, "a0", items)]
