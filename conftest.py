@@ -23,7 +23,7 @@ from waiting import scale_timeouts
 pytest_plugins = ["suite.shards", "suite.collecting", "suite.depth", "suite.distributions", "suite.times"]
 
 _WAITING = 2
-"""How many more tests than cores run side by side where no others do: half of their time they wait."""
+"""How many more tests than cores run side by side where no others do: some wait while others compute."""
 
 
 def pytest_configure() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import forked
 from ctxflow.host.linux import python_path
-from waiting import nothing_left, output
+from waiting import line, nothing_left, output
 
 PROGRAM = """
 import os, time
@@ -60,7 +60,7 @@ def run(folder: Path, ending: str, runs: int = 1) -> None:
     for program in programs:
         assert program.stdout
         if ending in ("interrupted", "killed"):
-            assert program.stdout.readline() == b"goes on\n"
+            assert line(program.stdout) == b"goes on\n"
             (interrupt if ending == "interrupted" else kill_all)(program)
         output(program)
         assert program.returncode == ENDINGS[ending]

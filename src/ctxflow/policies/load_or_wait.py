@@ -29,7 +29,7 @@ def begun(seconds: float, free_in: Iterable[float]) -> float:
 class _Holders:
     """What the workers that hold a context get done, as they were seen last.
 
-    :ivar count: how many they are; `begun`: those of them that began to load it since they were looked at.
+    :ivar count: how many they are; `added`: those of them that began to load it since they were looked at.
     :ivar some: a sample of those looked at, and their slots.
     :ivar checked: the decision in which those lost were subtracted last.
     :ivar free_in: in how many seconds each slot of the sample takes a call; None before that was needed.
@@ -40,7 +40,7 @@ class _Holders:
     some: list[WorkerView]
     slots: int
     checked: int
-    begun: int = 0
+    added: int = 0
     free_in: list[float] | None = None
     done: dict[float, float] = dataclasses.field(default_factory=dict)
 
@@ -132,7 +132,7 @@ class LoadOrWait:
         known = self._holders.get(context)
         if known is not None:
             known.count += 1
-            known.begun += 1
+            known.added += 1
             for seconds in known.done:
                 known.done[seconds] += begun(seconds, [self._load_seconds(view, context)])
 
@@ -149,8 +149,8 @@ class LoadOrWait:
         if known.free_in is None:
             known.free_in = [each for worker in known.some for each in self._free_in(view, worker, context)]
         if seconds not in known.done:
-            seen = begun(seconds, known.free_in) * (known.count - known.begun) / max(1, len(known.some))
-            known.done[seconds] = seen + known.begun * begun(seconds, [self._load_seconds(view, context)])
+            seen = begun(seconds, known.free_in) * (known.count - known.added) / max(1, len(known.some))
+            known.done[seconds] = seen + known.added * begun(seconds, [self._load_seconds(view, context)])
         return known.done[seconds]
 
     def _look_at_holders(self, view: View, context: str) -> _Holders:
@@ -161,7 +161,7 @@ class LoadOrWait:
                 known = None
             elif there < known.count:
                 known.done = {seconds: work * there / known.count for seconds, work in known.done.items()}
-                known.begun = known.begun * there // known.count
+                known.added = known.added * there // known.count
                 known.count = there
         if known is None:
             holders = view.holding(context)

@@ -87,7 +87,7 @@ class ContextAffinity:
     def _given(
         self, app: AppView, workers: Iterable[WorkerView], left: dict[str, int], slots: FreeSlots, drained: bool
     ) -> Iterator[Assignment]:
-        """Give an app to workers in turn, as long as it has work left; to those that it drains, or to the others."""
+        """Assign calls of an app to workers in turn while any are left: to those drained for it, or to the others."""
         while workers:
             again = []
             for worker in workers:

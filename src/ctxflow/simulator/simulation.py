@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ctxflow.simulator.workload_file import AppEntry, WorkloadFile
 
 _STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
-_ALLOCATIONS = 50_000  # More objects than that between two of Python's looks for unreachable cycles.
+_ALLOCATIONS = 50_000  # The garbage collector's first threshold during a run; Python's default is 700.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
 
 
@@ -101,8 +101,8 @@ class SimulationOutcome:
 
 
 @contextlib.contextmanager
-def _collecting_seldom() -> Iterator[None]:
-    """Look for unreachable cycles less often: a run makes hardly any, and full looks pass all its workers and items."""
+def _fewer_collections() -> Iterator[None]:
+    """Collect garbage less often: a run creates few cycles, and each full collection visits all its objects."""
     before = gc.get_threshold()
     gc.set_threshold(max(_ALLOCATIONS, before[0]) if before[0] else 0, *before[1:])
     try:
@@ -153,7 +153,7 @@ class Simulation:
         self._times = array.array("d")
         self._answered = array.array("q")
 
-    @_collecting_seldom()
+    @_fewer_collections()
     def run(self, until: float = math.inf) -> SimulationOutcome:
         """Run it until every item is settled, or until a time; without one a RuntimeError if nothing can happen."""
         self._declare()
