@@ -56,11 +56,11 @@ class LoadTimes:
     @property
     def total(self) -> float:
         """The seconds of all loads together."""
-        return self.loads.mean * self.loads.count
+        return self.loads.total
 
     def shares(self) -> dict[str, float]:
         """Return each part's share of the time of all loads, in the order in which they are shown."""
-        sums = {part: times.mean * times.count for part, times in self.parts.items()}
+        sums = {part: times.total for part, times in self.parts.items()}
         known = [part for part in PARTS if sums.get(part)]
         others = sorted((part for part in sums if part not in PARTS and sums[part]), key=lambda part: -sums[part])
         # What a context names comes before the rest of its function.

@@ -125,17 +125,20 @@ _LOWEST, _DECADES = -6, 13  # From a microsecond to four months.
 
 
 class Histogram:
-    """Durations in seconds, counted in bins of equal ratio: percentiles are within 0.6 %, the rest is exact."""
+    """Durations in seconds, counted in bins of equal ratio: percentiles are within 0.6 %, the rest is exact.
+
+    :ivar count: how many; `total`, their sum; `least` and `most` of them, in seconds.
+    """
 
     def __init__(self) -> None:
         self.count, self.least, self.most = 0, math.inf, 0.0
-        self._sum = self._squares = 0.0
+        self.total = self._squares = 0.0
         self._counts = [0] * (_PER_DECADE * _DECADES)
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
         self.count += 1
-        self._sum += seconds
+        self.total += seconds
         self._squares += seconds * seconds
         self.least = min(self.least, seconds)
         self.most = max(self.most, seconds)
@@ -145,7 +148,7 @@ class Histogram:
     @property
     def mean(self) -> float:
         """The mean, in seconds; 0 of none."""
-        return self._sum / self.count if self.count else 0.0
+        return self.total / self.count if self.count else 0.0
 
     @property
     def deviation(self) -> float:

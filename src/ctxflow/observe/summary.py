@@ -309,9 +309,9 @@ def _evicted(history: History) -> str:
 
 def _mean(times: Iterable[Histogram]) -> tuple[float, int]:
     """Return the mean of all durations, 0 of none, and how many there are."""
-    parts = [(each.mean * each.count, each.count) for each in times]
-    count = sum(number for _, number in parts)
-    return sum(took for took, _ in parts) / count if count else 0.0, count
+    all_times = list(times)
+    count = sum(each.count for each in all_times)
+    return sum(each.total for each in all_times) / count if count else 0.0, count
 
 
 def _idle(history: History) -> str:

@@ -1,10 +1,11 @@
 """The reactive baselines in whole runs: home first, and with `keep` on the workers that hold a call's context."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated_runs import Run, machine
 
+from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
 STREAMS = [
@@ -22,7 +23,20 @@ def test_what_is_loaded_is_kept(routing):
     assert len(thrashing.loads) > 4 * len(kept.loads)
 
 
+class RunByEvent(Run):
+    """A run that keeps each event's time with its commands."""
+
+    def __init__(self, *args, **kwargs):
+        self.steps = []
+        super().__init__(*args, **kwargs)
+
+    def _heard(self, event, commands):
+        super()._heard(event, commands)
+        self.steps.append((event.time, list(commands)))
+
+
 @settings(max_examples=25, deadline=None)
+@example(KEEPING[0], [(0.0, "a1", 2), (1.0, "a2", 1), (18.0, "a0", 1), (18.0, "a1", 1)], 2)  # Two events of one time.
 @given(
     st.sampled_from(KEEPING),
     st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["a0", "a1", "a2"]), st.integers(1, 6)), min_size=1),
@@ -30,18 +44,19 @@ def test_what_is_loaded_is_kept(routing):
 )
 def test_no_call_loads_a_context_while_a_free_worker_holds_it(routing, arrivals, workers):
     """Looked at in the commands of one event: a load of what a free worker that got no call there had ready."""
-    run = Run(routing, [machine(f"m{n}") for n in range(workers)], sorted(arrivals), contexts=3, size=1, regions=())
+    given = [machine(f"m{n}") for n in range(workers)], sorted(arrivals)
+    run = RunByEvent(routing, *given, contexts=3, size=1, regions=())
     assert run.outcome.done == run.outcome.items
     running: dict[str, float] = {}
     held: dict[str, str] = {}
-    done = [(t, 0, w, a.replace("a", "c")) for t, w, a in run.calls] + [(t, 1, w, c) for t, w, c in run.loads]
-    for time, is_load, worker, context in sorted(done):  # Of one time, calls come first.
-        if is_load:
-            free = [w for w, until in running.items() if held.get(w) == context and until < time and w != worker]
-            assert not free, (time, worker, context)
-            held[worker], running[worker] = context, time + 8.0
-        else:
-            running[worker] = time + 1.0
+    for time, commands in run.steps:
+        for call in (c for c in commands if isinstance(c, cmd.Run)):
+            running[call.worker] = time + 1.0
+        free = {held.get(worker): worker for worker, until in running.items() if until < time}
+        loads = [c for c in commands if isinstance(c, cmd.Load)]
+        assert not [load for load in loads if free.get(load.context, load.worker) != load.worker], (time, loads, free)
+        for load in loads:
+            held[load.worker], running[load.worker] = load.context, time + 8.0
 
 
 def test_skylb_stays_in_the_region_where_items_come_from():
