@@ -9,11 +9,11 @@ DEFAULT = {"busy": 1000, "idle": 1100}
 FILES = 1600
 
 POLICIES = {
-    # Each decision goes through the free workers.
-    ("idle", "routing.least-loaded"): {100: 1850, 1000: 4900},
+    # Each decision goes through the free workers, once.
+    ("idle", "routing.least-loaded"): {100: 1600, 1000: 2000},
     ("idle", "routing.round-robin"): {100: 1650, 1000: 2150},
     ("idle", "routing.sdib"): {100: 1900, 1000: 2700},
-    ("idle", "routing.skylb"): {100: 1200, 1000: 2700},
+    ("idle", "routing.skylb"): {100: 1100, 1000: 1500},
     ("busy", "routing.least-loaded"): 1000,
     ("busy", "routing.round-robin"): 850,
     ("busy", "routing.sdib"): 1100,
@@ -22,11 +22,12 @@ POLICIES = {
     ("idle", "routing.torta"): 1400,
     ("busy", "batching.coalescing"): 1000,
     ("busy", "batching.opportunistic"): {100: 1100, 400: 1100},  # Like one number: its batches are many.
-    # A plan of the whole pool, on ticks and where a worker or a tier is new.
-    ("busy", "placement.agh"): {100: 1700, 1000: 3400},
-    ("busy", "scaling.activation"): {100: 2100, 1000: 3300},
-    ("busy", "scaling.queue-proportional"): {100: 1150, 1000: 2500},
-    ("sessions", "scaling.closed-loop"): {100: 750, 1000: 3300},
+    # A worker that is to build a context asks whether enough hold it already.
+    ("busy", "placement.agh"): {100: 1500, 1000: 2450},
+    ("busy", "scaling.activation"): 1900,
+    ("busy", "scaling.queue-proportional"): 1150,
+    # On ticks all workers are gone through, and the events of twenty sessions are as many whatever the pool.
+    ("sessions", "scaling.closed-loop"): {100: 700, 1000: 1300},
     # Whenever a session needs a worker, all are gone through.
     ("sessions", "sessions.least-loaded"): {100: 650, 1000: 950},
     ("sessions", "sessions.turboserve"): {100: 1050, 1000: 2900},

@@ -2,7 +2,8 @@
 
 recorded/NAME-REVISION.jsonl.gz: a run on embedded workers with evictions, failures, cancellations and sessions; and
 simulated ones on machines that are taken away, under several policies, sessions among them. Of those with the earliest
-revision the first line says today's version: their decisions are the same, while those of plans are not.
+revision the first line says today's version: their decisions are the same, while those of plans are not. To record
+some of them anew: record_logs.py.
 """
 
 import gzip

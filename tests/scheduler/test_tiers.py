@@ -230,7 +230,22 @@ def test_a_worker_of_one_tier_lowers_what_the_other_is_asked_for():
     bench.app("verify", "model", batch_size=1)
     bench.now = 1.0
     assert bench.submit("verify", 2) == [cmd.Acquire("cheap", 2), cmd.Acquire("dear", 2)]
-    assert cmd.Acquire("cheap", 1) in bench.join("w1", tier="dear")
+    bench.now = 1.5
+    assert cmd.Acquire("cheap", 1) not in bench.join("w1", tier="dear"), "it may wait for the next tick"
+    bench.now = 2.0
+    assert cmd.Acquire("cheap", 1) in bench.tell(ev.Tick)
+
+
+def test_a_worker_beyond_what_its_tier_was_asked_for_is_given_back_before_it_builds_anything():
+    bench = bench_of(ev.TierSpec("cheap", 0, 8, price=1.0), ev.TierSpec("dear", 0, 8, price=2.0))
+    bench.app("verify", "model", batch_size=1)
+    bench.now = 1.0
+    bench.submit("verify", 1)
+    bench.join("w1", tier="cheap")
+    bench.now = 2.0
+    assert cmd.Acquire("dear", 0) in bench.tell(ev.Tick)
+    bench.now = 2.5
+    assert bench.join("w2", tier="dear") == [cmd.Release("w2")]
 
 
 def test_gpus_and_the_plan_say_which_tiers_are_asked():

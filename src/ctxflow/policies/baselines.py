@@ -8,6 +8,7 @@ least idle time; here they are one sum, and each task goes to the server that ma
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,14 +82,18 @@ class SkyLB:
         left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
         for held, number in itertools.product((True, False), left):
             app = view.apps[number]
-            distance = _distances(view, app.region)
             able = _keepers(slots, app) if held else slots.able(app)
-            while left[number] > 0 and able:
-                worker = min(able, key=lambda w: (distance.get(w.region, math.inf), slots.used[w.id]))
-                if view.can_run(app, worker):
-                    left[number] -= slots.take(app, worker)
-                    yield Assignment(worker.id, number)
-                able = slots.rest(app, able, worker, () if held else None)
+            nearest = functools.partial(_way_and_use, slots, _distances(view, app.region))
+            for worker in slots.least_first(app, able, nearest, () if held else None):
+                if left[number] <= 0:
+                    break
+                left[number] -= slots.take(app, worker)
+                yield Assignment(worker.id, number)
+
+
+def _way_and_use(slots: FreeSlots, distance: Mapping[str, float], worker: WorkerView) -> tuple[float, float]:
+    """Return how far away a worker is, and how many of its slots are in use."""
+    return distance.get(worker.region, math.inf), slots.used[worker.id]
 
 
 def _keepers(slots: FreeSlots, app: AppView) -> list[WorkerView]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import heapq
 import importlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ctxflow.installing import how_to_install
@@ -89,6 +90,30 @@ class FreeSlots:
             return able
         able.remove(last)
         return able or self.able(app, among)
+
+    def least_first(
+        self,
+        app: AppView,
+        able: list[WorkerView],
+        key: Callable[[WorkerView], Any],
+        among: Iterable[WorkerView] | None = None,
+    ) -> Iterator[WorkerView]:
+        """Return for each call of an app in turn who takes it: of those that could, the one with the least key.
+
+        :param key: of a worker, as calls that were given to it before leave it.
+        :param among: who is asked once none of them is left; all free workers by default.
+        """
+        while able:
+            order = [(key(worker), place, worker) for place, worker in enumerate(able)]
+            heapq.heapify(order)
+            while order:
+                _, place, worker = order[0]
+                if self.left[worker.id] and self.view.can_run(app, worker):
+                    yield worker
+                    heapq.heapreplace(order, (key(worker), place, worker))
+                else:
+                    heapq.heappop(order)
+            able = self.able(app, among)
 
     def take(self, app: AppView, worker: WorkerView) -> int:
         """Give a slot, or the places left in a window, to an app; return the items that this is for.

@@ -361,11 +361,12 @@ class ScalingPolicy(Protocol):
     """How many workers of each tier to hold."""
 
     def target(self, view: View) -> Mapping[str, int]:
-        """Tier -> workers wanted.
+        """Tier -> workers wanted; asked on ticks, when a tier or a plan is new, and when work finds nobody free.
 
-        It has the last word on numbers: a plan bounds them, and says which tiers it prefers (`View.preferred`). A
-        policy that gives back workers for which there is no work has an attribute `releases_idle = True` (optional):
-        plans then allow it more of them for a shorter time.
+        A worker that joins is heeded at the next tick, unless more of its tier are there than were wanted. The policy
+        has the last word on numbers: a plan bounds them, and says which tiers it prefers (`View.preferred`). One that
+        gives back workers for which there is no work has an attribute `releases_idle = True` (optional): plans then
+        allow it more of them for a shorter time.
         """
 
 

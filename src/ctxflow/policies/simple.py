@@ -174,13 +174,12 @@ class LeastLoaded:
         """Choose the worker with the fewest calls, then the longest free."""
         slots = FreeSlots(view)
         for app in sorted(ready, key=urgency):
-            left, able = app.backlog, slots.able(app)
-            while left > 0 and able:
-                worker = min(able, key=lambda w: slots.used[w.id])
-                if view.can_run(app, worker):
-                    left -= slots.take(app, worker)
-                    yield Assignment(worker.id, app.id)
-                able = slots.rest(app, able, worker)
+            left = app.backlog
+            for worker in slots.least_first(app, slots.able(app), lambda w: slots.used[w.id]):
+                if left <= 0:
+                    break
+                left -= slots.take(app, worker)
+                yield Assignment(worker.id, app.id)
 
 
 class RoundRobin:

@@ -289,9 +289,11 @@ def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
 
 def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> bool:
     """Return whether more workers of a tier hold a context, without those that are about to go."""
-    if context.on_tier[tier] <= most:
+    there = context.on_tier[tier]
+    if there <= most:
         return False
-    return sum(worker.tier == tier and not worker.leaving for worker in _holders(state, context)) > most
+    leaving = state.streams.leaving.values()
+    return there - sum(each.tier == tier and context.spec.id in each.contexts for each in leaving) > most
 
 
 def _holders(state: RunState, context: ContextState) -> list[Worker]:

@@ -363,6 +363,12 @@ def scale(state: RunState, out: list[Command]) -> None:
     _measure(state)
 
 
+def beyond_asked(state: RunState, worker: Worker) -> bool:
+    """Return whether more workers of a worker's tier are there than it was asked for."""
+    tier = state.tiers.get(worker.tier)
+    return tier is not None and tier.connected > (tier.asked or 0)
+
+
 def _release(state: RunState, tier: TierState, target: int, out: list[Command]) -> None:
     """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
