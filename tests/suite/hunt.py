@@ -42,7 +42,10 @@ def run(hours: float, rooms: Sequence[str]) -> int:
             room = min(chosen, key=lambda each: done.get(each, 0))
             number = done.get(room, 0) + 1
             print(f"{left / 60:6.0f} min left; round {number} of {room}", flush=True)
-            found |= _round(room, number, left)
+            new = _round(room, number, left)
+            for test in new:
+                print(f"           found {test}", flush=True)
+            found |= new
             done[room] = number
             (STATE / "rounds.json").write_text(json.dumps(done, indent=1), encoding="utf-8")
     except KeyboardInterrupt:
