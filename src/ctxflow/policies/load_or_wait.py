@@ -33,7 +33,7 @@ class _Holders:
     :ivar some: a sample of those looked at, and their slots.
     :ivar checked: the decision in which those lost were subtracted last.
     :ivar free_in: in how many seconds each slot of the sample takes a call; None before that was needed.
-    :ivar done: seconds of a load -> seconds of work that all of them begin in that time.
+    :ivar done: seconds of a load -> seconds of work that those looked at begin in that time.
     """
 
     count: int
@@ -133,8 +133,6 @@ class LoadOrWait:
         if known is not None:
             known.count += 1
             known.added += 1
-            for seconds in known.done:
-                known.done[seconds] += begun(seconds, [self._load_seconds(view, context)])
 
     def _load_seconds(self, view: View, context: str) -> float:
         """Return the mean seconds from a decision to load a context until it is ready, infinite if nobody measured."""
@@ -149,9 +147,9 @@ class LoadOrWait:
         if known.free_in is None:
             known.free_in = [each for worker in known.some for each in self._free_in(view, worker, context)]
         if seconds not in known.done:
-            seen = begun(seconds, known.free_in) * (known.count - known.added) / max(1, len(known.some))
-            known.done[seconds] = seen + known.added * begun(seconds, [self._load_seconds(view, context)])
-        return known.done[seconds]
+            seen = known.count - known.added
+            known.done[seconds] = begun(seconds, known.free_in) * seen / max(1, len(known.some))
+        return known.done[seconds] + known.added * begun(seconds, [self._load_seconds(view, context)])
 
     def _look_at_holders(self, view: View, context: str) -> _Holders:
         known = self._holders.get(context)
