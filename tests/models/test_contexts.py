@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from ctxflow import ContextExecutor, batch_app
-from ctxflow.models import LabelClassifier, TextGenerator, classifier, encoder, generator, vllm_generator
+from ctxflow.models import (
+    LabelClassifier,
+    MissingPackageError,
+    TextGenerator,
+    classifier,
+    contexts,
+    encoder,
+    generator,
+    vllm_generator,
+)
 from suite.depth import for_release
 from waiting import patience
 
@@ -55,6 +64,22 @@ def test_equal_recipes_are_one_context_in_any_process(causal_lm_folder):
 def test_gpus_are_asked_for_where_nothing_runs_without():
     assert vllm_generator("some/model").gpus == 1
     assert generator("some/model").gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("from ctxflow.models.results import MissingPackageError as E; raise E.about('vllm', extra='vllm')", "vllm"),
+        ("import no_such_library", r"torch and transformers \(No module named 'no_such_library'\)"),
+    ],
+    ids=["vllm", "torch"],
+)
+def test_a_library_that_is_missing_is_named(raised, told, tmp_path, monkeypatch):
+    (tmp_path / "lacks_a_library.py").write_text(raised)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(contexts.CLASSES, "VLLMGenerator", "lacks_a_library")
+    with pytest.raises(MissingPackageError, match=f"^{told} must be installed"):
+        contexts.built_class("VLLMGenerator")
 
 
 @pytest.mark.parametrize("second", ["classifier", *for_release("encoder")])

@@ -22,7 +22,7 @@ from ctxflow.models import (
     generator,
     locate_model,
 )
-from ctxflow.models.model_folder import ability_of, refusal, shape_of
+from ctxflow.models.model_folder import ability_of, parameters_of, refusal, shape_of
 from ctxflow.models.results import WrongModelError
 from waiting import patience
 
@@ -344,6 +344,13 @@ def test_a_decoder_with_grouped_heads(tmp_path):
     assert shape.kv_bytes_per_token == 131072
     assert shape_of(tmp_path, "int4").weights_gb == pytest.approx(4.0, rel=0.02)
     assert shape_of(tmp_path, "int4").kv_bytes_per_token == 131072
+
+
+def test_a_model_that_does_not_say_how_wide_its_layers_are_has_four_times_its_width():
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    gelu = {**config, "hidden_act": "gelu"}
+    assert parameters_of(gelu) == 2 * (4 * 64 * 64 + 2 * 64 * 256) + 100 * 64
+    assert parameters_of(config) == parameters_of({**config, "intermediate_size": 256})
 
 
 def test_what_a_config_does_not_say(tmp_path):

@@ -179,6 +179,11 @@ def test_what_is_wrong_with_a_field_is_told(fields, sentence):
         assert re.search(sentence, why(chat(**fields), backend))
 
 
+@pytest.mark.parametrize("best_of", [0, 129, 2.5])
+def test_the_best_of_too_many_is_told(best_of):
+    assert "give a whole number from 1 to 128" in why(chat(best_of=best_of), "server")
+
+
 @pytest.mark.parametrize(
     ("part", "sentence"),
     [

@@ -109,8 +109,12 @@ def test_whose_file_it_was_is_forgotten_with_a_worker(played, context):
         played.answer()
         assert len(played.stagings._holders) > there
         played.stagings.lost(worker)
+    waits = played.join("waits")
+    played.stagings.stage(waits, context)
+    played.stagings.lost(waits)
     assert played.happened() == [ev.ContextStaged] * 21
     assert set(played.stagings._holders.values()) == {"stays"}
+    assert set(played.stagings._wants) == {"stays"}
 
 
 def test_a_worker_whose_hosts_cache_has_a_file_is_sent_nothing_and_a_folder_is_not_packed(played, context, tmp_path):
