@@ -167,7 +167,7 @@ def test_a_real_run_tells_where_the_time_of_its_loads_went(tmp_path, monkeypatch
     assert {"process", "imports", "weights", "build"} <= set(times.parts)
     assert times.started == {"forked": 1}
     [(ready, begun)] = _loads(log)
-    assert times.total == pytest.approx(ready["time"] - begun, abs=1e-4)
+    assert times.loads.total == pytest.approx(ready["time"] - begun, abs=1e-4)
     assert sum(ready["parts"].values()) == pytest.approx(ready["seconds"], abs=1e-5)
 
 

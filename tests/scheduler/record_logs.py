@@ -24,7 +24,7 @@ from ctxflow.simulator.simulation import tiers_of
 FOLDER = Path(__file__).parent / "recorded"
 
 
-def opportunistic():
+def opportunistic(listener):
     """4,000 items on 30 workers that are evicted after 45 s on average."""
     machines = pools.machines(30, "a10", pools.evicted(45.0, 20.0))
     times = GpuTimes({"": 0.3}, 0.5, call_overhead=Drawn(0.2), loading=Drawn(15.0, 3.0), matching=Drawn(1.0))
@@ -35,10 +35,11 @@ def opportunistic():
         Workload([context], [app], [(0.0, "app", 4000)]),
         tiers_of(machines),
         seed=1,
+        listener=listener,
     )
 
 
-def agh_turboserve():
+def agh_turboserve(listener):
     """Sessions beside items that come every 20 s, on two kinds of workers that are evicted after a minute or so."""
     seconds = {"cheap": 0.12, "fast": 0.07}
     machines = [
@@ -72,25 +73,30 @@ def agh_turboserve():
         [ev.TierSpec("cheap", 0, 12, gpus=1, price=1.0), ev.TierSpec("fast", 0, 6, gpus=1, price=3.0)],
         others=sorted(others, key=lambda event: event.time),
         seed=3,
+        listener=listener,
     )
 
 
-def main(names):
-    """Simulate each, and write its log beside the others."""
-    known = {"opportunistic": (opportunistic, 1e4), "agh-turboserve": (agh_turboserve, 200.0)}
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    for name in names:
-        make, end = known[name]
-        simulation = make()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "events.jsonl"
-            with closing(EventLog(str(path), first_line(simulation.scheduler, simulated=True))) as log:
-                simulation._listener = log.add
-                simulation.run(until=end)
-            target = FOLDER / f"{name}-{revision.stdout.strip()}.jsonl.gz"
-            target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-        print(target.relative_to(FOLDER.parent))
+KNOWN = {"opportunistic": (opportunistic, 1e4), "agh-turboserve": (agh_turboserve, 200.0)}
+
+
+def record(name, revision):
+    """Simulate a run, and write its log beside the others."""
+    make, end = KNOWN[name]
+    heard = []
+    simulation = make(lambda *step: heard.append(step))
+    simulation.run(until=end)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        with closing(EventLog(str(path), first_line(simulation.scheduler, simulated=True))) as log:
+            for event, commands in heard:
+                log.add(event, commands)
+        target = FOLDER / f"{name}-{revision}.jsonl.gz"
+        target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    print(target.relative_to(FOLDER.parent))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    for each in sys.argv[1:]:
+        record(each, head.stdout.strip())

@@ -53,11 +53,6 @@ class LoadTimes:
         if started:
             self.started[started] += 1
 
-    @property
-    def total(self) -> float:
-        """The seconds of all loads together."""
-        return self.loads.total
-
     def shares(self) -> dict[str, float]:
         """Return each part's share of the time of all loads, in the order in which they are shown."""
         sums = {part: times.total for part, times in self.parts.items()}
@@ -65,7 +60,7 @@ class LoadTimes:
         others = sorted((part for part in sums if part not in PARTS and sums[part]), key=lambda part: -sums[part])
         # What a context names comes before the rest of its function.
         ordered = [*(part for part in known if part != "build"), *others, *(part for part in known if part == "build")]
-        return {part: sums[part] / self.total for part in ordered}
+        return {part: sums[part] / self.loads.total for part in ordered}
 
 
 class LoadTimesReader:
@@ -107,11 +102,11 @@ def load_times_data(times: LoadTimes) -> dict[str, Any] | None:
         return None
     return {
         "loads": times.loads.count,
-        "seconds": times.total,
+        "seconds": times.loads.total,
         "median": times.loads.percentile(50),
         "started": dict(times.started),
         "parts": {
-            part: {"seconds": share * times.total, "share": share, "median": _median(times.parts[part])}
+            part: {"seconds": times.parts[part].total, "share": share, "median": _median(times.parts[part])}
             for part, share in times.shares().items()
         },
     }

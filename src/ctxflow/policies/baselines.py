@@ -82,9 +82,8 @@ class SkyLB:
         left = {app.id: app.backlog for app in sorted(ready, key=urgency)}
         for held, number in itertools.product((True, False), left):
             app = view.apps[number]
-            able = _keepers(slots, app) if held else slots.able(app)
             nearest = functools.partial(_way_and_use, slots, _distances(view, app.region))
-            for worker in slots.least_first(app, able, nearest, () if held else None):
+            for worker in slots.least_first(app, nearest, _keepers(slots, app) if held else None):
                 if left[number] <= 0:
                     break
                 left[number] -= slots.take(app, worker)

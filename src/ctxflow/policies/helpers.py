@@ -92,17 +92,14 @@ class FreeSlots:
         return able or self.able(app, among)
 
     def least_first(
-        self,
-        app: AppView,
-        able: list[WorkerView],
-        key: Callable[[WorkerView], Any],
-        among: Iterable[WorkerView] | None = None,
+        self, app: AppView, key: Callable[[WorkerView], Any], workers: list[WorkerView] | None = None
     ) -> Iterator[WorkerView]:
-        """Return for each call of an app in turn who takes it: of those that could, the one with the least key.
+        """Yield the worker for each next call of an app: the one with the lowest key that can still take a call.
 
-        :param key: of a worker, as calls that were given to it before leave it.
-        :param among: who is asked once none of them is left; all free workers by default.
+        :param key: of a worker; computed again after each call that it takes.
+        :param workers: the candidates; by default all free workers, those that must be drained for the app last.
         """
+        able = self.able(app) if workers is None else workers
         while able:
             order = [(key(worker), place, worker) for place, worker in enumerate(able)]
             heapq.heapify(order)
@@ -113,7 +110,7 @@ class FreeSlots:
                     heapq.heapreplace(order, (key(worker), place, worker))
                 else:
                     heapq.heappop(order)
-            able = self.able(app, among)
+            able = self.able(app) if workers is None else []
 
     def take(self, app: AppView, worker: WorkerView) -> int:
         """Give a slot, or the places left in a window, to an app; return the items that this is for.

@@ -361,12 +361,14 @@ class ScalingPolicy(Protocol):
     """How many workers of each tier to hold."""
 
     def target(self, view: View) -> Mapping[str, int]:
-        """Tier -> workers wanted; asked on ticks, when a tier or a plan is new, and when work finds nobody free.
+        """Return tier -> number of workers wanted.
 
-        A worker that joins is heeded at the next tick, unless more of its tier are there than were wanted. The policy
-        has the last word on numbers: a plan bounds them, and says which tiers it prefers (`View.preferred`). One that
-        gives back workers for which there is no work has an attribute `releases_idle = True` (optional): plans then
-        allow it more of them for a shorter time.
+        Called on ticks, when a tier or a plan is new, and when items arrive while no worker is free. When a worker
+        joins, it is called only if its tier exceeds its last target, or if the last call is a second ago.
+
+        A plan bounds the numbers, and says which tiers it prefers (`View.preferred`); within the bounds the policy
+        decides. A policy that releases workers without work has an attribute `releases_idle = True` (optional): plans
+        then allow it more of them for a shorter time.
         """
 
 

@@ -175,7 +175,7 @@ class LeastLoaded:
         slots = FreeSlots(view)
         for app in sorted(ready, key=urgency):
             left = app.backlog
-            for worker in slots.least_first(app, slots.able(app), lambda w: slots.used[w.id]):
+            for worker in slots.least_first(app, lambda w: slots.used[w.id]):
                 if left <= 0:
                     break
                 left -= slots.take(app, worker)

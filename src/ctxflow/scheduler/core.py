@@ -37,7 +37,7 @@ from ctxflow.scheduler.worker_state import (
 )
 
 SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
-JOINED_SECONDS = 1.0  # Nor is it asked for each worker that joins, but where that is more than its tier was asked for.
+JOINED_SECONDS = 1.0  # Nor when a worker joins, unless its tier exceeds its target: a target looks at the whole pool.
 
 
 class Scheduler:
@@ -226,7 +226,7 @@ def _worker_joined(state: RunState, event: ev.WorkerJoined, out: list[Command]) 
     if state.wards.units:
         faults.worker_joined(state, worker, out)
     dispatch.place(state, out)
-    if state.awaiting or state.now >= state.scaled_at + JOINED_SECONDS or dispatch.beyond_asked(state, worker):
+    if state.awaiting or state.now >= state.scaled_at + JOINED_SECONDS or dispatch.exceeds_target(state, worker):
         _scale(state, out)
 
 

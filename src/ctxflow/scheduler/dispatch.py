@@ -363,8 +363,8 @@ def scale(state: RunState, out: list[Command]) -> None:
     _measure(state)
 
 
-def beyond_asked(state: RunState, worker: Worker) -> bool:
-    """Return whether more workers of a worker's tier are there than it was asked for."""
+def exceeds_target(state: RunState, worker: Worker) -> bool:
+    """Return whether more workers of a worker's tier are connected than were requested last."""
     tier = state.tiers.get(worker.tier)
     return tier is not None and tier.connected > (tier.asked or 0)
 

@@ -44,8 +44,8 @@ class RunByEvent(Run):
 )
 def test_no_call_loads_a_context_while_a_free_worker_holds_it(routing, arrivals, workers):
     """Looked at in the commands of one event: a load of what a free worker that got no call there had ready."""
-    given = [machine(f"m{n}") for n in range(workers)], sorted(arrivals)
-    run = RunByEvent(routing, *given, contexts=3, size=1, regions=())
+    machines = [machine(f"m{n}") for n in range(workers)]
+    run = RunByEvent(routing, machines, sorted(arrivals), contexts=3, size=1, regions=())
     assert run.outcome.done == run.outcome.items
     running: dict[str, float] = {}
     held: dict[str, str] = {}
