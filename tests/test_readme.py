@@ -85,6 +85,14 @@ def test_after_the_readmes_install_its_programs_run(tmp_path):
     assert {"ctxflow batch", "metrics", "ctxflow env pack"} <= set(lacking)
 
 
+def test_no_program_or_command_writes_a_file_that_another_writes():
+    """They are tried one after the other in one folder, where a second job does not overwrite a first one's output."""
+    page = README.read_text()
+    resumed = set(re.findall(r'resume="([^"]+)"', page))
+    written = set(re.findall(r'(?:-o |output = ")([\w.]+)', page))
+    assert resumed and written and resumed.isdisjoint(written)
+
+
 def test_with_ctxflow_alone_doctor_is_ready_for_functions_alone(tmp_path):
     python = fresh_environment(tmp_path / "env", [])
     ready, lacking = readiness(python, tmp_path)
