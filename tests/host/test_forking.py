@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -21,9 +22,10 @@ from ctxflow.host.forking import HOST, CannotFork, ForkedProcess, Zygote, Zygote
 from ctxflow.host.installed_modules import shadowing
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import command, library_variables
+from ctxflow.host.linux import descendants, readable
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.zygote import ZygoteServer
-from waiting import FOREVER, eventually, exited
+from waiting import FOREVER, eventually, exited, patience
 
 
 def built(driven, function=dict, context="c", **more):
@@ -370,6 +372,25 @@ def test_a_zygote_that_is_stopped_is_not_waited_for(driven):
     eventually(lambda: zygote.process.poll() == -signal.SIGKILL)
 
 
+def test_a_zygote_whose_fork_hangs_is_given_up_with_what_it_was_forking(driven, tmp_path, monkeypatch):
+    """The fork that was tried came back; nothing moves in the next one."""
+    monkeypatch.setattr("ctxflow.host.forking.readable_soon", lambda descriptor: readable(descriptor, 0.1))
+    text = f"""
+        import os, time
+        forks = []
+        os.register_at_fork(
+            before=lambda: forks.append(1),
+            after_in_child=lambda: len(forks) > 1 and time.sleep({FOREVER}),
+        )
+    """
+    environment = package(tmp_path, "hangs", textwrap.dedent(text))
+    others = set(descendants(os.getpid()))
+    started = built(driven, environment=environment, preload=["hangs"])["started"]
+    assert started == "spawned: the zygote is gone (it does not answer)"
+    library = driven.host._libraries["c"].process.pid
+    eventually(lambda: driven.host.bury_orphans() or set(descendants(os.getpid())) - others == {library})
+
+
 def zygote_state(zygote):
     with open(f"/proc/{zygote.process.pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
@@ -380,6 +401,16 @@ def test_a_zygote_that_is_stopped_forks_nothing(zygote, tmp_path):
     eventually(lambda: zygote_state(zygote) == "T")
     with pytest.raises(CannotFork, match="it is stopped"):
         zygote.fork(HOST, [], {}, str(tmp_path), [], [])
+
+
+def test_a_zygote_is_asked_to_fork_once_it_is_there(tmp_path):
+    """Its host answers others while it starts, also where it has nothing to import."""
+    load = BuildContext("c", preload=[])
+    with selectors.DefaultSelector() as selector, contextlib.closing(Zygotes(selector, str(tmp_path))) as them:
+        assert them.offer(load) is None
+        for key, _ in selector.select(patience()):
+            key.data()
+        assert them.offer(load).ready
 
 
 def test_the_import_that_may_take_least_is_looked_at_first(zygote, tmp_path):

@@ -18,6 +18,8 @@ from ctxflow.host.linux import (
     kill_tree,
     looks_like_the_machine,
     proportional_bytes,
+    readable,
+    readable_soon,
     resident_bytes,
     session_members,
     tree_bytes,
@@ -116,6 +118,25 @@ def test_who_holds_a_gpu(tmp_path, opened, holds):
     assert holds_gpu(7, str(tmp_path)) is holds
     assert not holds_gpu(8, str(tmp_path))
     assert not holds_gpu(os.getpid())
+
+
+def test_a_machine_that_stood_still_is_given_time_after_that(monkeypatch):
+    """Timeouts have passed then, although nothing could come."""
+    read_end, write_end = os.pipe()
+    looks = []
+
+    def stands_still(descriptor, seconds):
+        looks.append(seconds)
+        if len(looks) == 10:
+            os.write(write_end, b".")
+        return readable(descriptor, 0)
+
+    monkeypatch.setattr("ctxflow.host.linux.readable", stands_still)
+    assert readable_soon(read_end) and len(looks) == 10
+    os.read(read_end, 1)
+    assert not readable_soon(read_end) and sum(looks) == 20.0
+    os.close(write_end)
+    os.close(read_end)
 
 
 def test_processes_that_are_gone_have_nothing(shell):

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import command, interpreter, library_variables
-from ctxflow.host.linux import ChildProcess, ended_within, process_state, readable
+from ctxflow.host.linux import ChildProcess, ended_within, kill_tree, process_state, readable, readable_soon
 from ctxflow.host.local_files import OF_LIBRARY
 
 LIBRARY, HOST = "library", "host"
@@ -26,7 +26,7 @@ MARK_BYTES = 1024
 """Room for a library process's directory in the variable by which its host finds what it started (`OF_LIBRARY`)."""
 _MOST = 2  # Zygotes of a host: each has all that was imported in memory.
 _MOST_DEATHS = 3  # Of zygotes of one environment, after which none is started any more.
-_FORK_SECONDS = 5.0  # Its host answers nobody meanwhile.
+_SEND_SECONDS = 10.0
 _IMPORT_SECONDS = 300.0  # Where a load may take as long as it likes.
 _END_SECONDS = 2.0
 _UNKNOWN = 255
@@ -143,7 +143,7 @@ class Zygote:
         self._failed = False  # Whether it was killed, since it did not answer.
         if process is not None:
             self.process, self.line = process
-            self.line.settimeout(_FORK_SECONDS)
+            self.line.settimeout(_SEND_SECONDS)
             return
         self.line, far = socket.socketpair()
         with far:
@@ -160,7 +160,7 @@ class Zygote:
             except BaseException:
                 self.line.close()
                 raise
-        self.line.settimeout(_FORK_SECONDS)
+        self.line.settimeout(_SEND_SECONDS)
 
     @property
     def ready(self) -> bool:
@@ -216,9 +216,13 @@ class Zygote:
             if self.stopped:
                 raise OSError("it is stopped")
             send(self.line, asked, descriptors)
+            if not readable_soon(self.line.fileno()):  # Its host answers nobody meanwhile.
+                raise OSError("it does not answer")
             answer, _ = receive(self.line)
         except (EOFError, OSError) as error:
             self._failed = True
+            if kind == LIBRARY and self.process.poll() is None:
+                kill_tree(self.process.pid)  # With what it was forking.
             self.process.kill()
             with contextlib.suppress(OSError):  # It stays open: a selector may know its number.
                 self.line.shutdown(socket.SHUT_RDWR)
@@ -307,7 +311,8 @@ class Zygotes:
         try:
             if zygote is None:
                 zygote = self._start(key, variables)
-            if zygote.busy_since is None and not zygote.unsafe and (lacks := zygote.lacks(modules)):
+                zygote.preload(modules)  # Even of none: it can fork once it has answered.
+            elif zygote.busy_since is None and not zygote.unsafe and (lacks := zygote.lacks(modules)):
                 zygote.preload(lacks)
         except OSError as error:
             self._give_up(key, f"there is no zygote ({error})")

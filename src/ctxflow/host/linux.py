@@ -326,6 +326,14 @@ def readable(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+def readable_soon(descriptor: int) -> bool:
+    """Return whether there comes something to read in ten seconds in which this process looked.
+
+    Where the whole machine stood still for a while, what is to be read had no time to come either.
+    """
+    return any(readable(descriptor, 1.0) for _ in range(10))
+
+
 def count_left() -> int:
     """Return how many more descriptors this process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -26,13 +26,12 @@ from ctxflow.host import library
 from ctxflow.host.context_building import seldom_collecting
 from ctxflow.host.forking import LIBRARY, MARK_BYTES, receive, send
 from ctxflow.host.installed_modules import import_installed, is_installed, shadowing
-from ctxflow.host.linux import descendants, die_with_parent, name_process, package_root
+from ctxflow.host.linux import descendants, die_with_parent, is_exiting, name_process, package_root, readable_soon
 from ctxflow.host.local_files import OF_LIBRARY
 
 UNSAFE = "__fork_unsafe__"
 """What a module has that must not be imported before a fork: True, or why."""
-_ADOPTION_SECONDS = 5.0
-_TRIAL_SECONDS = 5.0
+_ADOPTION_SECONDS = 60.0
 _PID_BYTES = 16
 # Threads whose library sees to forks: jemalloc's, of which pyarrow has one, by pthread_atfork.
 _READY_FOR_FORKS = {"jemalloc_bg_thd"}
@@ -155,7 +154,7 @@ class ZygoteServer:
                     os.close(tell)
                     library.main(self._become(message, descriptors, "ctxflow-library"))
 
-            os.write(tell, str(_fork(begin)).encode())
+            os.write(tell, str(_fork(begin)).encode().ljust(_PID_BYTES))
 
         try:
             number = _fork(between)
@@ -320,14 +319,15 @@ def _fork_comes_back() -> bool:
     pid = os.fork()
     if not pid:
         os._exit(0)
-    deadline = time.monotonic() + _TRIAL_SECONDS
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return False
-        time.sleep(0.0005)
-    return True
+    end = os.pidfd_open(pid)
+    try:
+        comes_back = readable_soon(end)
+    finally:
+        os.close(end)
+    if not comes_back:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return comes_back
 
 
 def _other_threads() -> str:
@@ -336,7 +336,7 @@ def _other_threads() -> str:
     while True:
         names = []
         for task in os.listdir("/proc/self/task"):
-            if int(task) != os.getpid():
+            if int(task) != os.getpid() and not is_exiting(int(task)):
                 with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
                     names.append(file.read().strip())
         names = [name for name in names if name not in _READY_FOR_FORKS]
