@@ -26,7 +26,7 @@ MARK_BYTES = 1024
 """Room for a library process's directory in the variable by which its host finds what it started (`OF_LIBRARY`)."""
 _MOST = 2  # Zygotes of a host: each has all that was imported in memory.
 _MOST_DEATHS = 3  # Of zygotes of one environment, after which none is started any more.
-_SEND_SECONDS = 10.0
+_SEND_SECONDS = 10.0  # For a message to pass the socket.
 _IMPORT_SECONDS = 300.0  # Where a load may take as long as it likes.
 _END_SECONDS = 2.0
 _UNKNOWN = 255
@@ -216,13 +216,13 @@ class Zygote:
             if self.stopped:
                 raise OSError("it is stopped")
             send(self.line, asked, descriptors)
-            if not readable_soon(self.line.fileno()):  # Its host answers nobody meanwhile.
+            if not readable_soon(self.line.fileno()):  # This blocks the host's event loop.
                 raise OSError("it does not answer")
             answer, _ = receive(self.line)
         except (EOFError, OSError) as error:
             self._failed = True
             if kind == LIBRARY and self.process.poll() is None:
-                kill_tree(self.process.pid)  # With what it was forking.
+                kill_tree(self.process.pid)  # Not for a host: others forked earlier are in that tree, and live on.
             self.process.kill()
             with contextlib.suppress(OSError):  # It stays open: a selector may know its number.
                 self.line.shutdown(socket.SHUT_RDWR)
@@ -311,7 +311,7 @@ class Zygotes:
         try:
             if zygote is None:
                 zygote = self._start(key, variables)
-                zygote.preload(modules)  # Even of none: it can fork once it has answered.
+                zygote.preload(modules)  # Even if there are none: it can fork once it has answered.
             elif zygote.busy_since is None and not zygote.unsafe and (lacks := zygote.lacks(modules)):
                 zygote.preload(lacks)
         except OSError as error:

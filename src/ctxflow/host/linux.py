@@ -327,9 +327,10 @@ def readable(descriptor: int, seconds: float) -> bool:
 
 
 def readable_soon(descriptor: int) -> bool:
-    """Return whether there comes something to read in ten seconds in which this process looked.
+    """Return whether there is something to read within ten polls of one second each.
 
-    Where the whole machine stood still for a while, what is to be read had no time to come either.
+    Polls are counted, not seconds: if the whole machine was suspended, one poll has timed out, and the writer, which
+    was suspended too, still has the others.
     """
     return any(readable(descriptor, 1.0) for _ in range(10))
 
