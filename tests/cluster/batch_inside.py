@@ -107,7 +107,7 @@ def detached() -> dict[str, Any]:
     reached, seen = 0, {}
     for how in ([], ["-fast"]):
         reached = until_done(reached + luck.randrange(100, 300), first["job"])
-        seen = seen or json.loads(run("status", "out.jsonl", "--json").stdout)
+        seen = seen or status_with_rows()
         subprocess.run(["condor_vacate_job", *how, first["htcondor"]], check=True, stdout=subprocess.DEVNULL)
         until_started(first["job"])
     followed = run("logs", str(first["job"]), "--follow")
@@ -196,6 +196,15 @@ def until_started(job: int) -> None:
         lambda: log.read_text().count("the driver starts on") > starts and lines_of("out.jsonl") > before,
         what=lambda: f"it starts again; {run('jobs', '--json').stdout}",
     )
+
+
+def status_with_rows() -> dict[str, Any]:
+    """Return what `ctxflow status` prints once it counts rows, which the output has up to two seconds earlier."""
+    from ctxflow.batch.job_status import read_status
+
+    eventually(lambda: (read_status(Path("out.jsonl")) or {}).get("done"), what="rows in the status file")
+    status: dict[str, Any] = json.loads(run("status", "out.jsonl", "--json").stdout)
+    return status
 
 
 def lines_of(path: str) -> int:
