@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -119,18 +120,21 @@ def test_a_tier_of_a_live_run_is_left_and_used_again_and_no_row_is_lost(tmp_path
     with ContextExecutor(workers=2) as executor:
         run = executor.calls.run.directory
         results: list[int] = []
-        reader = threading.Thread(target=lambda: results.extend(slow.map(range(300))))
+        enough = threading.Event()
+        items = itertools.takewhile(lambda _: not enough.is_set(), itertools.count())
+        reader = threading.Thread(target=lambda: results.extend(slow.map(items, window=20)))
         reader.start()
         eventually(lambda: len(read_workers(run)) == 2 and len(results) > 10)
         told = CliRunner().invoke(app, ["drain", "local"])
         assert told.exit_code == 0 and "2 workers of tier local will leave" in told.output
         eventually(lambda: executor.status().workers == 0)
-        before = len(results)
-        assert before < 300
+        before = executor.status().items_done
         assert CliRunner().invoke(app, ["drain", "local", "--undo"]).output == "local may be used again\n"
+        eventually(lambda: executor.status().items_done > before)
+        enough.set()
         joined(reader)
-        assert results == list(range(300))
         status = executor.status()
+        assert results == list(range(status.items_done))
         assert status.items_dead == status.crashes == 0
     assert not Path(run, NAME + ".new").exists()
 
