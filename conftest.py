@@ -11,9 +11,11 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +60,15 @@ def _own_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CTXFLOW_ARTIFACTS", str(tmp_path_factory.mktemp("artifacts")))
         yield
+
+
+@pytest.fixture
+def own_tmpdir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a temporary directory, here and in programs, in which no other test leaves anything."""
+    folder = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ ADMINS_COMMANDS = [
 
 
 @pytest.fixture
-def pool(tmp_path, monkeypatch):
+def pool(tmp_path, own_tmpdir, monkeypatch):
     """The admins' site file, where their commands expect it, and a user without runs."""
     [site] = re.findall(r"```toml\n(.*?)```", ADMINS, re.DOTALL)
     (tmp_path / "my-pool.toml").write_text(site)

@@ -45,7 +45,7 @@ def command(*arguments):
 
 
 @pytest.fixture(autouse=True)
-def runtime(tmp_path, monkeypatch):
+def runtime(tmp_path, own_tmpdir, monkeypatch):
     place = tmp_path / "runtime"
     (place / "ctxflow").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))

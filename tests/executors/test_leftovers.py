@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 import forked
+from ctxflow.executors.channel_host import start_host
 from ctxflow.host.linux import python_path
-from waiting import line, nothing_left, output
+from waiting import exited, line, nothing_left, output
 
 PROGRAM = """
 import os, time
@@ -99,6 +100,15 @@ def test_the_next_run_removes_what_a_killed_one_left(folder: Path) -> None:
     assert left.name.startswith("ctxflow-") and "`ctxflow clean`" in (left / ".ctxflow-owned").read_text()
     run(folder, "done")
     assert not any((folder / "tmp").iterdir())
+
+
+def test_a_host_that_starts_after_its_run_was_killed_leaves_nothing(tmp_path: Path) -> None:
+    """The run's other hosts have removed its folder by then."""
+    with (tmp_path / "log").open("wb") as log:
+        process, channel = start_host(str(tmp_path / "ctxflow-run" / "local-1"), str(tmp_path), log)
+    with contextlib.closing(channel):
+        assert exited(process) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["log"] and not (tmp_path / "log").read_text()
 
 
 def test_runs_of_all_endings_leave_documented_folders_that_clean_removes(folder: Path) -> None:

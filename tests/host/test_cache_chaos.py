@@ -106,8 +106,11 @@ def test_two_users_on_a_full_disk_never_get_what_was_not_put_there(disk, tmp_pat
         keys.append(digest_path(tmp_path / str(number)))
     base = os.path.join(disk, "cache")
     heard, said = os.pipe()
-    flipped = 0
-    for _ in range(ROUNDS):
+    words = b""
+    rounds = 0
+
+    def kill_and_flip() -> None:
+        nonlocal words, rounds
         workers = [child(user, working(base, keys, chance.random(), said)) for user in (0, NOBODY, 0, NOBODY)]
         for pid in workers:
             before = said_so_far(heard)
@@ -115,16 +118,23 @@ def test_two_users_on_a_full_disk_never_get_what_was_not_put_there(disk, tmp_pat
             time.sleep(chance.uniform(0.05, 0.15))
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        words += os.read(heard, said_so_far(heard))
+        rounds += 1
         for path in Path(base).glob("*/kept/*/content"):
             if chance.random() < 0.3:
                 with contextlib.suppress(OSError):  # There is no room to write.
                     flip(path)
-                    flipped += 1
-    os.close(said)
-    with os.fdopen(heard, "rb") as pipe:
-        words = pipe.read()
-    assert b"W" not in words and flipped
-    assert words.count(b".") > ROUNDS and b"s" in words, "what was spoiled is told, and put there again"
+
+    def enough() -> bool:
+        kill_and_flip()
+        return rounds >= ROUNDS and b"s" in words
+
+    try:
+        eventually(enough, what=lambda: f"what was spoiled is told, and put there again: {words!r}")
+    finally:
+        os.close(said)
+        os.close(heard)
+    assert b"W" not in words and words.count(b".") > ROUNDS
     for user in ("0", str(NOBODY)):
         found = os.stat(os.path.join(base, user))
         assert (found.st_uid, found.st_mode & 0o777) == (int(user), 0o700)

@@ -32,13 +32,17 @@ def main(argv: Sequence[str], copy: CopyZygote | None = None) -> None:
         this socket and without these descriptors.
     """
     line, scratch, logs, driver = argv
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(scratch)
+    except FileNotFoundError:
+        return  # The run is over: another of its hosts has removed its directory, and nobody would remove a new one.
     descriptor = int(line)
     copied = None if copy is None else _copied(copy, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
     selector = selectors.DefaultSelector()
-    os.makedirs(scratch, exist_ok=True)
     # A process that the driver forked may hold the connection open for longer than the driver lives; and the
     # kernel's notice of a parent's death is one of its thread's.
     driver_ended = os.pidfd_open(int(driver))
