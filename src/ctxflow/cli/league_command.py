@@ -154,15 +154,16 @@ def _tell(found: League, output: Path | None, as_json: bool) -> None:
     from ctxflow.league.league_page import as_data, league_page
 
     written = []
+    data = json.dumps(as_data(found))  # Once: the machine's load is another a moment later.
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         family = found.contest.family
-        for name, text in ((f"{family}.html", league_page(found)), (f"{family}.json", json.dumps(as_data(found)))):
+        for name, text in ((f"{family}.html", league_page(found)), (f"{family}.json", data)):
             with written_whole(output / name) as file:
                 file.write(text.encode())
             written.append(output / name)
     if as_json:
-        print(json.dumps(as_data(found)))
+        print(data)
         return
     _show(found)
     if written:
