@@ -149,9 +149,10 @@ def counting(folder):
 
     @context
     def counted(value):
+        import os
         import tempfile
 
-        tempfile.mkstemp(dir=folder)
+        tempfile.mkstemp(prefix=f"{os.getpid()}-", dir=folder)
         return value
 
     return counted
@@ -170,7 +171,9 @@ def test_equal_recipes_share_a_library_process(executor, tmp_path):
 
     calls = [context_app(recipe)(where)() for _ in range(20) for recipe in (first, second)]
     seen = {call.result() for call in calls}
-    assert len(list(tmp_path.iterdir())) == len(seen) <= 2, "built once in each library process, one a worker"
+    built = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
+    assert len(built) == len(set(built)) <= 2, "built once in each library process, one a worker"
+    assert {str(pid) for pid, _ in seen} <= set(built) and {value for _, value in seen} == {"same"}
     other = context_app(counting(str(tmp_path))("other"))(where)().result()
     assert other[0] not in {pid for pid, _ in seen}
 

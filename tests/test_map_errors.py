@@ -5,6 +5,7 @@ import itertools
 import json
 import sqlite3
 import threading
+import time
 import traceback
 from concurrent.futures import CancelledError, Future
 
@@ -23,7 +24,7 @@ from ctxflow import (
     session_app,
 )
 from ctxflow.errors import add_note
-from waiting import finished
+from waiting import eventually, finished
 
 
 @context
@@ -175,6 +176,8 @@ def test_waiting_items_count_for_the_window(executor):
     pulled = []
     never = [Future() for _ in range(50)]
     results = half.map((pulled.append(1) or future for future in never), window=10)
+    eventually(lambda: len(pulled) == 10)
+    time.sleep(0.02)  # In which more could be taken.
     assert len(pulled) == 10
     for future in never:
         future.set_result(2)

@@ -104,6 +104,7 @@ def test_lines_where_there_is_no_terminal(tmp_path):
     program = (
         PROGRAM
         + """
+    map_results._AFTER_SECONDS = 0.5
     list(nap.map([0.5] * 6, progress=True))
     list(nap.map(iter([0.5] * 6), progress=True))
     list(nap.map([0.7] * 4))

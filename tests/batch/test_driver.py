@@ -15,6 +15,7 @@ from ctxflow.batch import load_job, pump, work
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.pump import TooManyErrors
 from ctxflow.errors import ContextError, RunEnded, UsageError
+from ctxflow.rows import formats
 
 pytestmark = pytest.mark.usefixtures("shared")
 WORKERS = 2
@@ -127,6 +128,7 @@ def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
     # Every tenth row has an id that others may have too.
     write_lines(folder / "in.jsonl", [{"n": n, "id": n - n % 8 - 1 if n % 10 == 9 else n} for n in range(600)])
     monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(formats, "CHUNK_ROWS", 50)  # So that there are several commits, however late the driver is.
     choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.02}}
     whole = run("in.jsonl", "slow", output="whole.jsonl", **choices)
     assert whole.dead >= 50
@@ -362,6 +364,7 @@ def test_what_does_not_fit_is_told(folder, choices, sentence):
 
 def test_a_job_that_goes_wrong_throughout_is_ended(folder, monkeypatch):
     monkeypatch.setattr(pump, "WINDOW_ROWS", 200)
+    monkeypatch.setattr(formats, "CHUNK_ROWS", 100)
     write_lines(folder / "in.jsonl", [{"t": "bad", "n": n} for n in range(1000)])
     with pytest.raises(TooManyErrors, match="each of the first 100 rows failed: ValueError: bad is bad in two lines"):
         run("in.jsonl", "upper", column=["t"])

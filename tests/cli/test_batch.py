@@ -21,7 +21,7 @@ from ctxflow import batch_app
 
 @batch_app(batch_size=20)
 def double(numbers):
-    time.sleep(0.01)
+    time.sleep(0.03)
     if -1 in numbers:
         raise ValueError("a negative number")
     return [2 * number for number in numbers]

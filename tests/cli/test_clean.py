@@ -20,10 +20,10 @@ from ctxflow.host.local_files import Scratch
 from ctxflow.observe.progress import VERSION, owner, write_status
 
 DAY = 86_400
-WEEK_AGO = time.time() - 8 * DAY
 
 
-def make_run(base, name, state="done", updated=WEEK_AGO, label="ctxflow", **facts):
+def make_run(base, name, state="done", updated=None, label="ctxflow", **facts):
+    updated = time.time() - 8 * DAY if updated is None else updated
     folder = base / "runs" / name / label
     folder.mkdir(parents=True)
     (folder / "events.jsonl").write_text("x" * 1000)

@@ -15,7 +15,7 @@ from ctxflow.observe.progress import VERSION, owner, write_status
 def worker(name, host, job=None, **facts):
     told = {
         "worker": name, "host": host, "gpus": 1, "gpu_model": "NVIDIA A10", "tier": "gpu", "job": job,
-        "state": "working", "joined": time.time() - 75, "ended": None, "done": 1200, "failed": 0, "error": "",
+        "state": "working", "joined": time.time() - 3690, "ended": None, "done": 1200, "failed": 0, "error": "",
         "log": "",
     }  # fmt: skip
     return {**told, **facts}
@@ -47,8 +47,8 @@ def test_it_lists_where_each_is_and_what_it_did(make):
     assert told.exit_code == 0
     head, first, second = (" ".join(line.split()) for line in told.stdout.splitlines())
     assert head == "host GPU tier job state age done failed last error"
-    assert first == "gpu1 NVIDIA A10 gpu 4710 working 1 min 15 s 1,200 0"
-    assert second.startswith("gpu2 4 x NVIDIA A10 gpu 4711 working 1 min 15 s 1,200 3 CUDA error: [2Junc")
+    assert first == "gpu1 NVIDIA A10 gpu 4710 working 1 h 01 min 1,200 0"
+    assert second.startswith("gpu2 4 x NVIDIA A10 gpu 4711 working 1 h 01 min 1,200 3 CUDA error: [2Junc")
     assert json.loads(run("--json").stdout)["workers"][1]["failed"] == 3
 
 

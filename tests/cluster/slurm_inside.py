@@ -151,7 +151,9 @@ def test_a_requeued_job_was_evicted_and_runs_again_under_its_id(slurm, watch):
 
 
 def test_notice_lets_a_worker_finish(slurm, watch):
-    [job] = slurm.submit(sh("trap 'echo notice' TERM; echo up; sleep 2 & wait; wait; echo done; exit 5"), 1)
+    [job] = slurm.submit(
+        sh("trap 'echo notice; n=1' TERM; echo up; until [ $n ]; do sleep 0.1; done; sleep 1; echo done; exit 5"), 1
+    )
     watch.until(job, "running")
     eventually(lambda: slurm.last_words(job) == "up")
     call("scancel", "--signal=USR1", "--batch", job)

@@ -18,7 +18,7 @@ WARM = {"enforce_eager": False, "compilation_config": {"backend": "eager"}}
 """Without its warming up vLLM 0.32 fails at the first request on CPUs where the layers are spread."""
 CASES = [  # Whom to kill or stop, vLLM's options, how many workers it has then, and what is said of it.
     ([("EngineCore", KILLED)], {}, 1, "EngineCore, killed by SIGKILL"),
-    ([("EngineCore", STOPPED)], {"stopped_seconds": 1000, "silent_seconds": 3}, 1, "has not answered for"),
+    ([("EngineCore", STOPPED)], {"stopped_seconds": 1000, "silent_seconds": 10}, 1, "has not answered for"),
 ]
 SPREAD = [
     # EngineCore would say that a worker of several is gone, but only after it has waited for the others.

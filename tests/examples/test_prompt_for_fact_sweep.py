@@ -163,11 +163,14 @@ def finished(tmp_path, *arguments):
 
 def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
     arguments = ["--models", "random-lm", "--templates", "claim-only,separate", "--workers", "1", "--json"]
-    arguments += ["--limit", "20", "--repeat", "2", "--batch-size", "8"]
+    arguments += ["--limit", "20", "--repeat", "4", "--batch-size", "8"]
     with_weights(parse_model("random-lm"), tmp_path / "out" / "state")  # To make them the program imports PyTorch.
     answers = tmp_path / "out" / "state" / "answers"
     with started(tmp_path, *arguments) as process:
-        eventually(lambda: process.poll() is not None or any(one.stat().st_size > 1000 for one in answers.glob("*")))
+        eventually(
+            lambda: process.poll() is not None or any(one.stat().st_size > 1000 for one in answers.glob("*")),
+            pause=0.005,
+        )
         process.send_signal(signal.SIGINT)
         _, told = output(process)
         assert process.returncode == 130, told
@@ -177,7 +180,7 @@ def test_the_program_stops_on_ctrl_c_goes_on_and_writes_its_files(tmp_path):
     assert code == 0, told
     evaluation = json.loads(shown)
     assert evaluation["run"]["dead"] == 0
-    assert 0 < evaluation["run"]["items"] < 2 * 2 * 60
+    assert 0 < evaluation["run"]["items"] < 2 * 4 * 60
     assert {row["note"] for row in evaluation["evaluations"]} == {"random weights"}
     written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert written["evaluations"] == evaluation["evaluations"]

@@ -29,6 +29,7 @@ from ctxflow.models.transformers_serving import (
     build_transformers_engine,
     token_bytes,
 )
+from waiting import eventually_async
 
 pytest.importorskip("llguidance", reason="pip install llguidance")
 
@@ -182,7 +183,7 @@ def test_requests_come_and_go_while_others_are_written(loaded):
         alone = await engine.answer(*prompt("number 19", max_tokens=24))
         assert engine._thread._batch.idle and not engine._thread._waited
         waiting = asyncio.ensure_future(engine.answer(*prompt("a", max_tokens=400)))
-        await asyncio.sleep(0.05)
+        await eventually_async(lambda: engine._thread._waited)
         await engine.aclose()
         with pytest.raises(ContextLost, match="was closed"):
             await waiting

@@ -34,7 +34,7 @@ def test_engines_begin_when_the_testbeds_tests_have_ended(tmp_path):
 
 
 def test_ctrl_c_interrupts_all_parts_and_waits_for_their_ends(tmp_path):
-    part = "import time\nprint('begun', flush=True)\ntry:\n  while True: time.sleep(0.1)\n"
+    part = "import time\ntry:\n  print('begun', flush=True)\n  while True: time.sleep(0.1)\n"
     part += "except KeyboardInterrupt: print('cleaned')"
     program = (
         f"import os, sys; sys.path.insert(0, {str(TESTS)!r}); from pathlib import Path; from suite import parts\n"
