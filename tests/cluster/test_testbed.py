@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,15 +174,19 @@ def test_the_hosts_advertise_slots_and_gpus(testbed: Testbed) -> None:
 
 @on_cluster
 def test_jobs_run_on_every_host_as_an_ordinary_user(testbed: Testbed) -> None:
+    there = testbed.shared / f"there-{time.time_ns()}"
+    there.mkdir()
+    there.chmod(0o777)
     script = (
         "echo `id -un` `hostname` $CUDA_VISIBLE_DEVICES $CTXFLOW_TESTBED_SPEED"
         " `nvidia-smi --query-gpu=name --format=csv,noheader --id=$CUDA_VISIBLE_DEVICES`;"
-        " python -c 'import cloudpickle, ctxflow.installing'; sleep 3"
+        " python -c 'import cloudpickle, ctxflow.installing';"
+        f" cd /shared/{there.name}; touch $CUDA_VISIBLE_DEVICES; until [ `ls | wc -l` = 12 ]; do sleep 0.2; done"
     )
     job = {"executable": "/bin/sh", "arguments": f"\"-c '{script.replace(chr(39), chr(39) * 2)}'\""}
     need = {"request_gpus": 1, "request_cpus": 2, "request_memory": "10GB", "request_disk": "70GB"}
     where = testbed.submit({**job, **need, "output": "out.$(Process)", "error": "err.$(Process)"}, count=12)
-    testbed.run("condor_wait", "-wait", "60", f"{where}/log")
+    testbed.run("condor_wait", "-wait", "100", f"{where}/log")
     assert testbed.run("bash", "-c", f"cat {where}/err.*") == ""
     lines = [line.split(maxsplit=4) for line in testbed.run("bash", "-c", f"cat {where}/out.*").splitlines()]
     assert {line[0] for line in lines} == {"alice"}

@@ -168,11 +168,14 @@ class EngineContract(ContextsContract):
         (failed,) = run.all(ev.BatchFailed)
         assert (failed.attempt, failed.failure.kind, failed.lost_context) == (waiting, "cancelled", False)
 
-    def test_a_batch_that_goes_on_when_it_is_interrupted_costs_the_context(self, run: ContractRun) -> None:
+    def test_a_batch_that_goes_on_when_it_is_interrupted_costs_the_context(
+        self, run: ContractRun, tmp_path: Path
+    ) -> None:
         self._needs_code()
         worker, context = run.built()
-        attempt = run.run(worker, context, work.ignore, [60])
-        self._begun(run)
+        begun = tmp_path / "begun"
+        attempt = run.run(worker, context, work.ignore, [60], [str(begun)])
+        run.until(begun.exists)
         run.execute(cmd.Interrupt(worker, attempt, context))
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", True)
@@ -195,12 +198,14 @@ class EngineContract(ContextsContract):
 
     # --- results one by one
 
-    def test_results_that_are_yielded_come_once_each(self, run: ContractRun) -> None:
+    def test_results_that_are_yielded_come_once_each(self, run: ContractRun, tmp_path: Path) -> None:
         self._needs_code()
         worker = run.ready()
-        run.run(worker, ev.PLAIN, work.yield_slowly, [0.3] * 8)
+        go = tmp_path / "go"
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.3] * 8, [str(go)] * 8)
         run.until(lambda: bool(run.all(ev.ItemsFinished)))
         assert not run.all(ev.BatchEnded), "some come while it runs"
+        go.touch()
         run.until(lambda: bool(run.all(ev.BatchEnded)))
         assert self._results(run) == dict.fromkeys(range(8), 0.3)
         assert run.all(ev.BatchEnded)[0].seconds >= 2.4

@@ -78,12 +78,14 @@ class ThreadContract(Contract):
         assert found == [(0, [5, 6])], run.events
         self._let_go(run, worker, context, waiting)
 
-    def test_results_come_while_calls_that_yield_them_overlap(self, run: ContractRun) -> None:
+    def test_results_come_while_calls_that_yield_them_overlap(self, run: ContractRun, tmp_path: Path) -> None:
         self._needs_code()
         worker, context = _started(run)
-        attempts = {run.run(worker, context, _yield_slowly, [0.3] * 6) for _ in range(2)}
+        go = tmp_path / "go"
+        attempts = {run.run(worker, context, _yield_slowly, [0.3] * 6, [str(go)] * 6) for _ in range(2)}
         run.until(lambda: {event.attempt for event in run.all(ev.ItemsFinished)} == attempts)
         assert not run.all(ev.BatchEnded), "some of both come while they run"
+        go.touch()
         run.until(lambda: len(run.all(ev.BatchEnded)) == 2)
         for attempt in attempts:
             parts = [event for event in run.all(ev.ItemsFinished) if event.attempt == attempt]
@@ -130,8 +132,10 @@ class ThreadContract(Contract):
         self._needs_code()
         worker, context = _started(run, concurrency=3)
         waiting = run.run(worker, context, _until_told, [str(tmp_path / "told")])
-        unwanted = run.run(worker, context, work.ignore, [60.0])
+        begun = tmp_path / "begun"
+        unwanted = run.run(worker, context, work.ignore, [60.0], [str(begun)])
         run.run(worker, context, _given, [1])
+        run.until(begun.exists)
         run.wait(ev.BatchFinished)  # Both others have begun.
         run.execute(cmd.Interrupt(worker, unwanted, context))
         deadline = time.monotonic() + 7.0  # Longer than a call may go on that is by itself.
@@ -260,10 +264,8 @@ def _yield_then_raise(shared: Shared, items: Sequence[int]) -> Iterator[int]:
         yield item
 
 
-def _yield_slowly(shared: Shared, seconds: Sequence[float]) -> Iterator[float]:
-    for each in seconds:
-        time.sleep(each)
-        yield each
+def _yield_slowly(shared: Shared, seconds: Sequence[float], go: Sequence[str]) -> Iterator[float]:
+    yield from work.yield_slowly(seconds, go)
 
 
 def _yield_and_spin(shared: Shared, items: Sequence[int], log: Sequence[str]) -> Iterator[int]:

@@ -123,11 +123,13 @@ def sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float
     return sleep(seconds)
 
 
-def ignore(context: Any, seconds: Sequence[float]) -> Sequence[float]:
-    """Run on, whatever is raised in it."""
+def ignore(context: Any, seconds: Sequence[float], begun: Sequence[str] = ()) -> Sequence[float]:
+    """Run on, whatever is raised in it; `begun` names a file to make once that is so."""
     until = time.monotonic() + sum(seconds)
     while time.monotonic() < until:
         with contextlib.suppress(BaseException):
+            for path in begun:
+                Path(path).touch()
             time.sleep(until - time.monotonic())
     return seconds
 
@@ -155,9 +157,12 @@ def as_one(items: Sequence[Any]) -> str:
     return "x" * len(items)
 
 
-def yield_slowly(seconds: Sequence[float]) -> Iterator[float]:
-    for each in seconds:
+def yield_slowly(seconds: Sequence[float], go: Sequence[str] = ()) -> Iterator[float]:
+    """Yield each after so many seconds, the last, where `go` names a file, once that is there."""
+    for number, each in enumerate(seconds, 1):
         time.sleep(each)
+        while number == len(go) and not Path(go[0]).exists():
+            time.sleep(0.01)
         yield each
 
 
