@@ -79,7 +79,7 @@ def measure(recipe: Any, folder: Path, hosts: Sequence[str], kept: bool) -> dict
                 time.sleep(2.0)  # What the first call compiled comes after what the build made, if that was something.
             [(_, job)] = executor.engine.worker_jobs().values()
             subprocess.run(["condor_qedit", job, "Requirements", on(host)], check=True, capture_output=True)
-            # With notice: a worker that is gone without a reason is asked for anew, by the tier's own requirements.
+            # With notice, so that the job is known to be evicted and is not replaced by one without the edit.
             subprocess.run(["condor_vacate_job", job], check=True, capture_output=True)
             wait_for("lost", _PATIENCE)
             first_call()

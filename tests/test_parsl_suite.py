@@ -31,18 +31,12 @@ def failures(config, folder, chosen=CHOSEN):
     return failed, counts.get("passed", 0)
 
 
-def named(tests):
-    """What `-k` takes for these tests."""
-    return " or ".join({re.sub(r"\[.*", "", name).rpartition("::")[2] for name in tests})
-
-
 @pytest.mark.timeout(300)
 def test_parsl_suite(tmp_path):
     failed, passed = failures(OURS, tmp_path)
     assert passed > 100
-    if failed:  # Some of Parsl's race with a timer: what fails for that does not fail twice.
-        failed, _ = failures(OURS, tmp_path, named(failed))
-    excused, _ = failures(SUITE / "configs" / "local_threads.py", tmp_path, named(failed)) if failed else (set(), 0)
+    again = " or ".join({re.sub(r"\[.*", "", name).rpartition("::")[2] for name in failed})
+    excused, _ = failures(SUITE / "configs" / "local_threads.py", tmp_path, again) if failed else (set(), 0)
     print(f"{passed} of Parsl's tests passed; these fail with Parsl's local threads here too: {sorted(excused)}")
     short = {name.rpartition("/")[2] for name in excused}
     assert not {name for name in failed if name.rpartition("/")[2] not in short}

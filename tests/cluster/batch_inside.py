@@ -196,7 +196,10 @@ def starts_of(job: int) -> int:
 
 def until_started(job: int, before: int) -> None:
     """Wait until a detached job's driver has been started once more, and works."""
-    what = lambda: f"it starts again; {run('jobs', '--json').stdout}"  # noqa: E731
+
+    def what() -> str:
+        return f"it starts again; {run('jobs', '--json').stdout}"
+
     eventually(lambda: starts_of(job) > before, what=what)
     rows = lines_of("out.jsonl")
     eventually(lambda: lines_of("out.jsonl") > rows, what=what)

@@ -20,7 +20,6 @@ from executor_helpers import marked
 
 import forked
 from ctxflow.host.linux import python_path
-from ctxflow.host.local_files import sweep
 from waiting import nothing_left
 
 FULL = os.environ.get("CTXFLOW_CHAOS") == "full"
@@ -135,19 +134,21 @@ def test_loads_go_on_whatever_is_killed(tmp_path: Path) -> None:
         (tmp_path / str(number) / "content").write_text(str(number))
     mark = f"chaos-{os.getpid()}-{time.monotonic_ns()}"
     variables = {**os.environ, **python_path(), "TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path / "home")}
-    variables |= {"MARK": mark, "OMP_NUM_THREADS": "1"}
+    variables |= {"OMP_NUM_THREADS": "1"}
     chance, killed, drivers, began = random.Random(SEED), collections.Counter[str](), 0, time.monotonic()
     items = LOADS // 2
     words = [sys.executable, "program.py", str(items), json.dumps(NUMBERS)]
     while True:
         drivers += 1
+        # Only this driver's hosts are killed: those of earlier ones are still removing their folders.
+        variables["MARK"] = f"{mark}-{drivers}"
         errors = (tmp_path / f"errors-{drivers}").open("wb")
         driver = forked.Popen(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=errors)
         assert driver.stdout is not None
         while driver.poll() is None:
             time.sleep(chance.uniform(0.02, 0.4))
             if killed.total() - killed[""] < KILLS:  # Then it may end in peace.
-                killed[kill_one(chance, mark, driver.pid)] += 1
+                killed[kill_one(chance, variables["MARK"], driver.pid)] += 1
         said = driver.stdout.read()
         driver.stdout.close()
         errors.close()
@@ -159,8 +160,7 @@ def test_loads_go_on_whatever_is_killed(tmp_path: Path) -> None:
     assert answered["found"] == [[number * item for item in range(items)] for number in NUMBERS]
     assert answered["failed"] is True
     assert answered["leaked"] <= 0
-    nothing_left(lambda: marked(mark))
-    sweep(str(tmp_path / "tmp"))  # Hosts that are killed after their driver leave its folder to the next run.
+    nothing_left(lambda: [pid for number in range(drivers) for pid in marked(f"{mark}-{number + 1}")])
     assert not list((tmp_path / "tmp").iterdir()) and not list((tmp_path / "home").iterdir())
     loads = (tmp_path / "loads").stat().st_size
     del killed[""]

@@ -154,7 +154,8 @@ def _tell(found: League, output: Path | None, as_json: bool) -> None:
     from ctxflow.league.league_page import as_data, league_page
 
     written = []
-    data = json.dumps(as_data(found))  # Once: the machine's load is another a moment later.
+    # Rendered once for both: the machine's load, which it includes, changes.
+    data = json.dumps(as_data(found)) if as_json or output is not None else ""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         family = found.contest.family

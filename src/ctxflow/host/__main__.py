@@ -36,7 +36,7 @@ def main(argv: Sequence[str], copy: CopyZygote | None = None) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(scratch)
     except FileNotFoundError:
-        return  # The run is over: another of its hosts has removed its directory, and nobody would remove a new one.
+        return  # The run has ended, and another host removed its directory: a new one would be left behind.
     descriptor = int(line)
     copied = None if copy is None else _copied(copy, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -224,8 +224,7 @@ def _let_go(shared: Shared, items: Sequence[Any]) -> Sequence[Any]:
 
 
 def _until_told(shared: Shared, files: Sequence[str]) -> Sequence[str]:
-    while not Path(files[0]).exists():
-        time.sleep(0.05)
+    work.wait_for(files[0])
     return files
 
 
@@ -283,8 +282,8 @@ def _yield_noticed(shared: Shared, items: Sequence[int], go: Sequence[str]) -> I
     """Yield two, which are sent then, the third when it may go on, and the rest at once."""
     for item in items:
         time.sleep(0.3 if item < 2 else 0.0)
-        while item == 2 and not Path(go[0]).exists():
-            time.sleep(0.01)
+        if item == 2:
+            work.wait_for(go[0])
         yield item
 
 

@@ -158,12 +158,18 @@ def as_one(items: Sequence[Any]) -> str:
 
 
 def yield_slowly(seconds: Sequence[float], go: Sequence[str] = ()) -> Iterator[float]:
-    """Yield each after so many seconds, the last, where `go` names a file, once that is there."""
+    """Sleep for each item, then yield it; if `go` names a file, wait for it before the last."""
     for number, each in enumerate(seconds, 1):
         time.sleep(each)
-        while number == len(go) and not Path(go[0]).exists():
-            time.sleep(0.01)
+        if number == len(go):
+            wait_for(go[0])
         yield each
+
+
+def wait_for(path: str) -> None:
+    """Wait until a file exists, which is how a test tells a call in another process to go on."""
+    while not Path(path).exists():
+        time.sleep(0.01)
 
 
 def yield_noticed(items: Sequence[int], there: Sequence[str], go: Sequence[str]) -> Iterator[int]:
@@ -171,8 +177,7 @@ def yield_noticed(items: Sequence[int], there: Sequence[str], go: Sequence[str])
     for item in items:
         if item == 59:
             Path(there[0]).touch()
-            while not Path(go[0]).exists():
-                time.sleep(0.01)
+            wait_for(go[0])
         yield -item
 
 
