@@ -274,7 +274,7 @@ def test_a_context_tells_that_it_is_lost_from_a_thread_of_its_own(driven, style)
     assert driven.failure(call)["message"] == "no heartbeat"
 
 
-@pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
+@pytest.mark.parametrize("driven", [HostPatience(item=0.5, trace=120)], indirect=True)
 def test_what_blocks_the_loop_is_found_and_named(loaded):
     async def wait(context):
         context["waits"] = True
@@ -408,6 +408,7 @@ async def same_loop(context):
     return context["loop"] == id(asyncio.get_running_loop())
 
 
+@pytest.mark.parametrize("driven", [HostPatience(close=120)], indirect=True)
 def test_an_async_context_is_built_and_closed_on_the_loop_of_its_items(driven, tmp_path):
     log = tmp_path / "log"
     driven.load(build_async(log))

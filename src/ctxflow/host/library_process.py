@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -38,7 +39,8 @@ now = time.monotonic
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
-_TRACE_SECONDS = 0.5  # How long to wait for its printing where it is: it takes milliseconds, unless others are busy.
+# The last line of where it is: of its outermost frame, since all begin with `python -m` or a zip file, or of too many.
+_TRACE_END = re.compile(rb"^  (File .* in _run_module_as_main|\.\.\.)$", re.MULTILINE)
 _LOOK_SECONDS = 0.5
 _REMIND_SECONDS = 0.1  # Until it is told again: a signal just before a call of the system does not end that one's wait.
 _ITEMS_LOOK_SECONDS = 1.0
@@ -52,6 +54,7 @@ class HostPatience:
     :ivar item: for one of several calls that overlap, after its timeout too: an engine may take a step before it hears.
     :ivar move: for a context to be parked or woken.
     :ivar close: for what a context has built to be closed, before its process is killed.
+    :ivar trace: for one that is to be killed to print where it is, which takes milliseconds unless the machine is busy.
     :ivar stuck: for anything to move in a process that was killed, before that is reported.
     """
 
@@ -59,6 +62,7 @@ class HostPatience:
     item: float = 5.0
     move: float = 120.0
     close: float = 2.0
+    trace: float = 2.0
     stuck: float = 20.0
 
 
@@ -334,8 +338,14 @@ class LibraryProcess:
         """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)
-        readable(self.output, _TRACE_SECONDS)
-        time.sleep(0.02)  # It writes line by line.
+        until = now() + self.patience.trace
+        with contextlib.suppress(OSError):
+            while (left := until - now()) > 0 and readable(self.output, left):
+                if not (block := os.read(self.output, 1 << 16)):
+                    return
+                self._keep(block)
+                if _TRACE_END.search(b"".join(self._tail)):
+                    return
 
     def end(self, seconds: float = _KILL_SECONDS) -> bool:
         """Kill it and all that it started, and wait until it is gone: False if it is not after so many seconds."""
