@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ctxflow.files import (
     read_own,
     written_whole,
 )
+from waiting import happened
 
 LARGE = 5 << 20
 
@@ -113,12 +115,24 @@ def test_how_far_it_is_read_is_told(store, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_EVERY", 0.001)
     with open(tmp_path / "weights", "wb") as file:
         file.truncate(100 << 20)
-    told = []
-    files.digest_files(tmp_path / "weights", lambda done, total: told.append((done, total)))
+    told, heard, read = [], threading.Event(), files._read
+
+    def tell(done, total):
+        told.append((done, total))
+        heard.set()
+
+    def read_until_heard(*given):
+        found = read(*given)
+        happened(heard)
+        return found
+
+    monkeypatch.setattr(files, "_read", read_until_heard)
+    files.digest_files(tmp_path / "weights", tell)
     assert told and {total for _, total in told} == {100 << 20}
     assert told == sorted(told) and told[-1][0] <= 100 << 20
     told.clear()
-    files.digest_files(tmp_path / "weights", lambda done, total: told.append((done, total)))
+    heard.clear()
+    files.digest_files(tmp_path / "weights", tell)
     assert not told, "the second time it is known"
 
 

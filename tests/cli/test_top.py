@@ -25,7 +25,7 @@ from ctxflow import batch_app
 
 @batch_app(batch_size=10)
 def slow(numbers):
-    time.sleep(0.2)
+    time.sleep(1e6 if 1999 in numbers else 0.2)  # It does not end by itself.
     return numbers
 """
 

@@ -107,6 +107,7 @@ def test_a_first_call_that_dies_with_it_is_done_without(kept):
     for _ in range(2):
         with ContextExecutor(workers=1):
             assert next(iter(of.map([1]))) == "its own"
+            eventually(lambda: files(kept))
         assert files(kept)
 
 

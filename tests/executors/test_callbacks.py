@@ -8,7 +8,9 @@ import pytest
 from executor_helpers import started
 
 from ctxflow import ContextExecutor, batch_app
-from waiting import eventually, finished, happened
+from ctxflow.executors import futures as futures_module
+from ctxflow.testing.worker_calls import wait_for
+from waiting import FOREVER, eventually, finished, happened
 
 
 @batch_app
@@ -60,7 +62,8 @@ def test_a_callback_that_blocks_holds_up_neither_answers_nor_callbacks(call):
         go.set()
 
 
-def test_callbacks_come_in_the_order_of_the_answers_and_in_one_thread(tmp_path):
+def test_callbacks_come_in_the_order_of_the_answers_and_in_one_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(futures_module, "_CALLBACK_SECONDS", FOREVER)  # None of them blocks.
     threads, order = set(), []
 
     def note(future):
@@ -68,10 +71,10 @@ def test_callbacks_come_in_the_order_of_the_answers_and_in_one_thread(tmp_path):
         order.append(future.result())
 
     with started(tmp_path / "run", workers=1) as executor:
-        gate = executor.submit(time.sleep, {}, 0.2)
+        executor.submit(wait_for, {}, str(tmp_path / "go"))
         for n in range(200):
             executor.submit(pow, {}, n, 1).add_done_callback(note)
-        finished(gate).result()
+        (tmp_path / "go").touch()
     assert order == list(range(200)), "all have run when the block has ended"
     assert threads == {"ctxflow-run"}
 
@@ -87,10 +90,10 @@ def test_a_callback_of_what_is_answered_runs_at_once(tmp_path):
 
 def test_a_callback_that_raises_is_told_and_ends_nothing(tmp_path, caplog):
     with started(tmp_path / "run", workers=1) as executor:
-        gate = executor.submit(time.sleep, {}, 0.2)
+        executor.submit(wait_for, {}, str(tmp_path / "go"))
         future = executor.submit(pow, {}, 2, 3)
         future.add_done_callback(lambda _: 1 / 0)
-        finished(gate).result()
+        (tmp_path / "go").touch()
         assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
     assert "a callback of a future raised" in caplog.text and "ZeroDivisionError" in caplog.text
 

@@ -34,10 +34,12 @@ def wide():
 
 @batch_app(small(), batch_size=4)
 def low(devices, folders):
-    """Slow work that answers item by item, and notes each item that it has done."""
+    """Slow work that begins once all workers have some, answers item by item, and notes each item that it has done."""
     import os
 
     for folder in folders:
+        open(os.path.join(folder, devices), "w").close()
+        eventually(lambda folder=folder: len([each for each in os.listdir(folder) if each.startswith("GPU-")]) == 8)
         time.sleep(0.05)
         with open(os.path.join(folder, "done"), "a") as file:
             file.write("x")

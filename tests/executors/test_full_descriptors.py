@@ -36,17 +36,11 @@ def plus(base, numbers):
 def full_table():
     """This process has no descriptor left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # The standard three, which nobody closes meanwhile.
     try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for each in taken:
-            os.close(each)
 
 
 def no_more_descriptors(pid):

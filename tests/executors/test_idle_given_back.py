@@ -1,6 +1,7 @@
 """Idle workers are given back in the time that `linger` says, on the run's own clock: its event log has each step."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -16,9 +17,13 @@ def place():
 
 
 @batch_app(place(), batch_size=1)
-def slow(_, items):
+def slow(_, folders):
+    """Begins once both workers have something to do."""
+    for folder in folders:
+        Path(folder, str(os.getpid())).touch()
+        eventually(lambda folder=folder: len(os.listdir(folder)) == 2)
     time.sleep(0.02)
-    return items
+    return folders
 
 
 @pytest.mark.parametrize("linger", [0.0, 2.0])
@@ -26,7 +31,8 @@ def test_idle_workers_are_given_back_after_the_linger(tmp_path, monkeypatch, lin
     monkeypatch.chdir(tmp_path)
     scaling = {"policy": "queue-proportional", "linger": linger, "calls_per_worker": 1, "batch_size": 1}
     with ContextExecutor(workers=2, scaling=scaling) as executor:
-        assert list(slow.map(range(20))) == list(range(20))
+        (tmp_path / "both").mkdir()
+        assert len(list(slow.map(["both"] * 20))) == 20
         eventually(lambda: not executor.status().workers, what="they are given back")
         log = Path(executor.calls.run.directory, "events.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()[1:]]

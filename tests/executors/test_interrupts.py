@@ -224,7 +224,9 @@ def builds(directory):
 def test_a_context_is_built_once_a_worker(tmp_path):
     app = counted(tmp_path, 0.5)
     with started(tmp_path / "run", workers=4) as executor:
+        eventually(lambda: executor.connected_workers == 4)
         assert list(app.map(range(10_000))) == [10 * n for n in range(10_000)]
+        eventually(lambda: builds(tmp_path) >= 4)
         assert builds(tmp_path) == executor.status().loads == 4
 
 

@@ -23,7 +23,8 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 from ctxflow.testing.contract_hooks import ContractRun
-from waiting import eventually, finished, happened
+from ctxflow.testing.worker_calls import wait_for
+from waiting import eventually, finished, happened, nothing_left
 
 
 def descriptors():
@@ -43,9 +44,9 @@ def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
         warnings.simplefilter("error")
         for _ in range(int(os.environ.get("ROUNDS", "4"))):
             once()
-        assert descriptors() == before
-    assert threading.active_count() == threads
-    assert set(descendants(os.getpid())) <= children, "no process is left, not even as a zombie"
+        eventually(lambda: descriptors() == before)
+    eventually(lambda: threading.active_count() == threads)
+    nothing_left(lambda: set(descendants(os.getpid())) - children, what="no process is left, not even as a zombie")
 
 
 def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
@@ -57,7 +58,7 @@ def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
         executor.shutdown()
         with pytest.raises(RunEnded, match="submit it again in a new run"):
             finished(future).result()
-    assert descriptors() == before
+    eventually(lambda: descriptors() == before)
     with pytest.raises(RunEnded, match="make calls while its executor is running"):
         executor.submit(pow, {}, 2, 3)
 
@@ -103,14 +104,16 @@ def test_an_executor_started_in_a_thread_that_ends(tmp_path):
 
 
 def test_a_worker_with_notice_finishes_and_is_replaced(tmp_path):
-    import time
-
     with started(tmp_path / "run", workers=1) as executor:
         finished(executor.submit(pow, {}, 2, 3)).result()
-        (host,) = executor.engine.worker_pids().values()
-        running = executor.submit(time.sleep, {}, 0.5)
+        ((name, host),) = executor.engine.worker_pids().items()
+        begun, go = tmp_path / "begun", tmp_path / "go"
+        running = executor.submit(lambda: (begun.touch(), wait_for(go)), {})
+        eventually(begun.exists)
         os.kill(host, 15)
-        assert finished(running).result() is None
+        eventually(lambda: executor.run._scheduler.state.workers[name].noticed is not None)
+        go.touch()
+        assert finished(running).result() == (None, None)
         assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
         status = executor.status()
         assert (status.evictions, status.retried_items) == (1, 0)
@@ -129,7 +132,7 @@ def test_a_run_directory_that_cannot_be_written(tmp_path):
     ):
         executor.start()
     executor.shutdown()
-    assert descriptors() == before
+    eventually(lambda: descriptors() == before)
 
 
 def test_a_scratch_directory_that_cannot_be_made(tmp_path):
@@ -140,7 +143,7 @@ def test_a_scratch_directory_that_cannot_be_made(tmp_path):
     with pytest.raises(CtxflowError, match=r"workers have no place for their files .*: put scratch= of the site"):
         executor.start()
     executor.shutdown()
-    assert descriptors() == before
+    eventually(lambda: descriptors() == before)
 
 
 def test_workers_that_cannot_start(tmp_path, monkeypatch, caplog):
@@ -173,7 +176,7 @@ def test_a_machine_without_processes_to_spare_is_waited_for(tmp_path, monkeypatc
     with started(tmp_path / "run") as executor:
         assert finished(executor.submit(pow, {}, 2, 3)).result() == 8
         eventually(lambda: executor.status().workers == 2)
-    assert descriptors() == before
+    eventually(lambda: descriptors() == before)
 
 
 def test_long_paths_and_folders_with_modules_that_hide_others(tmp_path, monkeypatch):

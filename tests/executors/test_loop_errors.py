@@ -84,7 +84,9 @@ def test_what_was_to_be_told_when_an_engine_fails_is_told(executor, monkeypatch)
     """The event's own answers have left the table of those who wait, and its next command fails."""
     execute = executor.engine.execute
     eventually(lambda: executor.connected_workers == 2)
-    list(same.map(range(40)))  # So that no worker has still to be told something else.
+    list(same.map(range(40)))
+    # So that no worker has still to be told something else.
+    eventually(lambda: executor.status().contexts[""] == {"ready": 2})
 
     def on_this_thread(*what):
         if threading.current_thread() is not threading.main_thread():

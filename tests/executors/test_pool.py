@@ -133,14 +133,15 @@ def test_shutdown(executor):
     assert executor.submit(pow, {}, 2, 5).result() == 32, "the run goes on, and keeps Parsl's way of submitting"
 
 
-def test_shutdown_without_waiting(executor):
+def test_shutdown_without_waiting(executor, gate):
     pool = executor.pool()
-    future = pool.submit(nap, 0.5)
+    future = pool.submit(held, gate)
     pool.shutdown(wait=False)
     assert not future.done()
+    gate.touch()
     with pytest.raises(RuntimeError):
         pool.submit(pow, 2, 5)
-    assert future.result() == 0.5
+    assert future.result() == gate
 
 
 def test_shutdown_that_cancels(executor, gate):

@@ -9,7 +9,7 @@ import pytest
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.policies.simple import ContextAffinity
-from waiting import finished, patience
+from waiting import eventually, finished, patience
 
 
 def power(base, exponent):
@@ -127,4 +127,5 @@ def test_a_run_can_be_waited_for_until_it_is_idle(tmp_path):
         future = executor.submit(held, {}, tmp_path / "gate")
         assert not executor.run.wait_idle(0)
         (tmp_path / "gate").touch()
-        assert executor.run.wait_idle(patience()) and future.done()
+        assert executor.run.wait_idle(patience())
+        eventually(future.done)

@@ -131,7 +131,9 @@ def test_a_batch_whose_limit_is_reached_has_an_exit_status_of_its_own_and_goes_o
 ):
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(120)))
-    Path("work.py").write_text("import time\n\ndef one(n):\n    time.sleep(0.05)\n    return n\n")
+    Path("work.py").write_text(
+        "import os, time\n\ndef one(n):\n    os.path.exists('limited') or time.sleep(0.25)\n    return n\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def call():
@@ -153,6 +155,7 @@ def test_a_batch_whose_limit_is_reached_has_an_exit_status_of_its_own_and_goes_o
     assert "gpu_hours_per_run" in said and "call the same again" in said
     assert 5 < Path("out.jsonl").read_text().count("\n") < 120
     limited[0] = 0.0
+    Path("limited").touch()
     assert call() == 0
     lines = Path("out.jsonl").read_text().splitlines()
     assert sorted(int(json.loads(line)["result"]) for line in lines) == list(range(120))

@@ -29,7 +29,9 @@ def test_each_worker_is_told_with_what_it_did_and_one_that_is_lost_too(tmp_path,
     with ContextExecutor(workers=1) as executor:
         run = executor.calls.run.directory
         assert sum(isinstance(each, Exception) for each in picky.map(range(5), on_error="return")) == 1
-        [told] = eventually(lambda: [each for each in read_workers(run) if each["done"] == 4])
+        [told] = eventually(
+            lambda: [each for each in read_workers(run) if each["done"] == 4 and each["state"] == "idle"]
+        )
         assert (told["worker"], told["tier"], told["job"], told["state"]) == ("local-1", "local", None, "idle")
         assert told["failed"] >= 1 and told["error"] == "ValueError: three is no number"
         assert round(begun, 1) <= told["joined"] <= round(time.time(), 1) and told["ended"] is None

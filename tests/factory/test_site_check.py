@@ -83,8 +83,11 @@ def test_one_whose_job_does_not_begin_is_no_problem_and_none_is_left():
 @contextlib.contextmanager
 def strangers(count, talk):
     """A port at which so many connect again and again; each is given its connection, and whether all is over."""
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
+    # It stays bound, so that no other process gets its port; with SO_REUSEADDR another socket may listen there.
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    port = kept.getsockname()[1]
     over = threading.Event()
 
     def stranger() -> None:
@@ -104,6 +107,7 @@ def strangers(count, talk):
         over.set()
         for thread in threads:
             thread.join()
+        kept.close()
 
 
 def test_who_has_not_the_key_is_not_believed_and_holds_nothing_up():

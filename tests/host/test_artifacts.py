@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from test_host import Driven
 
+from ctxflow.host import keeping_artifacts
 from ctxflow.host.artifact_keys import OWN
 from ctxflow.host.artifacts import MOST_BYTES, ArtifactStore, NotKept
 from ctxflow.host.host_cache import SpoiledEntry
 from ctxflow.host.messages import ArtifactsFailed, ArtifactsMade
-from waiting import eventually, exited
+from waiting import FOREVER, eventually, exited
 
 KEY = "artifacts-0"
 
@@ -198,7 +199,8 @@ def test_another_host_has_it_too(driven, store, tmp_path):
         second.close()
 
 
-def test_what_a_first_call_makes_is_kept_also_at_a_hosts_end(driven, tmp_path):
+def test_what_a_first_call_makes_is_kept_also_at_a_hosts_end(driven, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping_artifacts, "_FINISH_SECONDS", FOREVER)
     driven.load(lambda: None, artifacts={"made": "MADE"})
     driven.next("ready")
 

@@ -23,7 +23,7 @@ THREADS = 8
 class Shared:
     def __init__(self):
         self.barrier = threading.Barrier(THREADS)
-        self.go, self.gone = threading.Event(), threading.Event()
+        self.go = threading.Event()
 
 
 @pytest.fixture
@@ -43,7 +43,6 @@ def beside(driven, function, *columns, **head):
 def until_go(shared, items):
     while not shared.go.wait(0.02):  # A thread that waits without an end hears of no interrupt.
         pass
-    shared.gone.set()
     return items
 
 
@@ -54,10 +53,21 @@ def spin(shared, seconds):
     return seconds
 
 
-def test_an_interrupt_hits_its_own_call_or_none_and_no_thread_ends_by_it(loaded):
+@pytest.mark.parametrize("loaded", [HostPatience(item=120)], indirect=True)
+def test_an_interrupt_hits_its_own_call_or_none_and_no_thread_ends_by_it(loaded, tmp_path):
+    go = tmp_path / "go"
+
+    def spin_then(shared, seconds):
+        while not go.exists():
+            time.sleep(0.001)
+        return spin(shared, seconds)
+
     chance = random.Random(5)
-    calls = [beside(loaded, spin, [chance.uniform(0.0, 0.004)]) for _ in range(400)]
-    unwanted, interrupted, found = chance.sample(calls, 200), set(), {}
+    calls = [beside(loaded, spin_then, [chance.uniform(0.0, 0.004)]) for _ in range(400)]
+    loaded.tell("interrupt", context="c", call=calls[0])
+    found = {calls[0]: loaded.failure(calls[0])["kind"]}
+    unwanted, interrupted = chance.sample(calls[1:], 200), {calls[0]}
+    go.touch()
     while len(found) < len(calls):
         for call in [unwanted.pop() for _ in unwanted[:5]]:
             interrupted.add(call)
@@ -167,7 +177,9 @@ def test_async_functions_are_awaited_on_the_loop(loaded):
     assert loaded.failure(late)["kind"] == "timeout"
 
 
-def test_the_folder_is_common_and_emptied_after_the_last(loaded):
+def test_the_folder_is_common_and_emptied_after_the_last(loaded, tmp_path):
+    answered = tmp_path / "answered"
+
     def leave(shared, names):
         with open(names[0], "w"):
             pass
@@ -180,13 +192,16 @@ def test_the_folder_is_common_and_emptied_after_the_last(loaded):
 
     def go(shared, items):
         shared.go.set()
-        shared.gone.wait()
-        time.sleep(0.2)  # In which that call's answer is sent.
+        while not answered.exists():
+            time.sleep(0.01)
         return [os.listdir()]
 
-    answers = loaded.answers(waits, beside(loaded, go, [1]))
-    assert pickle.loads(answers[1][1]) == [["left"]]
-    assert answers[1][0]["rest"] == ["left"]
+    last = beside(loaded, go, [1])
+    loaded.answers(waits)
+    answered.touch()
+    ((head, body),) = loaded.answers(last)
+    assert pickle.loads(body) == [["left"]]
+    assert head["rest"] == ["left"]
     assert not os.path.exists(folder) or not os.listdir(folder)
 
 

@@ -15,6 +15,7 @@ from test_host import Driven
 import ctxflow
 from ctxflow import on_worker
 from ctxflow.host.load_parts import BUILD, IMPORTS, PROCESS, LoadParts, parts_of
+from waiting import eventually
 
 NAMES = st.sampled_from(["weights", "imports", "compile", "warm-up", "index"])
 TIMES = st.floats(-5, 20, allow_nan=False)
@@ -151,7 +152,7 @@ def test_imports_on_a_thread_that_outlasts_the_build_leave_nothing_behind(timed)
     before = timed._import
     thread = threading.Thread(target=lambda: importlib.import_module("parts_outer"))
     thread.start()
-    time.sleep(0.05)
+    eventually(lambda: timed._marks[-1][2] == IMPORTS)
     seconds, parts = timed.end()
     thread.join()
     assert _frozen_importlib._find_and_load == before

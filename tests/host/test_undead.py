@@ -53,7 +53,7 @@ def test_a_load_waits_until_what_was_killed_has_made_room(driven):
     driven.next("pong")
 
 
-@pytest.mark.parametrize("driven", [HostPatience(stuck=0.5)], indirect=True)
+@pytest.mark.parametrize("driven", [HostPatience(stuck=2.0)], indirect=True)
 def test_one_in_which_nothing_moves_any_more_is_told_once(driven):
     driven.load()
     driven.next("ready")

@@ -16,7 +16,7 @@ import time
 import cloudpickle
 import pytest
 from message_heads import frame
-from vine_player import Player
+from vine_player import LIBRARY, Player
 
 from ctxflow.files import digest_path
 from ctxflow.installing import __version__
@@ -476,7 +476,9 @@ def test_a_host_in_the_place_of_a_killed_one_ends_the_worker(tmp_path):
     first.process.kill()
     first.process.wait()
     with subprocess.Popen(["sleep", "600"]) as wrapper:
-        second = Player(tmp_path, environment={"CTXFLOW_WORKER_PID": str(wrapper.pid)})
+        # A shell is its vine_worker, which it ends too if that stays.
+        command = ["sh", "-c", '"$@" --worker-pid $$; :', "sh", *LIBRARY]
+        second = Player(tmp_path, command, {"CTXFLOW_WORKER_PID": str(wrapper.pid)})
         try:
             assert exited(wrapper) == -signal.SIGUSR1
         finally:

@@ -169,9 +169,12 @@ def test_a_worker_whose_host_was_killed_says_so(job, tmp_path):
     work = job({"do": "serve"})
     eventually((tmp_path / "notes.listens").exists)
     host = int(next(work.scratch.iterdir()).joinpath("host.pid").read_text())
+    for pid in (work.notes()["pid"], work.process.pid):  # Which else notice it by themselves.
+        os.kill(pid, signal.SIGSTOP)
     os.kill(host, signal.SIGKILL)
     eventually(lambda: not alive(host))
     work.process.send_signal(signal.SIGUSR1)  # As the next one does.
+    work.process.send_signal(signal.SIGCONT)
     _, said = output(work.process)
     assert (work.process.returncode, b"context host was killed" in said) == (1, True)
 

@@ -32,6 +32,21 @@ AT_SOCKET = f"{PLAYED} --socket {{socket}}"
 AT_PORT = f"{PLAYED} --port {{port}} --key-file {{key_file}}"
 
 
+@pytest.fixture(autouse=True)
+def kept_ports(monkeypatch):
+    """Keep ports from other processes until servers listen there: they stay bound, with SO_REUSEADDR."""
+    with contextlib.ExitStack() as kept:
+
+        def port_for_us():
+            bound = kept.enter_context(socket.socket())
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(("127.0.0.1", 0))
+            return bound.getsockname()[1]
+
+        monkeypatch.setattr(openai_server, "free_port", port_for_us)
+        yield
+
+
 @contextlib.asynccontextmanager
 async def served(command=AT_SOCKET, **settings):
     server = await start_server(command, **settings)

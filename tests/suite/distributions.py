@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,7 +44,9 @@ def build() -> Callable[..., Path]:
         program = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
         command = [sys.executable, "-c", program, str(folder)]
         given = {**os.environ, "CTXFLOW_HOME": "", **variables}
-        done = subprocess.run(command, cwd=tree, env=given, check=True, timeout=110, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tree, env=given, check=True, timeout=patience(110), capture_output=True, text=True
+        )
         return folder / done.stdout.split()[-1]
 
     return built

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from suite import parts
+from waiting import output
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -45,7 +46,7 @@ def test_ctrl_c_interrupts_all_parts_and_waits_for_their_ends(tmp_path):
         while not (log.exists() and "begun" in log.read_text()):
             assert run.poll() is None
         run.send_signal(signal.SIGINT)
-        said, _ = run.communicate(timeout=60)
+        said, _ = output(run, within=60)
     assert run.returncode == 130 and "Interrupted" in said
     assert log.read_text() == "begun\ncleaned\n"
 

@@ -21,8 +21,9 @@ from ctxflow.recipe import Context
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import worker_calls as work
+from ctxflow.testing.evictions import patience
 
-PATIENCE = 30.0  # Seconds after which a test gives up on an event.
+PATIENCE = patience(30.0)  # Seconds after which a test gives up on an event.
 
 E = TypeVar("E", bound=ev.Event)
 

@@ -146,11 +146,12 @@ class EngineContract(ContextsContract):
 
     # --- interrupting batches
 
-    def test_an_interrupted_batch_ends_soon_and_its_context_stays(self, run: ContractRun) -> None:
+    def test_an_interrupted_batch_ends_soon_and_its_context_stays(self, run: ContractRun, tmp_path: Path) -> None:
         worker, context = run.built()
-        for _ in range(3):
-            attempt = run.run(worker, context, work.sleep_with_context, [60])
-            self._begun(run)
+        for number in range(3):
+            begun = tmp_path / f"begun-{number}"
+            attempt = run.run(worker, context, work.sleep_with_context, [60], [str(begun)])
+            run.until(lambda begun=begun: begun.exists() or not self.executes)  # type: ignore[misc]
             run.execute(cmd.Interrupt(worker, attempt, context))
             failed = run.wait(ev.BatchFailed)
             assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", False)
@@ -291,7 +292,7 @@ class EngineContract(ContextsContract):
         worker = run.ready()
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.0])  # What that imports takes its time.
         run.wait(ev.BatchFinished)
-        run.run(worker, ev.PLAIN, work.yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.6, 0.0, 60.0], timeout=5.0)
         failed = run.only(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context, failed.at) == ("timeout", True, None)
         assert self._results(run)[0] == 0.6
@@ -352,12 +353,6 @@ class EngineContract(ContextsContract):
     def test_it_can_be_stopped_while_workers_start(self, new_run: ContractRun) -> None:
         new_run.engine.start(new_run)
         new_run.execute(cmd.Acquire(self.tier, 2))
-
-    def _begun(self, run: ContractRun) -> None:
-        """Give a batch the time to begin."""
-        until = run.clock() + 0.3
-        while self.executes and run.clock() < until:
-            run.poll(0.1)
 
     @staticmethod
     def _results(run: ContractRun) -> dict[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -10,6 +11,11 @@ from typing import Protocol
 from ctxflow.factory.provider import JobChange, Provider
 
 _NOBODY_SECONDS = 0.01  # Between two looks for a worker.
+
+
+def patience(seconds: float) -> float:
+    """Return how long to wait for what should take far less: as much, times CTXFLOW_TEST_PATIENCE where it is set."""
+    return seconds * float(os.environ.get("CTXFLOW_TEST_PATIENCE") or 1.0)
 
 
 class Evictable(Protocol):
@@ -102,8 +108,11 @@ class JobWatch:
         self.changes: list[JobChange] = []
 
     def until(self, job: str, *states: str, limit: float = 60.0) -> JobChange:
-        """Return the first new change of a job to one of some states; AssertionError after `limit` seconds."""
-        deadline = time.monotonic() + limit
+        """Return the first new change of a job to one of some states; AssertionError after `limit` seconds.
+
+        CTXFLOW_TEST_PATIENCE=2 doubles the limit.
+        """
+        deadline = time.monotonic() + patience(limit)
         while True:
             self.changes += self.provider.changes()
             for place, change in enumerate(self.changes):

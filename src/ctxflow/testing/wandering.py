@@ -21,8 +21,9 @@ from ctxflow.context import context
 from ctxflow.policies.protocols import View
 from ctxflow.policies.simple import LeastLoadedSessions
 from ctxflow.sessions import Session, SessionApp, session_app
+from ctxflow.testing.evictions import patience
 
-PATIENCE = 60.0  # Seconds that a session may take for a chunk.
+PATIENCE = patience(60.0)  # Seconds that a session may take for a chunk.
 
 
 class Wandering:

@@ -119,7 +119,10 @@ def with_context(context: Any, items: Sequence[Any]) -> list[Any]:
     return [(context, item) for item in items]
 
 
-def sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float]:
+def sleep_with_context(context: Any, seconds: Sequence[float], begun: Sequence[str] = ()) -> Sequence[float]:
+    """Sleep; `begun` names a file to make first."""
+    for path in begun:
+        Path(path).touch()
     return sleep(seconds)
 
 
