@@ -65,8 +65,8 @@ def measure(recipe: Any, folder: Path, hosts: Sequence[str], kept: bool) -> dict
             calls.append(seconds)
             took.append(there)
 
-        def wait_for(what: str, seconds: float) -> None:
-            deadline = time.monotonic() + seconds
+        def wait_for(what: str) -> None:
+            deadline = time.monotonic() + _PATIENCE
             while not any(line["is"] == what for line in lines_of(staging)):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"there is no {what!r} in {staging}: see condor_q")
@@ -75,13 +75,13 @@ def measure(recipe: Any, folder: Path, hosts: Sequence[str], kept: bool) -> dict
         first_call()
         for host in hosts[1:]:
             if kept:
-                wait_for("artifacts", 30)
+                wait_for("artifacts")
                 time.sleep(2.0)  # What the first call compiled comes after what the build made, if that was something.
             [(_, job)] = executor.engine.worker_jobs().values()
             subprocess.run(["condor_qedit", job, "Requirements", on(host)], check=True, capture_output=True)
             # With notice, so that the job is known to be evicted and is not replaced by one without the edit.
             subprocess.run(["condor_vacate_job", job], check=True, capture_output=True)
-            wait_for("lost", _PATIENCE)
+            wait_for("lost")
             first_call()
         lines = lines_of(staging)
     return {

@@ -32,11 +32,13 @@ class InFlight:
     """What a log says.
 
     :ivar given: item -> how often it was given to a worker.
+    :ivar took: item -> the seconds of the attempt that finished it.
     :ivar losses: in their order.
     :ivar idle: the workers that have nothing in flight at the log's end.
     """
 
     given: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    took: dict[int, float] = dataclasses.field(default_factory=dict)
     losses: list[Loss] = dataclasses.field(default_factory=list)
     idle: set[str] = dataclasses.field(default_factory=set)
 
@@ -83,7 +85,9 @@ def read_log(log: Path) -> InFlight:
             found.losses.append(Loss(worker, time, of_worker=False, broken=dict(open_[worker].values())))
             open_[worker].clear()
         elif kind in ("BatchFinished", "BatchFailed"):
-            open_[worker].pop(event["attempt"], None)
+            given = open_[worker].pop(event["attempt"], None)
+            if given is not None and kind == "BatchFinished":
+                found.took[given[0]] = time - given[1]
         elif kind == "EvictionNotice":
             notices[worker] = time, len(open_[worker])
         elif kind == "WorkerJoined":

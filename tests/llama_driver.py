@@ -73,7 +73,7 @@ def _watch(executor, ended, times):
         _tell(there=executor.status().workers, done=len(times))
 
 
-def _open_numbers(rows, until, done):
+def open_numbers(rows, until, done):
     """The numbers of at least so many rows, and of more until a file is there, a few ahead of those that are done."""
     for number in itertools.count():
         while number >= max(rows, len(done) + AHEAD) and not os.path.exists(until):
@@ -97,7 +97,7 @@ def main():
     logging.basicConfig(format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     ask = asking(asked.server, asked.model, staged=True, unresponsive_seconds=asked.unresponsive)
     times, wrong = collections.Counter(), []
-    numbers = range(asked.rows) if asked.until is None else _open_numbers(asked.rows, asked.until, times)
+    numbers = range(asked.rows) if asked.until is None else open_numbers(asked.rows, asked.until, times)
     ended = threading.Event()
     with ContextExecutor(site=asked.site, workers=asked.workers) as executor:
         _tell(directory=executor.calls.run.directory, pid=os.getpid())

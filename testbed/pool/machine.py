@@ -121,9 +121,10 @@ def kill(pids: list[int], limit: float = 20) -> None:
 def until(condition: object, limit: float, complaint: str, pause: float = 0.05) -> None:
     """Wait for a condition, a callable without arguments.
 
-    :raises TestbedError: it did not come true within `limit` seconds.
+    :raises TestbedError: it did not come true within `limit` seconds, times CTXFLOW_TEST_PATIENCE where that is set.
     """
     assert callable(condition)
+    limit *= float(os.environ.get("CTXFLOW_TEST_PATIENCE") or 1.0)
     deadline = time.monotonic() + limit
     while not condition():
         if time.monotonic() > deadline:

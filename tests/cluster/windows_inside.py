@@ -20,9 +20,10 @@ from pathlib import Path
 from ctxflow import ContextExecutor, context, item_app
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from waiting import finished
+from waiting import eventually, finished
 
 WINDOW = 16
+WORKERS = 4
 ITEM_SECONDS = 1.0
 LOAD_SECONDS = 2.0
 EVERY = 0.25  # Seconds between two items of a stream.
@@ -36,7 +37,7 @@ routing = "{routing}"
 scaling = "{scaling}"
 
 [[tiers]]
-workers = 4
+workers = {workers}
 cores = 1
 memory_gb = 4
 disk_gb = 10
@@ -92,11 +93,15 @@ def main() -> int:
     options = parser.parse_args()
     directory = tempfile.mkdtemp(prefix="windows-", dir=os.path.expanduser("~"))
     os.chdir(directory)
-    Path("site.toml").write_text(SITE.format(window=WINDOW, routing=options.routing, scaling=options.scaling))
+    Path("site.toml").write_text(
+        SITE.format(window=WINDOW, workers=WORKERS, routing=options.routing, scaling=options.scaling)
+    )
     apps = [make_app("small"), make_app("large")]
     with ContextExecutor(site="site.toml") as executor:
         begun = time.monotonic()
         futures = [(item, apps[0](item)) for item in range(options.burst)]
+        if options.stream:
+            eventually(lambda: executor.status().workers == WORKERS)
         for number in range(options.stream):
             futures.append((number, apps[number % 2](number)))
             time.sleep(EVERY)
