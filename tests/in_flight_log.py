@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -105,16 +107,22 @@ def read_log(log: Path) -> InFlight:
     return found
 
 
-def needlessly_broken(found: InFlight, seconds: dict[int, float], grace: float) -> list[tuple[str, int, float]]:
+def needlessly_broken(found: InFlight, kind: Callable[[int], int] | None, grace: float) -> list[tuple[str, int, float]]:
     """Return the items that evictions with notice broke although they could have ended in the grace.
 
-    :param seconds: what an item takes at least; those that it lacks are taken to be quick.
+    An item needs half as much again as the median of those of its kind took in this run.
+
+    :param kind: returns an item's kind; without it, all are quick.
     :returns: the worker, the item, and how long before its notice it was given to the worker.
     """
+    alike: collections.defaultdict[int, list[float]] = collections.defaultdict(list)
+    for item, took in found.took.items() if kind else ():
+        alike[kind(item)].append(took)
+    usual = {each: statistics.median(took) for each, took in alike.items()}
     return [
         (loss.worker, item, loss.noticed - since)
         for loss in found.losses
         if loss.noticed is not None
         for item, since in loss.broken.items()
-        if since + seconds.get(item, 0.0) < loss.noticed + grace
+        if since + (1.5 * usual[kind(item)] if kind else 0.0) < loss.noticed + grace
     ]

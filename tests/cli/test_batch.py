@@ -72,10 +72,12 @@ def test_killed_again_and_again_the_output_is_that_of_an_undisturbed_run(folder,
     for _ in range(3):
         process = started(folder, "--order", order)
         reached = len(lines(folder / "out.jsonl"))
-        await_lines(folder / "out.jsonl", min(reached + chance.randrange(1, 600), 2900), process)
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.communicate()
+        try:
+            await_lines(folder / "out.jsonl", min(reached + chance.randrange(1, 600), 2900), process)
+            time.sleep(chance.uniform(0, 0.05))
+        finally:
+            process.kill()
+            process.communicate()
         kills += process.returncode == -signal.SIGKILL
     (folder / "hold").unlink()
     status, _, said = run(folder, "--order", order)
@@ -105,6 +107,7 @@ def test_exit_statuses_and_what_is_said(folder):
 @pytest.mark.parametrize(("number", "program"), [(signal.SIGINT, subprocess), (signal.SIGTERM, forked)])
 def test_an_interrupted_job_keeps_what_is_done(folder, number, program):
     write_numbers(folder, range(50_000))
+    (folder / "hold").touch()
     process = started(folder, program=program)
     await_lines(folder / "out.jsonl", 40, process)
     refused = run(folder)

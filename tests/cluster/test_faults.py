@@ -34,7 +34,10 @@ def clocks(any_testbed: Testbed) -> Iterator[Testbed]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Driver]]:
-    """Start a run of so many workers, each item of which takes so many seconds, and that lasts for so many losses."""
+    """Start a run of so many workers, each item of which takes so many seconds.
+
+    Its last items wait for the loss of all but one of `losses` workers.
+    """
     drivers = []
 
     def started(workers: int = 6, seconds: float = 0.04, losses: int = 0) -> Driver:
@@ -124,7 +127,7 @@ def test_a_queue_that_takes_few_jobs_lends_few_workers_and_says_why(
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_full_disk_costs_its_host_alone_and_is_told(testbed: Testbed, start: Callable[..., Driver]) -> None:
-    driver = start(losses=2)  # The last items come after the first loss.
+    driver = start(losses=2)
     words = ["python", "-c", WORKERS, "list", str(driver.line()["port"]), "0"]
     driver.until(lambda line: line.get("there") == 6)
     full = next(host for host in HOSTS if json.loads(testbed.run(*words, user="root", host=host))[1])

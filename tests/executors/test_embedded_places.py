@@ -39,7 +39,7 @@ def low(devices, folders):
 
     for folder in folders:
         open(os.path.join(folder, devices), "w").close()
-        eventually(lambda folder=folder: len([each for each in os.listdir(folder) if each.startswith("GPU-")]) == 8)
+        eventually(lambda folder=folder: sum(each.startswith("GPU-") for each in os.listdir(folder)) == DEVICES)
         time.sleep(0.05)
         with open(os.path.join(folder, "done"), "a") as file:
             file.write("x")

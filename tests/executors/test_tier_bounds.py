@@ -132,7 +132,7 @@ def test_a_batch_whose_limit_is_reached_has_an_exit_status_of_its_own_and_goes_o
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(120)))
     Path("work.py").write_text(
-        "import os, time\n\ndef one(n):\n    os.path.exists('limited') or time.sleep(0.25)\n    return n\n"
+        "import os, time\n\ndef one(n):\n    time.sleep(0.0 if os.path.exists('limited') else 0.25)\n    return n\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -67,8 +67,9 @@ def test_the_first_call_waits_for_all_and_says_so(site, tmp_path, monkeypatch, c
 
     monkeypatch.setattr(executor.engine._local, "spawn", one_is_late)
     with executor:
+        eventually(lambda: executor.connected_workers == 1)
         future = host(str(tmp_path))
-        eventually(lambda: caplog.messages and executor.connected_workers == 1)
+        eventually(lambda: caplog.messages)
         assert not future.done()
         status = executor.status()
         assert (status.workers, status.items_running, status.batches) == (1, 0, 0)

@@ -479,7 +479,7 @@ def test_a_wake_that_waits_for_another_to_be_parked_is_for_the_process_that_was_
     driven.next("finished")
 
 
-@pytest.mark.parametrize("driven", [HostPatience(move=0.5, trace=120)], indirect=True)
+@pytest.mark.parametrize("driven", [HostPatience(move=0.5, trace=FOREVER)], indirect=True)
 def test_one_that_hangs_where_it_parks_is_ended_with_what_it_is_at(driven):
     driven.load(SlowToPark, "/nowhere", context="a", memory=1 << 40)
     driven.next("ready")

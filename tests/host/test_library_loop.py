@@ -274,7 +274,7 @@ def test_a_context_tells_that_it_is_lost_from_a_thread_of_its_own(driven, style)
     assert driven.failure(call)["message"] == "no heartbeat"
 
 
-@pytest.mark.parametrize("driven", [HostPatience(item=0.5, trace=120)], indirect=True)
+@pytest.mark.parametrize("driven", [HostPatience(item=0.5, trace=FOREVER)], indirect=True)
 def test_what_blocks_the_loop_is_found_and_named(loaded):
     async def wait(context):
         context["waits"] = True
@@ -283,6 +283,7 @@ def test_what_blocks_the_loop_is_found_and_named(loaded):
     async def block(context):
         while "waits" not in context:
             await asyncio.sleep(0)
+        print('  File "earlier.py", line 1 in _run_module_as_main', flush=True)  # As another trace ends.
         time.sleep(FOREVER)
 
     waits, blocks = loaded.item(nap, timeout=0.1), None

@@ -154,7 +154,7 @@ def test_what_is_left_in_the_machines_is_removed_where_a_library_process_has_non
     try:
         driven.call(share, [kept.name.lstrip("/"), named])
         own, child = pickle.loads(driven.next("finished")[1])
-        with tempfile.NamedTemporaryFile(dir=SHM):  # What changed there before both were mapped has been looked at.
+        with tempfile.NamedTemporaryFile(dir=SHM):  # The host looks again only where the folder has changed.
             mapped = {own, kept.name.lstrip("/")}
             eventually(lambda: mapped <= driven.host._leftovers._seen.keys() or driven.step(), pause=0.001)
         os.kill(driven.host._libraries["c"].process.pid, signal.SIGKILL)

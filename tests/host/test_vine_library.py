@@ -476,7 +476,7 @@ def test_a_host_in_the_place_of_a_killed_one_ends_the_worker(tmp_path):
     first.process.kill()
     first.process.wait()
     with subprocess.Popen(["sleep", "600"]) as wrapper:
-        # A shell is its vine_worker, which it ends too if that stays.
+        # A shell stands for the vine_worker, which a host ends where its wrapper does not.
         command = ["sh", "-c", '"$@" --worker-pid $$; :', "sh", *LIBRARY]
         second = Player(tmp_path, command, {"CTXFLOW_WORKER_PID": str(wrapper.pid)})
         try:

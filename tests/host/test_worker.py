@@ -169,7 +169,7 @@ def test_a_worker_whose_host_was_killed_says_so(job, tmp_path):
     work = job({"do": "serve"})
     eventually((tmp_path / "notes.listens").exists)
     host = int(next(work.scratch.iterdir()).joinpath("host.pid").read_text())
-    for pid in (work.notes()["pid"], work.process.pid):  # Which else notice it by themselves.
+    for pid in (work.notes()["pid"], work.process.pid):  # So that neither notices by itself.
         os.kill(pid, signal.SIGSTOP)
     os.kill(host, signal.SIGKILL)
     eventually(lambda: not alive(host))

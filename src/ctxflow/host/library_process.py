@@ -39,8 +39,8 @@ now = time.monotonic
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
-# The last line of where it is: of its outermost frame, since all begin with `python -m` or a zip file, or of too many.
-_TRACE_END = re.compile(rb"^  (File .* in _run_module_as_main|\.\.\.)$", re.MULTILINE)
+# The last line that faulthandler prints: the outermost frame, which is runpy's here, or that there are more.
+_TRACE_END = re.compile(rb"^  (File .*, line \S+ in _run_module_as_main|\.\.\.)$", re.MULTILINE)
 _LOOK_SECONDS = 0.5
 _REMIND_SECONDS = 0.1  # Until it is told again: a signal just before a call of the system does not end that one's wait.
 _ITEMS_LOOK_SECONDS = 1.0
@@ -54,7 +54,7 @@ class HostPatience:
     :ivar item: for one of several calls that overlap, after its timeout too: an engine may take a step before it hears.
     :ivar move: for a context to be parked or woken.
     :ivar close: for what a context has built to be closed, before its process is killed.
-    :ivar trace: for one that is to be killed to print where it is, which takes milliseconds unless the machine is busy.
+    :ivar trace: for a process to print where it is, before it is killed.
     :ivar stuck: for anything to move in a process that was killed, before that is reported.
     """
 
@@ -62,7 +62,7 @@ class HostPatience:
     item: float = 5.0
     move: float = 120.0
     close: float = 2.0
-    trace: float = 2.0
+    trace: float = 1.0
     stuck: float = 20.0
 
 
@@ -336,16 +336,18 @@ class LibraryProcess:
 
     def show_where(self) -> None:
         """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
+        self.read_output()  # An earlier trace may be in it.
+        if process_state(self.process.pid) in ("T", "t", "Z", "X", ""):  # Stopped, or ended: it prints nothing.
+            return
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)
-        until = now() + self.patience.trace
+        until, said = now() + self.patience.trace, b""
         with contextlib.suppress(OSError):
-            while (left := until - now()) > 0 and readable(self.output, left):
+            while not _TRACE_END.search(said) and (left := until - now()) > 0 and readable(self.output, left):
                 if not (block := os.read(self.output, 1 << 16)):
                     return
                 self._keep(block)
-                if _TRACE_END.search(b"".join(self._tail)):
-                    return
+                said += block
 
     def end(self, seconds: float = _KILL_SECONDS) -> bool:
         """Kill it and all that it started, and wait until it is gone: False if it is not after so many seconds."""

@@ -14,7 +14,7 @@ _NOBODY_SECONDS = 0.01  # Between two looks for a worker.
 
 
 def patience(seconds: float) -> float:
-    """Return how long to wait for what should take far less: as much, times CTXFLOW_TEST_PATIENCE where it is set."""
+    """Return a time-out, multiplied by the environment variable CTXFLOW_TEST_PATIENCE where that is set."""
     return seconds * float(os.environ.get("CTXFLOW_TEST_PATIENCE") or 1.0)
 
 
@@ -108,10 +108,7 @@ class JobWatch:
         self.changes: list[JobChange] = []
 
     def until(self, job: str, *states: str, limit: float = 60.0) -> JobChange:
-        """Return the first new change of a job to one of some states; AssertionError after `limit` seconds.
-
-        CTXFLOW_TEST_PATIENCE=2 doubles the limit.
-        """
+        """Return the first new change of a job to one of some states; AssertionError after `patience(limit)`."""
         deadline = time.monotonic() + patience(limit)
         while True:
             self.changes += self.provider.changes()

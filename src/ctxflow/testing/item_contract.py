@@ -99,6 +99,8 @@ class ItemContract(Contract):
     def test_a_timeout_is_that_of_the_item_alone(self, run: ItemRun) -> None:
         self._needs_code()
         worker, context = run.built_list()
+        run.item(worker, context, _meet, 7, 1)  # What that imports takes its time.
+        self._answers(run.wait(ev.BatchFinished), [7])
         waiting = run.item(worker, context, _until_other)
         late = run.item(worker, context, _sleep, 60, timeout=0.3)
         failed = run.wait(ev.BatchFailed)
@@ -117,6 +119,8 @@ class ItemContract(Contract):
     def test_an_interrupted_item_ends_alone(self, run: ItemRun) -> None:
         self._needs_code()
         worker, context = run.built_list()
+        run.item(worker, context, _meet, 7, 1)  # What that imports takes its time.
+        self._answers(run.wait(ev.BatchFinished), [7])
         waiting = run.item(worker, context, _until_other)
         unwanted = run.item(worker, context, _sleep, 60)
         run.execute(cmd.Interrupt(worker, unwanted, context))

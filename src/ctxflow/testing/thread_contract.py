@@ -95,6 +95,8 @@ class ThreadContract(Contract):
     def test_a_timeout_is_that_of_the_call_where_it_ends_the_call(self, run: ContractRun) -> None:
         self._needs_code()
         worker, context = _started(run)
+        run.run(worker, context, _given, [1])  # What that imports takes its time.
+        run.wait(ev.BatchFinished)
         waiting = run.run(worker, context, _until_other, [0])
         late = run.run(worker, context, _spin, [60.0], timeout=0.5)
         failed = run.wait(ev.BatchFailed)
