@@ -296,6 +296,28 @@ def test_what_blocks_the_loop_is_found_and_named(loaded):
 
 
 @pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
+def test_an_interrupted_item_is_not_to_blame_where_another_holds_the_loop(loaded, tmp_path):
+    async def begin(context):
+        (tmp_path / "begun").touch()
+        await asyncio.sleep(FOREVER)
+
+    async def hold(context):
+        (tmp_path / "held").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)  # As an import does, of what a call needs.
+
+    unwanted = loaded.item(begin)
+    eventually((tmp_path / "begun").exists)
+    wanted = loaded.item(hold)
+    eventually((tmp_path / "held").exists)
+    loaded.tell("interrupt", context="c", call=unwanted)
+    loaded.reports_nothing(1.0)  # It has been interrupted for longer than it may go on.
+    (tmp_path / "go").touch()
+    [(answered, _), (cancelled, _)] = loaded.answers(wanted, unwanted)
+    assert (answered["is"], cancelled["failure"]["kind"]) == ("finished", "cancelled")
+
+
+@pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
 def test_an_item_that_ignores_its_end_is_named(loaded):
     async def ignore(context):
         context["ignores"] = True

@@ -256,6 +256,10 @@ class LibraryProcess:
             # A thread cannot be stopped, and those beside it are not to blame.
             self.interrupted.update(dict.fromkeys(ignoring, now + self.patience.item))
             return []
+        if self.overlaps and not self.threads and found.running and found.running not in ignoring:
+            # Another call holds the loop, such as by an import, so that these could not hear of it.
+            self.interrupted.update(dict.fromkeys(ignoring, now + _ITEMS_LOOK_SECONDS))
+            return []
         return ignoring
 
     def loop_began(self, closes: bool, threads: bool, now: float) -> None:
