@@ -25,6 +25,7 @@ from ctxflow.host.linux import (
     ChildProcess,
     activity,
     ended_within,
+    is_exiting,
     kill_adopted,
     kill_tree,
     process_state,
@@ -253,14 +254,13 @@ class LibraryProcess:
         found = self.running()
         ignoring = [call for call in overdue if call == found.running or call in found.in_flight]
         if self.threads and found.in_flight.keys() - ignoring - self.interrupted.keys():
-            # A thread cannot be stopped, and those beside it are not to blame.
-            self.interrupted.update(dict.fromkeys(ignoring, now + self.patience.item))
-            return []
-        if self.overlaps and not self.threads and found.running and found.running not in ignoring:
-            # Another call holds the loop, such as by an import, so that these could not hear of it.
-            self.interrupted.update(dict.fromkeys(ignoring, now + _ITEMS_LOOK_SECONDS))
-            return []
-        return ignoring
+            again = self.patience.item  # A thread cannot be stopped, and those beside it are not to blame.
+        elif self.overlaps and not self.threads and found.running and found.running not in ignoring:
+            again = _ITEMS_LOOK_SECONDS  # Another call blocks the event loop, such as by an import.
+        else:
+            return ignoring
+        self.interrupted.update(dict.fromkeys(ignoring, now + again))
+        return []
 
     def loop_began(self, closes: bool, threads: bool, now: float) -> None:
         """Note that its calls overlap from now on."""
@@ -341,8 +341,8 @@ class LibraryProcess:
     def show_where(self) -> None:
         """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
         self.read_output()  # An earlier trace may be in it.
-        if process_state(self.process.pid) in ("T", "t", "Z", "X", ""):  # Stopped, or ended: it prints nothing.
-            return
+        if process_state(self.process.pid) in ("T", "t") or is_exiting(self.process.pid):
+            return  # It prints nothing.
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)
         until, said = now() + self.patience.trace, b""
