@@ -107,22 +107,22 @@ def read_log(log: Path) -> InFlight:
     return found
 
 
-def needlessly_broken(found: InFlight, kind: Callable[[int], int] | None, grace: float) -> list[tuple[str, int, float]]:
+def needlessly_broken(found: InFlight, kind: Callable[[int], int], grace: float) -> list[tuple[str, int, float]]:
     """Return the items that evictions with notice broke although they could have ended in the grace.
 
     An item needs half as much again as the median of those of its kind took in this run.
 
-    :param kind: returns an item's kind; without it, all are quick.
+    :param kind: returns an item's kind; those of kind 0 are taken to be quick.
     :returns: the worker, the item, and how long before its notice it was given to the worker.
     """
     alike: collections.defaultdict[int, list[float]] = collections.defaultdict(list)
-    for item, took in found.took.items() if kind else ():
+    for item, took in found.took.items():
         alike[kind(item)].append(took)
-    usual = {each: statistics.median(took) for each, took in alike.items()}
+    usual = {each: statistics.median(took) for each, took in alike.items()} | {0: 0.0}
     return [
         (loss.worker, item, loss.noticed - since)
         for loss in found.losses
         if loss.noticed is not None
         for item, since in loss.broken.items()
-        if since + (1.5 * usual[kind(item)] if kind else 0.0) < loss.noticed + grace
+        if since + 1.5 * usual[kind(item)] < loss.noticed + grace
     ]

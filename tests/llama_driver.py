@@ -30,9 +30,14 @@ AHEAD = 100
 """How many rows there are, beyond those that are done, where their number is open."""
 
 
+def long_turns(number, rows):
+    """How often a long row asks, 0 for others: long ones are of the first half, so as not to end after all others."""
+    return LONG if number % LONG_EVERY == 7 and number < rows // 2 else 0
+
+
 def turns_of(number, rows):
-    """How often a row asks: long ones are of the first half, so that they do not end after all others."""
-    return LONG if number % LONG_EVERY == 7 and number < rows // 2 else 1 + number * 7 % 5
+    """How often a row asks."""
+    return long_turns(number, rows) or 1 + number * 7 % 5
 
 
 def asking(program, model, staged=False, unresponsive_seconds=60.0):

@@ -17,7 +17,7 @@ from driver import HOSTS, INSIDE, TESTBED, Driver, left
 
 from ctxflow.executors.protocol import Patience
 from in_flight_log import InFlight, needlessly_broken, read_log
-from llama_driver import WINDOW, turns_of
+from llama_driver import WINDOW, long_turns
 from suite.depth import some
 from waiting import patience
 
@@ -114,7 +114,7 @@ def seldom_again(found: InFlight, rows: int) -> None:
     """See that no more ran again than was in flight at the losses, and of what had notice nothing that could end."""
     assert found.again <= found.broken, found.told()
     assert all(len(loss.broken) <= WINDOW for loss in found.losses), found.told()
-    assert needlessly_broken(found, lambda row: turns_of(row, rows), GRACE) == []
+    assert needlessly_broken(found, lambda row: long_turns(row, rows), GRACE) == []
 
 
 def take_away(testbed: Testbed, run: EngineRun, how: str) -> bool:

@@ -17,7 +17,7 @@ from engine_belongings import kill
 from ctxflow import ContextExecutor
 from ctxflow.testing.small_models import make_gguf
 from in_flight_log import needlessly_broken, read_log
-from llama_driver import WINDOW, asking, open_numbers, right, turns_of
+from llama_driver import WINDOW, asking, long_turns, open_numbers, right, turns_of
 from llama_program import WHY_NOT, find_llama_server
 from suite.depth import some
 
@@ -95,5 +95,5 @@ def test_each_row_is_answered_once_whatever_is_taken_away(program, llama, belong
     assert len(found.losses) >= TIMES == len(taken)
     assert found.again <= found.broken, "no more than was in flight runs again"
     assert all(len(loss.broken) <= WINDOW for loss in found.losses)
-    assert needlessly_broken(found, lambda row: turns_of(row, ROWS), GRACE) == []
+    assert needlessly_broken(found, lambda row: long_turns(row, ROWS), GRACE) == []
     belongings.none_left()
