@@ -126,6 +126,25 @@ def test_a_queue_that_takes_few_jobs_lends_few_workers_and_says_why(
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
+def test_workers_that_are_suspended_for_a_moment_go_on(testbed: Testbed, start: Callable[..., Driver]) -> None:
+    driver = start()
+    driver.until(lambda line: line.get("there") == 6)
+
+    def activities() -> set[str]:
+        return set(testbed.run("condor_status", "-constraint", 'State == "Claimed"', "-af", "Activity").split())
+
+    testbed.run("condor_suspend", "-all")
+    try:
+        testbed.eventually(lambda: activities() == {"Suspended"})
+        time.sleep(2)  # Longer than any process of a worker waits at once.
+    finally:
+        testbed.run("condor_continue", "-all")
+    status = check_rows(driver.result())
+    assert (status["joined"], status["lost"]) == (6, 0), driver.said()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
 def test_a_full_disk_costs_its_host_alone_and_is_told(testbed: Testbed, start: Callable[..., Driver]) -> None:
     driver = start(losses=2)
     words = ["python", "-c", WORKERS, "list", str(driver.line()["port"]), "0"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -17,7 +19,9 @@ from ctxflow.host.linux import (
     kill_session,
     kill_tree,
     looks_like_the_machine,
+    process_state,
     proportional_bytes,
+    python_path,
     readable,
     readable_soon,
     resident_bytes,
@@ -207,3 +211,36 @@ def test_a_circle_of_causes_ends() -> None:
     one, other = KeyError("one"), KeyError("other")
     one.__cause__, other.__cause__ = other, one
     assert not looks_like_the_machine(one)
+
+
+_WAITS_FOR_A_SIGNAL = """
+import signal, time
+from ctxflow.host.linux import next_signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGALRM])
+while True:
+    print(time.monotonic() + 0.3, flush=True)
+    print(next_signal([signal.SIGUSR1], 0.3), flush=True)
+"""
+
+
+@pytest.mark.parametrize("meanwhile", [None, signal.SIGUSR1])
+def test_a_process_that_was_stopped_beyond_its_time_waits_for_true_signals(meanwhile):
+    words = [sys.executable, "-c", _WAITS_FOR_A_SIGNAL]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **python_path()}) as process:
+        was_stopped = False
+        while not was_stopped:  # Before its time was over, that is.
+            until = float(process.stdout.readline())
+            eventually(lambda: process_state(process.pid) == "S")
+            process.send_signal(signal.SIGSTOP)
+            eventually(lambda: process_state(process.pid) == "T")
+            was_stopped = time.monotonic() < until
+            eventually(lambda until=until: time.monotonic() > until)
+            if was_stopped and meanwhile:
+                process.send_signal(meanwhile)
+            process.send_signal(signal.SIGCONT)
+            found = process.stdout.readline().strip()
+        if meanwhile and found == "None":  # Its time was over first; then it has the signal the next time.
+            process.stdout.readline()
+            found = process.stdout.readline().strip()
+        process.kill()
+    assert found == (str(int(meanwhile)) if meanwhile else "None")

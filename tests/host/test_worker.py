@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,19 @@ def test_a_worker_whose_host_was_killed_says_so(job, tmp_path):
     work.process.send_signal(signal.SIGCONT)
     _, said = output(work.process)
     assert (work.process.returncode, b"context host was killed" in said) == (1, True)
+
+
+def test_a_worker_that_was_suspended_goes_on(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    work.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: state(work.process.pid) == "T")
+    resumed_at = time.monotonic() + 1.0  # Longer than it waits for a signal at once.
+    eventually(lambda: time.monotonic() > resumed_at)
+    work.process.send_signal(signal.SIGCONT)
+    eventually(lambda: state(work.process.pid) == "S")
+    work.process.send_signal(signal.SIGTERM)
+    assert work.ended() == 0
 
 
 def test_a_worker_whose_host_has_ended_does_not_stay(job, tmp_path):

@@ -131,6 +131,21 @@ def on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], N
     selector.register(read_end, selectors.EVENT_READ, woken)
 
 
+def next_signal(numbers: Collection[int], seconds: float) -> int | None:
+    """Wait for one of these signals, which are blocked, as SIGALRM is; return its number, None if none came in time.
+
+    :param seconds: how long to wait, more than 0. The process's real-time timer is used for it.
+
+    CPython's `signal.sigtimedwait` returns a made-up signal if the process was stopped and continued, as a batch system
+    suspends and resumes a job, and the time ran out meanwhile.
+    """
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be never.
+    found = signal.sigwait({*numbers, signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.sigtimedwait([signal.SIGALRM], 0)  # It may have come as well.
+    return None if found == signal.SIGALRM else found
+
+
 def descendants(pid: int, deep: bool = True) -> list[int]:
     """Return all children of a process and, unless it is not to be `deep`, theirs, the nearest first."""
     found = [pid]

@@ -19,7 +19,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from ctxflow.host.linux import adopt_orphans, die_with_parent, kill_children, kill_session, package_root
+from ctxflow.host.linux import (
+    adopt_orphans,
+    die_with_parent,
+    kill_children,
+    kill_session,
+    next_signal,
+    package_root,
+)
 from ctxflow.host.local_files import Scratch, sweep
 from ctxflow.host.vine_protocol import host_died, key_of, noted_host
 from ctxflow.host.worker_program import build_program
@@ -45,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
             "ndcctools (conda-forge), or name it with --vine-worker\n"
         )
         return _NOT_FOUND
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*_SIGNALS, signal.SIGALRM])
     if options.parent:
         die_with_parent(options.parent)
     adopt_orphans()
@@ -148,20 +155,20 @@ class Wrapper:
         It has when its workspace is its working directory, which is before it connects or serves anybody.
         """
         while self._password is not None:
-            found = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
+            found = next_signal(_SIGNALS, _LOOK_SECONDS)
             with contextlib.suppress(OSError):  # It has ended, say.
                 if os.path.samefile(f"/proc/{worker}/cwd", self._workspace):
                     os.ftruncate(self._password, 0)
                     os.close(self._password)
                     self._password = None
             if found is not None:
-                return found.si_signo
+                return found
         dead = 0
-        while (found := signal.sigtimedwait(_SIGNALS, _HOST_SECONDS)) is None:
+        while (found := next_signal(_SIGNALS, _HOST_SECONDS)) is None:
             dead = dead + 1 if host_died(self._directory) else 0
             if dead == _DEAD_LOOKS:  # A vine_worker that lost its manager may linger for seconds.
                 return signal.SIGHUP
-        return found.si_signo
+        return found
 
     def _variables(self) -> dict[str, str]:
         """Return what the context host finds in its environment."""
@@ -268,7 +275,7 @@ def _end(worker: int) -> None:
         os.kill(worker, signal.SIGTERM)
     deadline = time.monotonic() + _END_SECONDS
     while _bury(worker) is None and (left := deadline - time.monotonic()) > 0:
-        signal.sigtimedwait([signal.SIGCHLD], left)
+        next_signal([signal.SIGCHLD], left)
 
 
 def _end_descendants() -> None:
@@ -281,7 +288,7 @@ def _end_descendants() -> None:
                 pass
         except ChildProcessError:
             return
-        signal.sigtimedwait([signal.SIGCHLD], 0.05)
+        next_signal([signal.SIGCHLD], 0.05)
 
 
 if __name__ == "__main__":
