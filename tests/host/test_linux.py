@@ -16,6 +16,7 @@ from ctxflow.host.linux import (
     bury_orphans,
     descendants,
     holds_gpu,
+    kill_marked,
     kill_session,
     kill_tree,
     looks_like_the_machine,
@@ -28,7 +29,7 @@ from ctxflow.host.linux import (
     session_members,
     tree_bytes,
 )
-from waiting import FOREVER, eventually, nothing_left
+from waiting import FOREVER, eventually, nothing_left, patience
 
 
 @pytest.fixture
@@ -244,3 +245,21 @@ def test_a_process_that_was_stopped_beyond_its_time_waits_for_true_signals(meanw
             found = process.stdout.readline().strip()
         process.kill()
     assert found == (str(int(meanwhile)) if meanwhile else "None")
+
+
+_FLEEING = {  # They end when nobody reads what they print.
+    "forks": "import os\nwhile True:\n    if os.fork(): os._exit(0)\n    os.write(1, b'.')",
+    "executes": "import os\nos.execvp('sh', ['sh', '-c', os.environ['RUN']])",
+}
+
+
+@pytest.mark.parametrize("how", _FLEEING)
+def test_a_marked_process_is_found_though_it_goes_on_as_another(how):
+    for attempt in range(10):
+        mark = f"{os.getpid()}-{how}-{attempt}"
+        environment = {**os.environ, "MARK": mark, "RUN": 'echo || exit; exec sh -c "$RUN"'}
+        words = [sys.executable, "-c", _FLEEING[how]]
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, start_new_session=True) as first:
+            first.stdout.read(1)
+            kill_marked("MARK", mark, patience())
+            first.communicate(timeout=patience())  # Its end: nobody has it open any more.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import threading
@@ -26,7 +25,7 @@ from ctxflow.factory.provider import (
     tail,
 )
 from ctxflow.host.library_process import KeptLogs
-from ctxflow.host.linux import ended_within, kill_session, kill_tree
+from ctxflow.host.linux import ended_within, kill_marked, kill_session, kill_tree
 from ctxflow.host.local_files import Scratch, sweep
 
 _PATIENCE = 5.0
@@ -223,7 +222,7 @@ class LocalProvider:
         if job.process is not None:
             kill_tree(job.process.pid)
             kill_session(job.process.pid)
-            _kill_with(f"{_SCRATCH_VARIABLE}={self._scratch(job.id)}")  # Also what left both.
+            kill_marked(_SCRATCH_VARIABLE, self._scratch(job.id), _PATIENCE)  # Also what left both.
             ended_within(job.process, _PATIENCE)
         shutil.rmtree(self._scratch(job.id), ignore_errors=True)
         if self._temporary is not None:
@@ -240,24 +239,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return True
-
-
-def _kill_with(setting: str) -> None:
-    """Kill all processes that were started with a setting in their environment, and wait until they are gone."""
-    deadline = time.monotonic() + _PATIENCE
-    while found := [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _has(entry, setting)]:
-        for each in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(each, signal.SIGKILL)
-        if time.monotonic() > deadline:  # The system does not let go of it: a disk or a device that hangs.
-            return
-        time.sleep(0.002)
-
-
-def _has(process: str, setting: str) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
-        return os.fsencode(setting) in file.read().split(b"\0")
-    return False
 
 
 def _link_or_copy(source: str, target: str) -> None:

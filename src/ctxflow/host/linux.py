@@ -191,11 +191,58 @@ def kill_adopted(variable: str, value: str) -> None:
 
     So the processes of one that has ended are found, also those that have left its group and its session.
     """
-    sought = f"{variable}={value}\0".encode()
-    for child in descendants(os.getpid(), deep=False):
-        with contextlib.suppress(OSError), open(f"/proc/{child}/environ", "rb") as file:
-            if sought in file.read():
-                kill_tree(child)
+    _kill_marked(f"{variable}={value}", lambda: descendants(os.getpid(), deep=False), time.monotonic() + 1.0)
+
+
+def kill_marked(variable: str, value: str, seconds: float = 5.0) -> None:
+    """Kill the processes of this machine whose environment has a variable of that value, and what they started.
+
+    :param seconds: how long to wait for their end; a disk or a device that hangs keeps a process.
+    """
+    deadline = time.monotonic() + seconds
+    killed = _kill_marked(f"{variable}={value}", lambda: map(int, filter(str.isdigit, os.listdir("/proc"))), deadline)
+    while any(process_state(pid) not in ("", "Z") for pid in killed) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _kill_marked(mark: str, candidates: Callable[[], Iterable[int]], deadline: float) -> set[int]:
+    """Kill the candidates that have a setting in their environment, until none is left; return their numbers.
+
+    A candidate that ended before it was examined may have left a child that was not listed: candidates are listed again
+    until all of them were examined and none had ended.
+    """
+    sought, seen, killed = os.fsencode(mark), set[int](), set[int]()
+    while True:
+        again = False
+        for pid in set(candidates()) - seen:
+            environment = _environment(pid)
+            if environment is None:
+                again = True
+                continue
+            seen.add(pid)
+            if sought in environment:
+                kill_tree(pid)
+                killed.add(pid)
+            again = again or not environment or pid in killed
+        if not again or time.monotonic() > deadline:
+            return killed
+        time.sleep(0.001)
+
+
+def _environment(pid: int) -> list[bytes] | None:
+    """Return the settings that a process was started with, none if it has ended or is another user's.
+
+    None if the process is executing another program: in execve, its environment reads as empty.
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if found := file.read():
+                return found.split(b"\0")
+        numbers = _stat(pid)
+        memory, start_code, begin, end = (int(numbers[at]) for at in (20, 23, 47, 48))
+    except (OSError, IndexError):
+        return []
+    return [] if memory == 0 or (start_code and begin == end) else None  # start_code is set last.
 
 
 def kill_children() -> None:
