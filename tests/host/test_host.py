@@ -320,6 +320,25 @@ def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven)
     assert pickle.loads(driven.next("finished")[1]) == [driven.host._libraries["c"].process.pid]
 
 
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=0.2)], indirect=True)
+def test_a_machine_that_stood_still_costs_no_context(driven, tmp_path):
+    """The host did not run either, as where a batch system suspends a job; it may be the first that goes on."""
+    driven.load()
+    driven.next("ready")
+    begun = tmp_path / "begun"
+    call = driven.call(lambda state, items: (begun.touch(), time.sleep(FOREVER)), [1])
+    eventually(begun.exists)
+    process = driven.host._libraries["c"].process.pid
+    os.kill(process, signal.SIGSTOP)
+    driven.tell("interrupt", context="c", call=call)
+    time.sleep(2.0)
+    driven.host.check()
+    os.kill(process, signal.SIGCONT)
+    assert driven.next("raised")[0]["failure"]["kind"] == "cancelled"
+    driven.call(lambda state, items: [os.getpid()], [1])
+    assert pickle.loads(driven.next("finished")[1]) == [process]
+
+
 @pytest.mark.parametrize("driven", [HostPatience(interrupt=30.0)], indirect=True)
 def test_what_an_interrupted_call_waits_for_is_given_up(driven, tmp_path):
     """Python's own waits, a subprocess, and code that turns the exception into another."""

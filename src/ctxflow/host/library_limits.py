@@ -9,6 +9,8 @@ from ctxflow.host.library_process import LibraryProcess, now
 from ctxflow.host.linux import tree_bytes
 
 _MEMORY_CHECK_SECONDS = 0.5
+_STOOD_STILL = 1.0  # A host that is so late, in seconds, did not run: nor did its library processes.
+_RESUME_PAUSE = 60.0  # Between two such times: a host that is always late must end what hangs all the same.
 
 
 class Fails(Protocol):
@@ -35,6 +37,7 @@ class LibraryLimits:
     def __init__(self, fail: Fails) -> None:
         self._fail = fail
         self._next_memory_check = float("inf")
+        self._resumed = float("-inf")
 
     def due(self, libraries: Collection[LibraryProcess]) -> float:
         """When to call `check`."""
@@ -46,7 +49,11 @@ class LibraryLimits:
         self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
 
     def check(self, libraries: Collection[LibraryProcess], time: float) -> None:
-        """End what has taken too long or too much memory."""
+        """End what has taken too long or too much memory; after a suspension, give processes some time first."""
+        if time - self.due(libraries) > _STOOD_STILL and time - self._resumed > _RESUME_PAUSE:
+            self._resumed = time
+            for library in libraries:
+                library.resume(time)
         for library in libraries:
             if library.deadline <= time:
                 self._end_overdue(library, time)

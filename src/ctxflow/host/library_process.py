@@ -262,6 +262,12 @@ class LibraryProcess:
         self.interrupted.update(dict.fromkeys(ignoring, now + again))
         return []
 
+    def resume(self, now: float) -> None:
+        """Let it do what it could not while its host was suspended too, before it is judged by when that was due."""
+        until = now + self.patience.item
+        self.interrupted = {call: max(due, until) for call, due in self.interrupted.items()}
+        self.look_at = max(self.look_at, until)
+
     def loop_began(self, closes: bool, threads: bool, now: float) -> None:
         """Note that its calls overlap from now on."""
         self.overlaps, self.closes, self.threads, self.look_at = True, closes, threads, now
