@@ -89,17 +89,16 @@ class RunFiles:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._seen: tuple[int, int] | None = None
+        self._seen = b""
         self._unwritten = b""
 
     def read(self) -> Wishes | None:
         """Return what the run wants if that has changed since the last call, else None."""
         try:
-            found = os.stat(wanted_file(self._run))
-            sign = (found.st_mtime_ns, found.st_ino)
-            if sign != self._seen and own_folder(runs_directory()):
-                wishes = Wishes.read(read_own(wanted_file(self._run)))
-                self._seen = sign
+            # Its date and inode do not tell: both may come again when it is written twice in one tick of the clock.
+            if own_folder(runs_directory()) and (found := read_own(wanted_file(self._run))) != self._seen:
+                wishes = Wishes.read(found)
+                self._seen = found
                 return wishes
         except NotOwnError as error:
             tell_once(error)

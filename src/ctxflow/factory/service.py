@@ -183,11 +183,11 @@ class Service:
             self._say("", "", f"the site file is refused, and what it said before stays in force: {error}")
             return
         before, self.site = self.site, site
-        for sentence in site_differences(before, site):
-            self._say("", "", sentence)
         self._troubles.clear()
         for run in self._serving.values():
             self._lend(run)
+        for sentence in site_differences(before, site):
+            self._say("", "", sentence)
 
     def _find_runs(self) -> None:
         alive = {run.id: run for run in live_runs() if run.acquire == "factory"}
