@@ -22,9 +22,10 @@ class Moody(LocalProvider):
 
     def __init__(self) -> None:
         super().__init__(pause=0.05)
-        self.down = False
+        self.down = self.silent = False
         self.grants: int | None = None
         self.calls: list[int] = []
+        self.jobs: list[str] = []
         self.news: list[JobChange] = []
         self.found = PoolSurvey(machines=1, free=1)
 
@@ -34,7 +35,9 @@ class Moody(LocalProvider):
             count = min(count, self.grants)
         if self.down:
             raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
-        return super().submit(job, count)
+        jobs = super().submit(job, count)
+        self.jobs += jobs
+        return jobs
 
     def remove(self, jobs: Sequence[str]) -> None:
         if self.down:
@@ -42,8 +45,9 @@ class Moody(LocalProvider):
         super().remove(jobs)
 
     def changes(self) -> list[JobChange]:
-        news, self.news = self.news, []
-        return [*super().changes(), *news]
+        if self.silent:
+            return []
+        return [*super().changes(), *(self.news.pop(0) for _ in range(len(self.news)))]
 
     def survey(self, job: WorkerJob) -> PoolSurvey:
         self.queries += 1
@@ -213,8 +217,12 @@ def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[...,
 def test_a_worker_that_never_joins_is_given_up_with_its_last_words(
     make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make("sh", "-c", "echo no route to the manager; sleep 1000", join_timeout=1.5)
+    bench = make("sh", "-c", "echo no route to the manager; sleep 1000", join_timeout=0.0)
+    bench.provider.silent = True
     bench.acquirer.hold("a10", 1)
+    [job] = eventually(lambda: bench.provider.jobs)
+    eventually(lambda: bench.provider.last_words(job))
+    bench.provider.silent = False
     bench.until(lambda: bench.states().count("running") == 2)
     assert "runs and does not join, so it is given up: no route to the manager" in caplog.records[0].message
 

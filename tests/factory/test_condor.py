@@ -23,7 +23,7 @@ from ctxflow.factory import CondorProvider, JobChange, ProviderError, WorkerJob,
 from ctxflow.factory.condor_jobs import change_of, describe, describe_driver
 from ctxflow.factory.condor_process import NoAnswer
 from ctxflow.factory.condor_survey import driver_refusal
-from waiting import FOREVER, eventually, gone
+from waiting import FOREVER, eventually, gone, nothing_left
 
 ADDRESS = "<10.77.0.12:9618?addrs=10.77.0.12-9618&alias=host2.testbed&noUDP&sock=startd_33_871e>"
 
@@ -181,7 +181,7 @@ def test_this_process_never_loads_them_and_keeps_one_that_does(tmp_path: Path, s
     assert [change.state for change in providers[1].changes()] == ["running"]
     providers[1].stop()
     gc.collect()
-    assert processes() == []
+    nothing_left(processes)
 
 
 def test_a_driver_with_many_open_files_has_them_as_well(tmp_path: Path, schedd: Played) -> None:
@@ -251,7 +251,7 @@ def test_a_schedd_that_hangs_is_given_up_in_time_and_asked_again(
         schedd.does(**{request: "hang"})
         with pytest.raises(ProviderError, match=rf"does not answer: .* \(no answer within {FEW_SECONDS} s\)"):
             provider.remove([job]) if request == "act" else provider.find()
-        assert processes() == [], "whatever hangs is ended"
+        nothing_left(processes, what="whatever hangs is ended")
     provider.find()
     assert len(processes()) == 1 and processes() != before
 

@@ -16,7 +16,7 @@ from ctxflow.factory.exchange import FactoryClient, RunFiles, Wishes, news_file,
 from ctxflow.factory.run_files import factory_file, factory_mark, factory_pid, only_factory
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
-from waiting import eventually
+from waiting import eventually, happened
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_run_hears_of_its_jobs(client, told):
         files.tell("a10", change)
     news = []
     eventually(lambda: news.extend(client.take()) or len(news) == 3)
-    assert told.is_set()
+    happened(told)
     assert news == [("a10", change) for change in changes]
     # What is over need not be told any more.
     wishes = until(RunFiles("abc"), lambda wishes: not wishes.joined["a10"] and not wishes.removed["a10"])
