@@ -6,11 +6,12 @@ import traceback
 import parsl
 import pytest
 from parsl import bash_app, python_app
-from parsl.app.errors import BashExitFailure, RemoteExceptionWrapper, wrap_error
+from parsl.app.errors import AppTimeout, BashExitFailure, RemoteExceptionWrapper, wrap_error
 
 from ctxflow import ContextExecutor
 from ctxflow.errors import name_of
 from ctxflow.pickling import without_parsl
+from waiting import FOREVER
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,18 @@ def test_a_bash_app_fails_as_it_does_with_parsl(kernel):
     with pytest.raises(BashExitFailure) as caught:
         fails().result()
     assert caught.value.exitcode == 3
+
+
+def test_a_bash_app_ends_at_its_walltime(kernel, tmp_path):
+    @bash_app
+    def waits(gate, walltime=0.2):
+        return f"until [ -e {gate} ]; do sleep 0.05; done"
+
+    gate = tmp_path / "gate"
+    with pytest.raises(AppTimeout):
+        waits(gate).result()
+    gate.touch()
+    assert waits(gate, walltime=FOREVER).result() == 0
 
 
 def test_what_parsl_does_not_wrap_stays_as_it_is():
