@@ -95,7 +95,7 @@ class RunFiles:
     def read(self) -> Wishes | None:
         """Return what the run wants if that has changed since the last call, else None."""
         try:
-            # Its date and inode do not tell: both may come again when it is written twice in one tick of the clock.
+            # Compared by content: mtime and inode may both recur if it is written twice within one tick of the clock.
             if own_folder(runs_directory()) and (found := read_own(wanted_file(self._run))) != self._seen:
                 wishes = Wishes.read(found)
                 self._seen = found

@@ -66,7 +66,7 @@ worker=$!
 while caught=; wait "$worker"; status=$?; [[ -n $caught ]]; do :; done
 # Where both get a signal at once, bash may have lost the worker's status: then it is -1.
 (( status >= 0 )) || status=143
-trap '' TERM USR1 USR2  # The worker has ended by itself: whatever comes now is not why.
+trap '' TERM USR1 USR2  # A signal after the worker's end is no notice.
 tell ended "$status"
 exit "$status"
 """

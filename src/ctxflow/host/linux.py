@@ -157,15 +157,20 @@ def descendants(pid: int, deep: bool = True) -> list[int]:
     return found[1:]
 
 
+def visible_processes() -> list[int]:
+    """Return the numbers of all processes that this one can see, also other users'."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
 def session_members(leader: int) -> list[int]:
     """Return the processes of a session that still run, as far as that can be seen."""
     found = []
     with contextlib.suppress(OSError):  # For lack of a descriptor.
-        for entry in filter(str.isdigit, os.listdir("/proc")):
+        for pid in visible_processes():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                state, _, _, session = _stat(int(entry))[:4]
+                state, _, _, session = _stat(pid)[:4]
                 if int(session) == leader and state != "Z":
-                    found.append(int(entry))
+                    found.append(pid)
     return found
 
 
@@ -194,13 +199,13 @@ def kill_adopted(variable: str, value: str) -> None:
     _kill_marked(f"{variable}={value}", lambda: descendants(os.getpid(), deep=False), time.monotonic() + 1.0)
 
 
-def kill_marked(variable: str, value: str, seconds: float = 5.0) -> None:
+def kill_marked(variable: str, value: str, seconds: float) -> None:
     """Kill the processes of this machine whose environment has a variable of that value, and what they started.
 
     :param seconds: how long to wait for their end; a disk or a device that hangs keeps a process.
     """
     deadline = time.monotonic() + seconds
-    killed = _kill_marked(f"{variable}={value}", lambda: map(int, filter(str.isdigit, os.listdir("/proc"))), deadline)
+    killed = _kill_marked(f"{variable}={value}", visible_processes, deadline)
     while any(process_state(pid) not in ("", "Z") for pid in killed) and time.monotonic() < deadline:
         time.sleep(0.002)
 

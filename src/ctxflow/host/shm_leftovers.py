@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Iterable
 
-from ctxflow.host.linux import descendants
+from ctxflow.host.linux import descendants, visible_processes
 from ctxflow.host.private_shm import FOLDER
 
 _MADE_UP = re.compile(r"psm_[0-9a-f]+|torch_\d+_.*|nccl-.*|sem\.mp-.*")
@@ -76,7 +76,7 @@ class ShmLeftovers:
         removed = []
         recorded = {**_read(self._record), **self._seen}
         there = {name: of for name, of in recorded.items() if _is_there(name, of)}
-        used = set(_mapped(_own_processes())) if there else set()
+        used = set(_mapped(visible_processes())) if there else set()
         for name in there.keys() - used:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(FOLDER, name))
@@ -124,10 +124,6 @@ def _is_there(name: str, segment: Segment) -> bool:
         seen = os.stat(os.path.join(FOLDER, name))
         return (seen.st_dev, seen.st_ino) == segment and seen.st_uid == os.getuid()
     return False
-
-
-def _own_processes() -> Iterable[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
 def _is_ours(descriptor: int) -> bool:
