@@ -8,7 +8,7 @@ import pytest
 import ctxflow
 from ctxflow import ContextExecutor, batch_app, context, context_app, session_app
 from ctxflow.app_options import Options
-from waiting import FOREVER
+from waiting import FOREVER, eventually
 
 
 @pytest.fixture(scope="module")
@@ -261,16 +261,19 @@ def test_retries_are_the_options(executor, tmp_path):
 
 def order_of(executor, apps, folder):
     """The order in which one worker begins calls of these apps, which wait behind a call that holds it."""
-    gate = folder / "gate"
+    gate, begun = folder / "gate", folder / "begun"
 
-    def hold(base, gate):
+    def hold(base, gate, begun):
         import os
+        import pathlib
         import time
 
+        pathlib.Path(begun).touch()
         while not os.path.exists(gate):
             time.sleep(0.005)
 
-    held = context_app(base(0))(hold)(str(gate))
+    held = context_app(base(0))(hold)(str(gate), str(begun))
+    eventually(begun.exists)
     futures = [app(name, str(folder / "order")) for name, app in apps.items()]
     gate.touch()
     for future in [held, *futures]:

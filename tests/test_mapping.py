@@ -11,7 +11,7 @@ from parsl.dataflow.dflow import DataFlowKernelLoader
 
 import ctxflow
 from ctxflow import ContextExecutor, batch_app, context
-from waiting import eventually, happened
+from waiting import eventually, happened, joined
 
 
 @context
@@ -87,12 +87,13 @@ def test_nothing_in_nothing_out(executor):
 
 
 class Counted:
-    """An endless input that counts how far it was read."""
+    """An endless input that counts how far it was read, and knows the thread that reads it."""
 
     def __init__(self):
         self.taken = 0
 
     def __iter__(self):
+        self.reader = threading.current_thread()
         for n in itertools.count():
             self.taken += 1
             yield n
@@ -109,6 +110,7 @@ def test_inputs_are_pulled_no_further_than_the_window(executor, order, window):
         # Nothing beyond the window is on its way; a batch that has arrived is handed out item by item.
         assert source.taken <= taken + window + (5 if order == "completed" else 0)
     results.close()
+    joined(source.reader)
     taken = source.taken
     assert list(add.map(range(3))) == [100, 101, 102]
     assert source.taken == taken, "a closed map reads nothing"

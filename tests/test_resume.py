@@ -382,21 +382,27 @@ def test_bad_input_leaves_the_file_free(executor, double, tmp_path):
 
 
 def test_a_full_disk_ends_the_map_with_an_error_and_cancels_the_rest(executor, tmp_path):
+    folder = str(tmp_path)
+
     @batch_app(batch_size=5)
-    def slow(numbers):
+    def gated(numbers):
+        import os
         import time
 
-        time.sleep(0.02)
+        while numbers[0] and not os.path.exists(os.path.join(folder, "full" if numbers[0] < 250 else "over")):
+            time.sleep(0.01)
         return numbers
 
     before = executor.status().items_cancelled
-    results = slow.map(range(500), resume=str(tmp_path / "results.jsonl"))
+    results = gated.map(range(500), resume=str(tmp_path / "results.jsonl"))
     assert next(results) == 0
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, results._mapping._file._file._file.fileno())
     os.close(full)
+    (tmp_path / "full").touch()
     with pytest.raises(OSError, match="No space left"):
         list(results)
+    (tmp_path / "over").touch()
     assert results.finished.done()
     eventually(lambda: not executor.status().items_queued)
     assert executor.status().items_cancelled > before

@@ -119,11 +119,13 @@ def test_what_a_failure_tells(program):
     seen = "the last value"
 
     def a_thread_that_is_there(over):
+        begun.set()
         over.wait()
 
-    over = threading.Event()
+    begun, over = threading.Event(), threading.Event()
     thread = threading.Thread(target=a_thread_that_is_there, args=[over], name="beside")
     thread.start()
+    happened(begun)
     run = SimpleNamespace(status=lambda: "two workers, nothing queued")
     try:
         with pytest.raises(DeadlinePassed) as failure:
@@ -170,9 +172,9 @@ def test_a_value_that_cannot_be_shown_and_a_run_that_does_not_answer_do_not_hide
         def __repr__(self):
             raise ValueError
 
-    monkeypatch.setattr(waiting, "_STATUS_SECONDS", BRIEF)
     lock = threading.Lock()
-    with lock, pytest.raises(DeadlinePassed, match="Odd, whose repr raises ValueError") as failure:
+    with lock, monkeypatch.context() as patch, pytest.raises(DeadlinePassed, match="Odd, whose repr raises") as failure:
+        patch.setattr(waiting, "_STATUS_SECONDS", BRIEF)
         eventually(Odd, within=BRIEF, run=SimpleNamespace(status=lambda: lock.acquire(timeout=60)))
     assert "it does not answer" in str(failure.value)
     with pytest.raises(DeadlinePassed, match="ZeroDivisionError"):

@@ -16,6 +16,7 @@ from ctxflow.batch.driver import run_job
 from ctxflow.batch.pump import TooManyErrors
 from ctxflow.errors import ContextError, RunEnded, UsageError
 from ctxflow.rows import formats
+from waiting import FOREVER, eventually
 
 pytestmark = pytest.mark.usefixtures("shared")
 WORKERS = 2
@@ -290,7 +291,7 @@ def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(RunEnded):
         patch.setattr(work, "BareExecutor", Stopped)
-        run("in.jsonl", "slow", column=["t"])
+        run("in.jsonl", "slow", column=["t"], constants={"seconds": FOREVER})
     assert stopped and not (folder / "out.jsonl.errors.jsonl").exists()
 
 
@@ -452,7 +453,8 @@ def test_lines_of_text(folder):
     assert read_lines(folder / "out.jsonl") == [{"row": 0, "result": "ONE"}, {"row": 2, "result": "TWO"}]
 
 
-def test_progress_counts_what_is_done_and_left(folder):
+def test_progress_counts_what_is_done_and_left(folder, executor):
+    eventually(lambda: executor.connected_workers == WORKERS)
     write_lines(folder / "in.jsonl", [{"n": n} for n in range(300)])
     notes = Notes()
     run("in.jsonl", "slow", column=["n"], constants={"seconds": 0.4}, display=notes)

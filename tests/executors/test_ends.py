@@ -17,7 +17,7 @@ from executor_helpers import marked, started
 import ctxflow
 import forked
 from ctxflow import RunEnded
-from waiting import exited, line, nothing_left, output
+from waiting import FOREVER, exited, line, nothing_left, output
 
 SOURCE = str(Path(ctxflow.__file__).parent.parent)
 HEAD = """
@@ -26,14 +26,14 @@ warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # From 3.
 import parsl
 from ctxflow import ContextExecutor, batch_app
 
-def slow(n):
-    time.sleep(0.1)
+def slow(n, seconds=0.1):
+    time.sleep(seconds)
     return n
 
 @parsl.python_app
-def slow_app(n):
+def slow_app(n, seconds):
     import time
-    time.sleep(0.1)
+    time.sleep(seconds)
     return n
 
 @batch_app(batch_size=1)
@@ -47,7 +47,7 @@ def report(futures):
         print(type(error).__name__ if isinstance(error, BaseException) else error or future.result())
 """
 LOADS = {"alone": "ContextExecutor(workers=1)", "parsl": "parsl.load(ContextExecutor.config(workers=1))"}
-CALLS = {"alone": "executor.submit(slow, {}, n)", "parsl": "slow_app(n)"}
+CALLS = {"alone": "executor.submit(slow, {}, n, @seconds@)", "parsl": "slow_app(n, @seconds@)"}
 
 
 class Driver:
@@ -88,8 +88,8 @@ class Driver:
 def driver(tmp_path):
     drivers = []
 
-    def start(body, load="alone", **more):
-        drivers.append(Driver(tmp_path, body, load=LOADS[load], call=CALLS[load], **more))
+    def start(body, load="alone", seconds=0.1, **more):
+        drivers.append(Driver(tmp_path, body, load=LOADS[load], call=CALLS[load], seconds=str(seconds), **more))
         return drivers[-1]
 
     yield start
@@ -131,7 +131,8 @@ def told(why):
     ],
 )
 def test_how_a_program_leaves_the_block(driver, load, executed, end, status, out, err):
-    got_status, got_out, got_err = driver(BLOCK, load, executed=executed, end=end).end()
+    seconds = 0.1 if out == DONE else FOREVER
+    got_status, got_out, got_err = driver(BLOCK, load, seconds, executed=executed, end=end).end()
     lines = [line for line in got_err.splitlines(keepends=True) if "waiting for" not in line]
     text = re.sub(r"\d calls?", "4 calls", "".join(lines))  # Parsl may have had others on their way.
     assert (got_status, got_out) == (status, out)
@@ -141,7 +142,7 @@ def test_how_a_program_leaves_the_block(driver, load, executed, end, status, out
 @pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_how_a_block_ends(tmp_path, capsys, error):
     with contextlib.suppress(BaseException if error else ()), started(tmp_path / "run", workers=1) as executor:
-        futures = [executor.submit(time.sleep, {}, 0.1) for _ in range(4)]
+        futures = [executor.submit(time.sleep, {}, FOREVER if error else 0.1) for _ in range(4)]
         if error:
             raise error
     ends = [future.exception(timeout=0) for future in futures]
@@ -203,13 +204,19 @@ def test_a_map_that_nobody_reads_on_is_closed_and_calls_are_waited_for(driver, l
 
 def test_a_map_that_another_thread_reads_is_waited_for(driver):
     program = """
+        begun = threading.Event()
+
         def read():
-            print(sum(item.map(range(5))))
+            results = item.map(range(5))
+            first = next(results)
+            begun.set()
+            print(first + sum(results))
 
         with @load@ as executor:
             thread = threading.Thread(target=read)
             thread.start()
             executor.submit(slow, {}, 0).result()
+            begun.wait()
         thread.join()
     """
     assert driver(program).end()[:2] == (0, ["10"])
@@ -232,7 +239,7 @@ def test_a_program_that_never_leaves_its_executor_says_what_that_costs(driver):
         executor.start()
         futures = [@call@ for n in range(3)]
     """
-    status, _, err = driver(program, executed=True).end()
+    status, _, err = driver(program, seconds=FOREVER, executed=True).end()
     assert status == 0
     assert err[9:].startswith("ctxflow: 3 calls cancelled before an answer came: the program ended")
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -24,7 +25,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 from ctxflow.testing.contract_hooks import ContractRun
 from ctxflow.testing.worker_calls import wait_for
-from waiting import eventually, finished, happened, nothing_left
+from waiting import FOREVER, eventually, finished, happened, nothing_left
 
 
 def descriptors():
@@ -54,7 +55,7 @@ def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
     for _ in range(3):
         executor = started(tmp_path / "run")
         executor.start()
-        future = executor.submit(pow, {}, 2, 3)
+        future = executor.submit(time.sleep, {}, FOREVER)
         executor.shutdown()
         with pytest.raises(RunEnded, match="submit it again in a new run"):
             finished(future).result()

@@ -466,8 +466,9 @@ def test_lines_as_json_and_metrics(site, start, live):
             found = text_string_to_metric_families(answer.read().decode())
         return {(sample.name, *sample.labels.values()): sample.value for each in found for sample in each.samples}
 
-    eventually(lambda: figures()["ctxflow_factory_workers_joined", "a10"] == 2)
-    eventually(lambda: figures()["ctxflow_factory_gpu_hours_used", "one", "run"] > 0)  # From the look after that on.
+    eventually(lambda: figures().get(("ctxflow_factory_workers_joined", "a10")) == 2)
+    # From the look after that on.
+    eventually(lambda: figures().get(("ctxflow_factory_gpu_hours_used", "one", "run"), 0) > 0)
     found = figures()
     assert place.startswith("127.0.0.1:")
     assert found["ctxflow_factory_runs",] == 1

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -469,6 +470,8 @@ class SlowToPark:
         self.go = go
 
     def park(self):
+        if self.go is not None:
+            Path(self.go).with_name("parks").touch()
         while self.go is not None and not os.path.exists(self.go):
             time.sleep(0.01)
 
@@ -498,11 +501,14 @@ def test_a_wake_that_waits_for_another_to_be_parked_is_for_the_process_that_was_
     driven.next("finished")
 
 
-@pytest.mark.parametrize("driven", [HostPatience(move=0.5, trace=FOREVER)], indirect=True)
-def test_one_that_hangs_where_it_parks_is_ended_with_what_it_is_at(driven):
-    driven.load(SlowToPark, "/nowhere", context="a", memory=1 << 40)
+@pytest.mark.parametrize("driven", [HostPatience(move=FOREVER, trace=FOREVER)], indirect=True)
+def test_one_that_hangs_where_it_parks_is_ended_with_what_it_is_at(driven, tmp_path):
+    driven.load(SlowToPark, str(tmp_path / "go"), context="a", memory=1 << 40)
     driven.next("ready")
     driven.tell("park", context="a")
+    while not (tmp_path / "parks").exists():
+        driven.step()
+    driven.host._libraries["a"].load_deadline = 0.0  # It is over once it parks, however late that is.
     failed = driven.next("failed")[0]["failure"]
     assert (failed["kind"], failed["error"]) == ("timeout", "Timeout")
     assert "in park" in failed["output"], "the last lines show where it is"

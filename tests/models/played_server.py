@@ -19,12 +19,11 @@ options.add_argument("--key-file")
 options.add_argument("--elsewhere", type=int, help="listen there in place of --port")
 options.add_argument("--children", type=int, default=0)
 options.add_argument("--deaf", action="store_true")
-options.add_argument("--slow", type=float, default=0.0)
+options.add_argument("--until", type=Path, help="not ready until there is such a file")
 options.add_argument("--end", type=int)
 options.add_argument("--say", default="")
 given = options.parse_args(None if __name__ == "__main__" else [])
 tries = {}
-started = time.monotonic()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -53,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            self.give(503 if time.monotonic() < started + given.slow else 200, b"")
+            self.give(503 if given.until and not given.until.exists() else 200, b"")
         elif self.path != "/v1/models":
             self.give(404, b"")
         elif self.may():

@@ -229,15 +229,22 @@ def test_a_server_that_does_not_start_says_why(command, settings, sentence, monk
     assert os.listdir(tmp_path) == []
 
 
-def test_a_slow_start_is_awaited_and_told(monkeypatch, capsys):
+def test_a_slow_start_is_awaited_and_told(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(openai_server, "_TELL_SECONDS", 0.3)
+    told = re.compile(r"has been starting for \d+ s; it last printed: reading-weights")
 
     async def main():
-        async with served(f"{AT_SOCKET} --slow 1.5 --say reading-weights") as server:
+        async with served(f"{AT_SOCKET} --until {tmp_path}/go --say reading-weights") as server:
             assert await server.answer(CHAT, {})
 
-    asyncio.run(main())
-    assert re.search(r"has been starting for \d+ s; it last printed: reading-weights", capsys.readouterr().out)
+    async def ready_once_told():
+        running = asyncio.ensure_future(main())
+        await eventually_async(lambda: running.done() or told.search(capsys.readouterr().out))
+        assert not running.done()
+        (tmp_path / "go").touch()
+        await running
+
+    asyncio.run(ready_once_told())
 
 
 def test_a_cancelled_start_leaves_nothing(monkeypatch, tmp_path):
@@ -245,7 +252,7 @@ def test_a_cancelled_start_leaves_nothing(monkeypatch, tmp_path):
 
     async def main():
         others = set(descendants(os.getpid()))  # Of tests before this one.
-        starting = asyncio.ensure_future(start_server(f"{AT_SOCKET} --slow 600 --children 1"))
+        starting = asyncio.ensure_future(start_server(f"{AT_SOCKET} --until /nowhere --children 1"))
         pids = await eventually_async(lambda: len(found := set(descendants(os.getpid())) - others) >= 3 and found)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -97,7 +97,7 @@ def test_what_dies_while_nothing_is_in_flight_is_built_again(whose, seconds):
 
 @pytest.mark.parametrize("whose", ["library", "server"])
 def test_what_dies_while_it_is_built_is_told(whose):
-    slow = server(f"{PLAYED} --children 1 --slow 10000 --socket {{socket}}")
+    slow = server(f"{PLAYED} --children 1 --until /nowhere --socket {{socket}}")
 
     @item_app(slow)
     async def late(engine: OpenAIServer, body: dict) -> dict:

@@ -102,7 +102,11 @@ def beside(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
         while waiting or running:
             busy = {*waiting, *(part.name for part in running)}
             for name in [each for each in waiting if busy.isdisjoint(_AFTER.get(each, ()))]:
-                running.append(_begin(name, waiting.pop(name), environment, logs))
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Whatever has begun is in `running`.
+                try:
+                    running.append(_begin(name, waiting.pop(name), environment, logs))
+                finally:
+                    _unblock_interrupts()
             time.sleep(0.2)
             for part in [each for each in running if each.process.poll() is not None]:
                 running.remove(part)
@@ -127,9 +131,13 @@ def _begin(name: str, words: Sequence[str], environment: Mapping[str, str], logs
         process = subprocess.Popen(
             [*nice, *words],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=_unblock_interrupts,  # noqa: PLW1509 - No thread runs beside.
         )  # fmt: skip
     return Part(name, process, log)
+
+
+def _unblock_interrupts() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _command(name: str, how: How) -> list[str]:
