@@ -96,6 +96,7 @@ def test_a_lowered_maximum_drains_a_live_run_and_no_row_is_lost(tmp_path, monkey
         eventually(lambda: executor.status().workers == 2 and len(results) > 5)
         maxima["local"] = 1
         eventually(lambda: executor.status().workers == 1)
+        assert reader.is_alive()
         maxima["local"] = 2
         eventually(lambda: executor.status().workers == 2)
         enough.set()
