@@ -173,7 +173,8 @@ def test_a_value_that_cannot_be_shown_and_a_run_that_does_not_answer_do_not_hide
             raise ValueError
 
     lock = threading.Lock()
-    with lock, monkeypatch.context() as patch, pytest.raises(DeadlinePassed, match="Odd, whose repr raises") as failure:
+    raised = pytest.raises(DeadlinePassed, match="Odd, whose repr raises ValueError")
+    with lock, monkeypatch.context() as patch, raised as failure:
         patch.setattr(waiting, "_STATUS_SECONDS", BRIEF)
         eventually(Odd, within=BRIEF, run=SimpleNamespace(status=lambda: lock.acquire(timeout=60)))
     assert "it does not answer" in str(failure.value)
