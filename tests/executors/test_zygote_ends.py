@@ -74,6 +74,17 @@ def fraction(fraction, items):
     return [os.getppid() for _ in items]
 
 
+@batch_app(plain(), batch_size=1)
+def first_variable(decimal, items):
+    """Where this process's first variable is, and where those begin that its program was started with."""
+    import ctypes
+
+    variables = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
+    with open("/proc/self/stat") as file:
+        begin = int(file.read().rpartition(")")[2].split()[47])
+    return [(variables[0], begin) for _ in items]
+
+
 def evicted(executor):
     """Take the only worker away, and wait until that is known."""
     before = executor.status().evictions
@@ -108,6 +119,16 @@ def test_a_zygote_that_is_killed_is_replaced_and_its_hosts_are_watched_all_the_s
     eventually(lambda: executor.status().workers_lost)
     where(1).result()
     eventually(lambda: not runs(other))
+
+
+def test_a_process_that_is_forked_after_an_eviction_can_set_its_title(executor):
+    """setproctitle looks for the command line before the first variable, which has to stay where it was."""
+    where(1).result()
+    _, host = forked(executor)
+    library, of_library, _ = where(1).result()
+    assert of_library == host and name_of(library) == "ctxflow-library"
+    first, begin = first_variable(1).result()
+    assert first == begin
 
 
 def test_a_zygote_that_is_stopped_costs_one_start(executor):

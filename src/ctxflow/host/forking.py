@@ -35,6 +35,9 @@ _MOST_DESCRIPTORS = 16
 # What a process may find in its environment after it has imported something, so that a zygote may have another value.
 _LATE = {"CUDA_VISIBLE_DEVICES", "PWD", "OLDPWD", "SHLVL", "_"}
 _OWN = "CTXFLOW_"
+FIRST_VARIABLE = "CTXFLOW_ZYGOTE"
+"""The first variable of a zygote, kept in its place in all that it forks: setproctitle looks for the command line
+before the first variable."""
 
 
 def send(to: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -154,7 +157,7 @@ class Zygote:
                     stdout=output,
                     stderr=output,
                     pass_fds=[far.fileno()],
-                    env={**variables, OF_LIBRARY: "-" * MARK_BYTES, "PYTHONUNBUFFERED": "1"},
+                    env={FIRST_VARIABLE: "1", **variables, OF_LIBRARY: "-" * MARK_BYTES, "PYTHONUNBUFFERED": "1"},
                     cwd=directory,
                 )
             except BaseException:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ctxflow.host import library
 from ctxflow.host.context_building import seldom_collecting
-from ctxflow.host.forking import LIBRARY, MARK_BYTES, receive, send
+from ctxflow.host.forking import FIRST_VARIABLE, LIBRARY, MARK_BYTES, receive, send
 from ctxflow.host.installed_modules import import_installed, is_installed, shadowing
 from ctxflow.host.linux import descendants, die_with_parent, is_exiting, name_process, package_root, readable_soon
 from ctxflow.host.local_files import OF_LIBRARY
@@ -213,10 +213,9 @@ class ZygoteServer:
             os.dup2(output, standard)
         os.close(output)
         self._mark.write(message["variables"].get(OF_LIBRARY, ""))
-        # Those that stay as they are stay in their place too: setproctitle looks for the command line before the first.
-        for gone in set(os.environ) - set(message["variables"]):
+        for gone in set(os.environ) - {FIRST_VARIABLE} - set(message["variables"]):
             del os.environ[gone]
-        os.environ.update(message["variables"].items() - os.environ.items())
+        os.environ.update(message["variables"].items() - os.environ.items())  # What stays, stays in its place.
         os.chdir(message["directory"])
         name_process(name)
         _new_random_state()
