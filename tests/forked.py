@@ -37,6 +37,9 @@ ROOM = 1 << 15
 
 # --- in the test's process
 
+VARIABLES = dict(os.environ)
+"""Those before any test: a server outlives the test that starts it, and has none that this test sets."""
+
 
 class _Popen:
     """A program, as `subprocess.Popen` has it."""
@@ -165,7 +168,7 @@ class _Server:
         with far:
             self._process = subprocess.Popen(
                 [python, "-c", f"import forked; exec(forked.serve({far.fileno()}, {tuple(modules)!r}))"],
-                env={**os.environ, **variables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROOM": "x" * ROOM},
+                env={**VARIABLES, **variables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROOM": "x" * ROOM},
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
             )

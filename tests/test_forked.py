@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,17 @@ def test_it_is_as_if_it_were_executed(tmp_path, words, end):
     assert fork.returncode == executed.returncode == ENDS[end]
     # Above its own lines, a fork's traceback has one of the server's.
     assert fork.stderr.splitlines()[-1:] == executed.stderr.splitlines()[-1:]
+
+
+def test_the_server_has_no_variable_of_the_test_that_starts_it(tmp_path, monkeypatch):
+    python = tmp_path / "python"  # Another name, another server.
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("MARK", "of one test")
+    before = forked.servers()
+    ran = forked.run([str(python), "-c", "import os; print(os.environ['MARK'])"], capture_output=True, text=True)
+    [server] = forked.servers() - before
+    assert ran.stdout == "of one test\n"
+    assert b"MARK=of one test" not in Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
 
 
 def test_its_randomness_is_its_own():

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import vllm_programs
-from engine_belongings import Belongings
 
 import forked
 from waiting import patience
@@ -59,6 +58,5 @@ def run(python: Path, name: str, *given: Any, starts: int = 1) -> Any:
 
 
 def _prepared(python: Path, name: str, given: Any) -> tuple[list[str], dict[str, str]]:
-    # The server, which a test starts that looks for what it has left, belongs to none.
-    forked.preload(python, MODULES, {**VARIABLES, Belongings.VARIABLE: ""})
+    forked.preload(python, MODULES, VARIABLES)
     return [str(python), vllm_programs.__file__, name, json.dumps(given)], {**os.environ, **VARIABLES}
