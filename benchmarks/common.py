@@ -5,10 +5,13 @@ What does not live here: anything that is measured.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -70,9 +73,13 @@ def progress(text: str) -> None:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of Python, ctxflow and the packages that are installed."""
+    """The versions of Python, ctxflow (with the commit, and whether files differ from it) and installed packages."""
     packages = list(packages)
     found = reproductions.versions(packages)
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    with contextlib.suppress(OSError):
+        told = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        found["ctxflow"] = " ".join([found["ctxflow"], *told.stdout.split()])
     for name in packages:
         if name not in found:
             progress(f"{name} is not installed: left out")
