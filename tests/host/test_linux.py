@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
 from ctxflow.host.linux import (
     bury_orphans,
     descendants,
+    ended_within,
     holds_gpu,
     kill_marked,
     kill_session,
@@ -86,6 +89,22 @@ def test_orphans_are_buried_and_own_children_are_left_to_their_owner(shell):
     bury_orphans([])
     assert not os.path.exists(f"/proc/{orphan}")
     bury_orphans([])
+
+
+def test_a_process_that_does_not_end_in_time_is_reaped_later_whoever_keeps_it():
+    process = subprocess.Popen(["sleep", "600"])
+    pid = process.pid
+    assert not ended_within(process, 0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del process
+        gc.collect()
+    assert not [each for each in told if str(pid) in str(each.message)]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: process_state(pid) == "Z")
+    with subprocess.Popen(["true"]) as another:
+        assert ended_within(another, patience())
+    assert process_state(pid) == ""
 
 
 def _state(pid):

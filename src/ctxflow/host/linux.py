@@ -29,6 +29,7 @@ _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 _ENOUGH = 1 << 16
 _FEW = 64  # With fewer, not all libraries that a run needs can say what they lack.
 PAUSE_SECONDS = 0.5
+_unreaped: dict[int, ChildProcess] = {}  # Those that did not end in time.
 
 
 class ChildProcess(Protocol):
@@ -270,11 +271,19 @@ def _kill(pids: Iterable[int]) -> None:
 
 
 def ended_within(process: ChildProcess, seconds: float) -> bool:
-    """Return whether a killed process ends in time; one that hangs in the kernel cannot be waited for for ever."""
+    """Return whether a killed process ends in time; one that hangs in the kernel cannot be waited for for ever.
+
+    One that does not is reaped when another is waited for, whoever keeps it until then.
+    """
     import subprocess  # Here, since a library process needs none.
 
+    for number, earlier in list(_unreaped.items()):
+        if earlier.poll() is not None:
+            _unreaped.pop(number, None)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
+    if process.returncode is None:
+        _unreaped[id(process)] = process
     return process.returncode is not None
 
 
