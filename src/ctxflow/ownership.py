@@ -14,11 +14,12 @@ import functools
 import os
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGINT
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar, cast
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar, cast
 
 from ctxflow.errors import BusyError
 from ctxflow.files import OTHERS_WRITE
@@ -26,6 +27,8 @@ from ctxflow.files import OTHERS_WRITE
 P = ParamSpec("P")
 R = TypeVar("R")
 _INTERRUPT_SECONDS = 2.0  # How long after the first an interrupt is raised at once.
+_BROKEN_OFF_SECONDS = 30.0  # And how long where that leaves state half changed.
+_undivided: set[types.CodeType] = set()
 
 
 class Owned(Protocol):
@@ -77,10 +80,22 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+def undivided(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function that changes state that would be left half changed: below it `uninterrupted` waits 30 s."""
+    _undivided.add(function.__code__)
+    return function
+
+
+def _is_undivided(frame: types.FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _undivided:
+        frame = frame.f_back
+    return frame is not None
+
+
 def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
     """Have a short function finish before an interrupt is raised.
 
-    Should it not be short, an interrupt that comes seconds after the first is raised at once.
+    Should it not be short, an interrupt that comes seconds after the first is raised at once (see `undivided`).
     """
 
     @functools.wraps(function)
@@ -89,9 +104,10 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)  # Interrupts come to the main thread.
         caught: list[float] = []
 
-        def note(number: int, frame: Any) -> None:
+        def note(number: int, frame: types.FrameType | None) -> None:
             caught.append(time.monotonic())
-            if caught[-1] - caught[0] > _INTERRUPT_SECONDS and callable(handler):
+            limit = _BROKEN_OFF_SECONDS if _is_undivided(frame) else _INTERRUPT_SECONDS
+            if caught[-1] - caught[0] > limit and callable(handler):
                 handler(number, frame)
 
         handler = _signal.signal(SIGINT, note)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 from collections import Counter
@@ -16,7 +17,9 @@ from executor_helpers import marked, started
 
 import ctxflow
 import forked
-from ctxflow import batch_app, context
+from ctxflow import batch_app, context, ownership
+from ctxflow.executors.contract import EngineFailed
+from ctxflow.scheduler.core import Scheduler
 from ctxflow.testing import Evictions
 from waiting import eventually, exited, line, nothing_left, output
 
@@ -198,6 +201,67 @@ def test_an_interrupted_program_can_go_on(program):
     """
     status, out, err = program(program=on).end()
     assert (status, out) == (0, ["done"]), err
+
+
+@pytest.fixture
+def at_event(monkeypatch):
+    """Have something done where the main thread is about to decide on an event of a kind, the first time."""
+
+    def do(kind, action):
+        handle, met = Scheduler.handle, []
+
+        def handled(scheduler, event):
+            if type(event).__name__ == kind and not met and threading.current_thread() is threading.main_thread():
+                met.append(event)
+                action()
+            return handle(scheduler, event)
+
+        monkeypatch.setattr(Scheduler, "handle", handled)
+        return met
+
+    return do
+
+
+def interrupted(seconds=0.0):
+    """Interrupt this process, and if it takes it, once more after some time, like a person who waits."""
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(seconds)
+    if seconds:
+        signal.raise_signal(signal.SIGINT)
+
+
+@context
+def ten():
+    return 10
+
+
+@batch_app(ten())
+def times_ten(ten, numbers):
+    return [ten * n for n in numbers]
+
+
+@pytest.mark.parametrize("kind", ["ContextDeclared", "AppDeclared", "ItemsSubmitted", "ItemsCancelled"])
+@pytest.mark.parametrize("seconds", [0.0, 0.3], ids=["once", "twice"])
+def test_an_interrupt_leaves_no_decision_half_made(tmp_path, monkeypatch, at_event, kind, seconds):
+    monkeypatch.setattr(ownership, "_INTERRUPT_SECONDS", 0.1)
+    with started(tmp_path / "run") as executor:
+        met = at_event(kind, lambda: interrupted(seconds))
+        with pytest.raises(KeyboardInterrupt):
+            times_ten(1).cancel()
+        assert met
+        executor.run.validate()
+        assert list(times_ten.map(range(100))) == [10 * n for n in range(100)]
+
+
+def test_a_decision_that_no_interrupt_may_wait_for_ends_the_run(tmp_path, monkeypatch, at_event):
+    monkeypatch.setattr(ownership, "_INTERRUPT_SECONDS", 0.1)
+    monkeypatch.setattr(ownership, "_BROKEN_OFF_SECONDS", 0.1)
+    with started(tmp_path / "run"):
+        at_event("ItemsSubmitted", lambda: interrupted(0.3))
+        with pytest.raises(KeyboardInterrupt):
+            times_ten(1)
+        with pytest.raises(EngineFailed, match="it was interrupted within a decision"):
+            times_ten(1).result()
 
 
 # --- how often a context is built

@@ -26,7 +26,7 @@ from ctxflow.executors.futures import CallFuture
 from ctxflow.executors.kept_files import DiskThread, EventLog, RunStatusFile, WorkerTable
 from ctxflow.executors.run_loop import TICK_SECONDS, RunLoop
 from ctxflow.host.linux import advice, none_left
-from ctxflow.ownership import belongs_here, foreign_text
+from ctxflow.ownership import belongs_here, foreign_text, undivided, uninterrupted
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import events as ev
@@ -160,6 +160,7 @@ class LiveRun(RunLoop):
         if self.engine.capabilities.remote:
             carry_user_modules()
 
+    @uninterrupted
     def declare_context(self, context: Context | None, level: str | None = None) -> DeclaredContext:
         """Make a context known, if it is not. None stands for calls without a context.
 
@@ -180,12 +181,14 @@ class LiveRun(RunLoop):
         self._send()
         return declared
 
+    @undivided
     def _add_context(self, context: DeclaredContext) -> None:
         if context.spec.id not in self._declared.contexts:
             self._declared.contexts[context.spec.id] = context.payload
             self._retirement.context(context.spec.id, self.clock())
             self._handle(ev.ContextDeclared(self.clock(), context.spec))
 
+    @uninterrupted
     def declare(self, declaration: Declaration) -> Declaration:
         """Make an app known, with its alternatives; gives what it is known by, if it was declared alike before."""
         with self._lock:
@@ -194,6 +197,7 @@ class LiveRun(RunLoop):
         self._send()
         return held
 
+    @undivided
     def _take_up(self, declaration: Declaration, now: float) -> None:
         """Have an app known that is to be used."""
         for context in declaration.contexts:

@@ -29,7 +29,7 @@ from ctxflow.executors.pending import Answer, AnswerCommand, Making, Sink, Unsen
 from ctxflow.executors.protocol import opened
 from ctxflow.executors.session_store import SessionStore
 from ctxflow.host.linux import advice
-from ctxflow.ownership import uninterrupted
+from ctxflow.ownership import undivided, uninterrupted
 from ctxflow.scheduler import Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -170,7 +170,8 @@ class RunLoop(abc.ABC):
             orders = self._scheduler.state.streams.steps.get(event.attempt)
         return event if orders is None else self.sessions.opened(event, orders)
 
-    def _handle(self, event: ev.Event) -> list[Answer]:
+    @undivided
+    def _handle(self, event: ev.Event) -> list[Answer]:  # noqa: PLR0912 - A call less for each event.
         """Let the scheduler decide; gives back what tells whoever waits for it. `_send` follows.
 
         :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: all calls fail, since
@@ -211,6 +212,9 @@ class RunLoop(abc.ABC):
                 self._log.add(event, commands)
         except Exception as error:
             raise self._broken_by(error, f"at {type(event).__name__}", answers) from error
+        except BaseException:  # An interrupt, which waited longer than any decision should take.
+            self._broken_by(EngineFailed("the run cannot go on, for it was interrupted within a decision"), "", answers)
+            raise
         return answers
 
     def _send(self, answers: Iterable[Answer] = (), engine_ended: bool = False) -> None:
