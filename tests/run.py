@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -41,9 +40,7 @@ def main() -> int:
     given = parser.parse_args()
     for name in [each for each in os.environ if each.startswith("PYTHON")]:
         del os.environ[name]  # Unbuffered output, hash seeds and paths are whoever's who starts the run.
-    # A shell's background commands start with SIGINT ignored, and so would all that tests start.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    parts.interrupt_at_signals()
     if given.command == "test":
         how = parts.How(given.depth, given.seed, given.shard, given.testbeds)
         return parts.run(given.parts or parts.ALL, how)

@@ -31,6 +31,7 @@ _BIN = Path(sys.executable).parent
 _END_SECONDS = 180.0
 """How long a part may take to end after Ctrl-C: a testbed is taken down."""
 _SHOWN_SECONDS = 20.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LINT = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
@@ -71,6 +72,19 @@ class Part:
     seconds: float = 0.0
 
 
+def interrupt_at_signals() -> None:
+    """Raise KeyboardInterrupt at SIGINT and at SIGTERM, so that parts are ended when a CI cancels a run.
+
+    SIGINT too is set: a shell's background commands start with it ignored, and so would all that tests start.
+    """
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, interrupt)
+
+
 def run(names: Sequence[str], how: How) -> int:
     """Run parts of the suite, print what they say and which tests failed, and return the exit status."""
     shutil.rmtree(BUILD / "times", ignore_errors=True)
@@ -89,7 +103,9 @@ def _alone(name: str, words: Sequence[str], environment: Mapping[str, str]) -> i
     with subprocess.Popen(words, cwd=ROOT, env=environment) as process:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # The terminal interrupts it too.
+        except KeyboardInterrupt as signals:
+            if signals.args == (signal.SIGTERM,):  # At SIGINT the terminal interrupts it too.
+                process.send_signal(signal.SIGINT)
             process.wait(_END_SECONDS)
             return 130
 
@@ -102,11 +118,11 @@ def beside(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
         while waiting or running:
             busy = {*waiting, *(part.name for part in running)}
             for name in [each for each in waiting if busy.isdisjoint(_AFTER.get(each, ()))]:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Whatever has begun is in `running`.
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # Whatever has begun is in `running`.
                 try:
                     running.append(_begin(name, waiting.pop(name), environment, logs))
                 finally:
-                    _unblock_interrupts()
+                    _unblock_signals()
             time.sleep(0.2)
             for part in [each for each in running if each.process.poll() is not None]:
                 running.remove(part)
@@ -131,13 +147,13 @@ def _begin(name: str, words: Sequence[str], environment: Mapping[str, str], logs
         process = subprocess.Popen(
             [*nice, *words],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=_unblock_interrupts,  # noqa: PLW1509 - No thread runs beside.
+            start_new_session=True, preexec_fn=_unblock_signals,  # noqa: PLW1509 - No thread runs beside.
         )  # fmt: skip
     return Part(name, process, log)
 
 
-def _unblock_interrupts() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _command(name: str, how: How) -> list[str]:

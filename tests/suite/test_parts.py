@@ -34,18 +34,20 @@ def test_engines_begin_when_the_testbeds_tests_have_ended(tmp_path):
     assert parts.beside({"engines": engines, "cluster": cluster}, os.environ, tmp_path) == 0
 
 
-def test_ctrl_c_interrupts_all_parts_and_waits_for_their_ends(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_a_cancelled_ci_interrupt_all_parts_and_wait_for_their_ends(tmp_path, number):
     part = "import time\ntry:\n  print('begun', flush=True)\n  while True: time.sleep(0.1)\n"
     part += "except KeyboardInterrupt: print('cleaned')"
     program = (
         f"import os, sys; sys.path.insert(0, {str(TESTS)!r}); from pathlib import Path; from suite import parts\n"
+        "parts.interrupt_at_signals()\n"
         f"sys.exit(parts.beside({{'local': [sys.executable, '-c', {part!r}]}}, os.environ, Path({str(tmp_path)!r})))"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as run:
         log = tmp_path / "local.log"
         while not (log.exists() and "begun" in log.read_text()):
             assert run.poll() is None
-        run.send_signal(signal.SIGINT)
+        run.send_signal(number)
         said, _ = output(run, within=60)
     assert run.returncode == 130 and "Interrupted" in said
     assert log.read_text() == "begun\ncleaned\n"
