@@ -1,9 +1,12 @@
 """What the tests of executors share: starting executors, and looking at processes."""
 
+import itertools
 import os
+from collections import Counter
 
 from ctxflow import ContextExecutor
 from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.host.linux import process_state
 
 
 def started(directory, workers=2, patience=None, slots=1, **options):
@@ -15,13 +18,19 @@ def started(directory, workers=2, patience=None, slots=1, **options):
     return executor
 
 
+def mapped_tenfold(app, least, evictions):
+    """How many numbers were mapped to ten times each, once each: so many at least, and until somebody was evicted."""
+    numbers = itertools.takewhile(lambda n: n < least or not evictions.count, itertools.count())
+    pairs = list(app.map(numbers, window=least, order="completed"))
+    assert len(pairs) >= least
+    assert Counter(index for index, _ in pairs) == Counter(range(len(pairs))), "nothing lost, nothing twice"
+    assert all(result == 10 * index for index, result in pairs)
+    return len(pairs)
+
+
 def runs(pid):
     """Whether a process is there and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return process_state(int(pid)) not in ("", "Z", "X")
 
 
 def marked(mark):

@@ -1,6 +1,5 @@
 """Ctrl-C, a driver that is killed, evictions, and how often a context is built: with whole programs."""
 
-import itertools
 import os
 import signal
 import subprocess
@@ -9,11 +8,10 @@ import textwrap
 import threading
 import time
 import uuid
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from executor_helpers import marked, started
+from executor_helpers import mapped_tenfold, marked, started
 
 import ctxflow
 import forked
@@ -305,12 +303,8 @@ def test_every_eviction_costs_one_build_at_most_and_no_item(tmp_path):
     app = counted(tmp_path, 0.1)
     with started(tmp_path / "run", workers=4) as executor:
         with Evictions(executor, per_minute=400, seed=2, rejoin_seconds=0.1, at_most=30) as evictions:
-            items = itertools.takewhile(lambda n: n < 10_000 or not evictions.count, itertools.count())
-            pairs = list(app.map(items, window=10_000, order="completed"))
+            mapped = mapped_tenfold(app, 10_000, evictions)
         status = executor.status()
     assert evictions.count > 0
-    assert len(pairs) >= 10_000
-    assert Counter(index for index, _ in pairs) == Counter(range(len(pairs))), "nothing lost, nothing twice"
-    assert all(result == 10 * index for index, result in pairs)
     assert builds(tmp_path) <= status.loads <= 4 + evictions.count
-    assert (status.items_dead, status.items_done) == (0, len(pairs))
+    assert (status.items_dead, status.items_done) == (0, mapped)

@@ -373,7 +373,7 @@ def test_a_zygote_that_is_stopped_is_not_waited_for(driven):
     built(driven)
     [zygote] = zygotes(driven)
     zygote.process.send_signal(signal.SIGSTOP)
-    eventually(lambda: zygote_state(zygote) == "T")
+    eventually(lambda: zygote.stopped)
     driven.load(dict, context="d")
     assert driven.next("ready")[0]["started"] == "forked", "from another"
     eventually(lambda: zygote.process.poll() == -signal.SIGKILL)
@@ -398,14 +398,9 @@ def test_a_zygote_whose_fork_hangs_is_given_up_with_what_it_was_forking(driven, 
     eventually(lambda: driven.host.bury_orphans() or set(descendants(os.getpid())) - others == {library})
 
 
-def zygote_state(zygote):
-    with open(f"/proc/{zygote.process.pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
-
-
 def test_a_zygote_that_is_stopped_forks_nothing(zygote, tmp_path):
     zygote.process.send_signal(signal.SIGSTOP)
-    eventually(lambda: zygote_state(zygote) == "T")
+    eventually(lambda: zygote.stopped)
     with pytest.raises(CannotFork, match="it is stopped"):
         zygote.fork(HOST, [], {}, str(tmp_path), [], [])
 

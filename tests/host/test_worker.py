@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.host.linux import descendants, kill_tree, package_root, python_path
+from ctxflow.host.linux import descendants, kill_tree, package_root, process_state, python_path
 from ctxflow.host.vine_protocol import key_of
 from ctxflow.host.worker_program import build_program
 from waiting import eventually, output, patience
@@ -19,16 +19,8 @@ from waiting import eventually, output, patience
 PLAYED = Path(__file__).parent / "played_worker.py"
 
 
-def state(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return None
-
-
 def alive(pid):
-    return state(pid) not in (None, "Z")
+    return process_state(pid) not in ("", "Z")
 
 
 class Job:
@@ -159,7 +151,7 @@ def test_a_second_notice_ends_it_at_once(job, tmp_path):
     eventually((tmp_path / "notes.listens").exists)
     host = int(next(work.scratch.iterdir()).joinpath("host.pid").read_text())
     os.kill(host, signal.SIGSTOP)
-    eventually(lambda: state(host) == "T")
+    eventually(lambda: process_state(host) == "T")
     work.process.send_signal(signal.SIGTERM)
     eventually(lambda: "ShdPnd:\t0000000000004000" in Path(f"/proc/{host}/status").read_text())  # SIGTERM waits for it.
     work.process.send_signal(signal.SIGTERM)
@@ -184,11 +176,11 @@ def test_a_worker_that_was_suspended_goes_on(job, tmp_path):
     work = job({"do": "serve"})
     eventually((tmp_path / "notes.listens").exists)
     work.process.send_signal(signal.SIGSTOP)
-    eventually(lambda: state(work.process.pid) == "T")
+    eventually(lambda: process_state(work.process.pid) == "T")
     resumed_at = time.monotonic() + 1.0  # Longer than it waits for a signal at once.
     eventually(lambda: time.monotonic() > resumed_at)
     work.process.send_signal(signal.SIGCONT)
-    eventually(lambda: state(work.process.pid) == "S")
+    eventually(lambda: process_state(work.process.pid) == "S")
     work.process.send_signal(signal.SIGTERM)
     assert work.ended() == 0
 

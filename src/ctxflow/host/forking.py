@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import command, interpreter, library_variables
-from ctxflow.host.linux import ChildProcess, ended_within, kill_tree, process_state, readable, readable_soon
+from ctxflow.host.linux import ChildProcess, ended_within, is_stopped, kill_tree, readable, readable_soon
 from ctxflow.host.local_files import OF_LIBRARY
 
 LIBRARY, HOST = "library", "host"
@@ -256,7 +256,7 @@ class Zygote:
     @property
     def stopped(self) -> bool:
         """Whether somebody has stopped it, so that it will not answer."""
-        return process_state(self.process.pid) in ("T", "t")
+        return is_stopped(self.process.pid)
 
     @property
     def ended(self) -> bool:

@@ -26,9 +26,9 @@ from ctxflow.host.linux import (
     activity,
     ended_within,
     is_exiting,
+    is_stopped,
     kill_adopted,
     kill_tree,
-    process_state,
     readable,
 )
 from ctxflow.host.local_files import OF_LIBRARY
@@ -288,7 +288,7 @@ class LibraryProcess:
         unbegun = [number for number in (*self._late(now), call) if number and number not in found.in_flight]
         if not late and not unbegun:
             return None
-        if 0 < found.turn == before or process_state(self.process.pid) in ("T", "t"):
+        if 0 < found.turn == before or is_stopped(self.process.pid):
             return _BLOCKED, [found.running] if found.running else []
         self._was_late = late  # Once the loop has turned again it may not have heard of the timeout yet.
         again = sorted(late & was_late)
@@ -347,7 +347,7 @@ class LibraryProcess:
     def show_where(self) -> None:
         """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
         self.read_output()  # An earlier trace may be in it.
-        if process_state(self.process.pid) in ("T", "t") or is_exiting(self.process.pid):
+        if is_stopped(self.process.pid) or is_exiting(self.process.pid):
             return  # It prints nothing.
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)

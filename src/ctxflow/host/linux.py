@@ -304,6 +304,11 @@ def process_state(pid: int) -> str:
     return ""
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped (SIGSTOP), or a tracer holds it."""
+    return process_state(pid) in ("T", "t")
+
+
 def is_exiting(pid: int) -> bool:
     """Return whether a process is gone, or about to be: it closes what it has open before it has ended."""
     with contextlib.suppress(OSError):

@@ -41,11 +41,11 @@ from ctxflow.host.library_messages import (
 from ctxflow.host.library_start import interpreter
 from ctxflow.host.linux import (
     adopt_orphans,
+    is_stopped,
     kill_children,
     listening_ports,
     machine_memory,
     on_signal,
-    process_state,
     readable,
     transfer_server,
 )
@@ -342,7 +342,7 @@ class VineLibrary:
     def _look_at_wrapper(self) -> None:
         """Report, once, a wrapper that stays stopped: it passes no notice on, and does not end the worker."""
         wrapper = os.environ.get("CTXFLOW_WORKER_PID")
-        stopped = wrapper is not None and process_state(int(wrapper)) in ("T", "t")
+        stopped = wrapper is not None and is_stopped(int(wrapper))
         self._stopped = self._stopped + 1 if stopped else 0
         self._look_at = time.monotonic() + _LOOK_SECONDS
         if self._stopped == _STOPPED_LOOKS:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ctxflow.errors import CtxflowError
-from ctxflow.host.linux import descendants, process_state
+from ctxflow.host.linux import descendants, is_stopped
 
 _LINES, _KEPT_LINES, _ERROR_LINES, _LINE_CHARACTERS = 20, 400, 5, 500
 _END_SECONDS = 1.5  # How long a server may take to end by itself, before it is killed; a context has 2 s for that.
@@ -170,7 +170,7 @@ class ServerProcess:
 
     def stopped(self) -> bool:
         """Return whether one of its processes was stopped (SIGSTOP)."""
-        return any(process_state(pid) in ("T", "t") for pid in self._family or self.note_family())
+        return any(is_stopped(pid) for pid in self._family or self.note_family())
 
     def listeners(self, port: int) -> tuple[list[str], bool]:
         """Return the sockets that connections to a port of 127.0.0.1 may reach, and whether all are this server's."""

@@ -21,7 +21,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from ctxflow.errors import ContextLost, UsageError
-from ctxflow.host.linux import descendants, die_with_parent, process_state
+from ctxflow.host.linux import descendants, die_with_parent, is_stopped
 from ctxflow.host.local_files import OF_LIBRARY, Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.vllm_parts import add_parts, tell_imported, tell_tried
@@ -211,7 +211,7 @@ class VLLMProcesses:
                 began = time.monotonic()
                 await asyncio.sleep(_TICK_SECONDS)
                 passed = min(time.monotonic() - began, 2 * _TICK_SECONDS)  # If this process was stopped too, no more.
-                at_rest = [name for pid, name in self._living() if process_state(pid) == "T"]
+                at_rest = [name for pid, name in self._living() if is_stopped(pid)]
                 stopped = stopped + passed if at_rest and self._in_flight else 0.0
                 if not self._in_flight:
                     silent = 0.0
