@@ -79,7 +79,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     with contextlib.suppress(OSError):
         told = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-        found["ctxflow"] = " ".join([found["ctxflow"], *told.stdout.split()])
+        found["ctxflow"] = f"{found['ctxflow']} {told.stdout}".strip()
     for name in packages:
         if name not in found:
             progress(f"{name} is not installed: left out")

@@ -19,7 +19,7 @@ def started(directory, workers=2, patience=None, slots=1, **options):
 
 
 def mapped_tenfold(app, least, evictions):
-    """How many numbers were mapped to ten times each, once each: so many at least, and until somebody was evicted."""
+    """Map numbers to ten times each, at least `least` and until a worker was evicted; return how many, each once."""
     numbers = itertools.takewhile(lambda n: n < least or not evictions.count, itertools.count())
     pairs = list(app.map(numbers, window=least, order="completed"))
     assert len(pairs) >= least

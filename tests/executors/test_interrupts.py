@@ -203,7 +203,7 @@ def test_an_interrupted_program_can_go_on(program):
 
 @pytest.fixture
 def at_event(monkeypatch):
-    """Have something done where the main thread is about to decide on an event of a kind, the first time."""
+    """Call `action` once, when the main thread passes the scheduler its first event of a kind."""
 
     def do(kind, action):
         handle, met = Scheduler.handle, []
@@ -221,7 +221,7 @@ def at_event(monkeypatch):
 
 
 def interrupted(seconds=0.0):
-    """Interrupt this process, and if it takes it, once more after some time, like a person who waits."""
+    """Interrupt this process, and again after `seconds` where any are given, as a person does who waits."""
     signal.raise_signal(signal.SIGINT)
     time.sleep(seconds)
     if seconds:

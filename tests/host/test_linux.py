@@ -82,7 +82,7 @@ def test_orphans_are_buried_and_own_children_are_left_to_their_owner(shell):
     orphan = os.fork()
     if orphan == 0:
         os._exit(0)
-    eventually(lambda: _state(mine.pid) == "Z" and _state(orphan) == "Z")
+    eventually(lambda: process_state(mine.pid) == "Z" and process_state(orphan) == "Z")
     for _ in range(2):
         bury_orphans([mine.pid])
     assert mine.wait() == 3
@@ -105,11 +105,6 @@ def test_a_process_that_does_not_end_in_time_is_reaped_later_whoever_keeps_it():
     with subprocess.Popen(["true"]) as another:
         assert ended_within(another, patience())
     assert process_state(pid) == ""
-
-
-def _state(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_memory_is_measured_and_shared_pages_are_counted_once():

@@ -103,8 +103,8 @@ def _alone(name: str, words: Sequence[str], environment: Mapping[str, str]) -> i
     with subprocess.Popen(words, cwd=ROOT, env=environment) as process:
         try:
             return process.wait()
-        except KeyboardInterrupt as signals:
-            if signals.args == (signal.SIGTERM,):  # At SIGINT the terminal interrupts it too.
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args == (signal.SIGTERM,):  # At SIGINT the terminal interrupts it too.
                 process.send_signal(signal.SIGINT)
             process.wait(_END_SECONDS)
             return 130

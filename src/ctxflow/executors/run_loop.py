@@ -171,7 +171,7 @@ class RunLoop(abc.ABC):
         return event if orders is None else self.sessions.opened(event, orders)
 
     @undivided
-    def _handle(self, event: ev.Event) -> list[Answer]:  # noqa: PLR0912 - A call less for each event.
+    def _handle(self, event: ev.Event) -> list[Answer]:  # noqa: PLR0912 - Splitting it would add a call to each event.
         """Let the scheduler decide; gives back what tells whoever waits for it. `_send` follows.
 
         :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: all calls fail, since

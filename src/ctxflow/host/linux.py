@@ -29,7 +29,7 @@ _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 _ENOUGH = 1 << 16
 _FEW = 64  # With fewer, not all libraries that a run needs can say what they lack.
 PAUSE_SECONDS = 0.5
-_unreaped: dict[int, ChildProcess] = {}  # Those that did not end in time.
+_unreaped: dict[int, ChildProcess] = {}  # Child processes that were still there when `ended_within` gave up.
 
 
 class ChildProcess(Protocol):
@@ -273,7 +273,7 @@ def _kill(pids: Iterable[int]) -> None:
 def ended_within(process: ChildProcess, seconds: float) -> bool:
     """Return whether a killed process ends in time; one that hangs in the kernel cannot be waited for for ever.
 
-    One that does not is reaped when another is waited for, whoever keeps it until then.
+    A process that is still there is kept and reaped by a later call, so that its owner may drop it.
     """
     import subprocess  # Here, since a library process needs none.
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from ctxflow.host.linux import process_state
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import worker_calls as work
@@ -368,8 +369,4 @@ class EngineContract(ContextsContract):
 
 
 def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return process_state(pid) not in ("", "Z", "X")
