@@ -6,7 +6,7 @@ from collections import Counter
 
 from ctxflow import ContextExecutor
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.host.linux import process_state
+from ctxflow.ownership import lives
 
 
 def started(directory, workers=2, patience=None, slots=1, **options):
@@ -30,7 +30,7 @@ def mapped_tenfold(app, least, evictions):
 
 def runs(pid):
     """Whether a process is there and no zombie."""
-    return process_state(int(pid)) not in ("", "Z", "X")
+    return lives(int(pid), None)
 
 
 def marked(mark):

@@ -14,13 +14,14 @@ import pytest
 from ctxflow.host.linux import descendants, kill_tree, package_root, process_state, python_path
 from ctxflow.host.vine_protocol import key_of
 from ctxflow.host.worker_program import build_program
+from ctxflow.ownership import lives
 from waiting import eventually, output, patience
 
 PLAYED = Path(__file__).parent / "played_worker.py"
 
 
 def alive(pid):
-    return process_state(pid) not in ("", "Z")
+    return lives(pid, None)
 
 
 class Job:

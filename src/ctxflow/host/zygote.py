@@ -215,7 +215,7 @@ class ZygoteServer:
         self._mark.write(message["variables"].get(OF_LIBRARY, ""))
         for gone in set(os.environ) - {FIRST_VARIABLE} - set(message["variables"]):
             del os.environ[gone]
-        os.environ.update(message["variables"].items() - os.environ.items())  # Setting one anew moves it.
+        os.environ.update(message["variables"].items() - os.environ.items())  # Setting an unchanged one would move it.
         os.chdir(message["directory"])
         name_process(name)
         _new_random_state()

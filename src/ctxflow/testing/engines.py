@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ctxflow.host.linux import process_state
+from ctxflow.ownership import lives
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import worker_calls as work
@@ -340,7 +340,7 @@ class EngineContract(ContextsContract):
         assert before
         new_run.engine.stop()
         deadline = time.monotonic() + PATIENCE
-        while left := [pid for pid in before if _runs(pid)]:
+        while left := [pid for pid in before if lives(pid, None)]:
             assert time.monotonic() < deadline, f"these were left: {left}"
             time.sleep(0.02)
 
@@ -366,7 +366,3 @@ class EngineContract(ContextsContract):
             for place, result in enumerate(results, event.first):
                 assert found.setdefault(place, result) == result
         return found
-
-
-def _runs(pid: int) -> bool:
-    return process_state(pid) not in ("", "Z", "X")
