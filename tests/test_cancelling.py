@@ -99,17 +99,27 @@ def reads_a_map(thread):
     return frame is not None
 
 
-def interrupt(executor, tmp_path):
+def interrupt(executor, tmp_path, how=signal.SIG_UNBLOCK):
     def ctrl_c():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         eventually(lambda: running_calls(executor) and reads_a_map(threading.main_thread()))
         os.kill(os.getpid(), signal.SIGINT)
 
     results = sleep.map([FOREVER] * 50)  # As in a notebook, where a name holds it on.
     with pytest.raises(KeyboardInterrupt):
-        threading.Thread(target=ctrl_c).start()
-        list(results)
+        before = signal.pthread_sigmask(how, [signal.SIGINT])
+        try:
+            threading.Thread(target=ctrl_c).start()
+            list(results)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     eventually(lambda: is_idle(executor))
     assert list(results) == []
+
+
+def interrupt_just_before_a_wait(executor, tmp_path):
+    """Python then knows of it, and the wait for a lock goes on, as where another thread gets the signal."""
+    interrupt(executor, tmp_path, signal.SIG_BLOCK)
 
 
 def cancel_futures(executor, tmp_path):
@@ -138,7 +148,16 @@ def cancel_items_of_one_batch(executor, tmp_path):
 
 @pytest.mark.parametrize(
     "way",
-    [leave_by_break, close, drop, interrupt, cancel_futures, cancel_a_call, cancel_items_of_one_batch],
+    [
+        leave_by_break,
+        close,
+        drop,
+        interrupt,
+        interrupt_just_before_a_wait,
+        cancel_futures,
+        cancel_a_call,
+        cancel_items_of_one_batch,
+    ],
     ids=lambda way: way.__name__,
 )
 def test_calls_that_nobody_waits_for_end_soon_and_the_context_stays(executor, pid, way, tmp_path):

@@ -222,6 +222,9 @@ class Sink(Protocol):
         """Note which context answers these items, before they are delivered; of apps with alternatives."""
 
 
+_LONGEST_WAIT = 1.0  # Python raises an interrupt that comes just before a wait for a lock only after that wait.
+
+
 class Stream:
     """The answers to many items, collected as they come for one consumer, who takes them out.
 
@@ -264,11 +267,11 @@ class Stream:
             self._listener = wake
         await come
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait for an answer to arrive."""
+    def wait(self, timeout: float = _LONGEST_WAIT) -> None:
+        """Wait for an answer to arrive, for a second at most."""
         with self._condition:
             if not self.arrived:
-                self._condition.wait(timeout)
+                self._condition.wait(min(timeout, _LONGEST_WAIT))
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
         """Answer items that are dead with the failure, each with one of its own."""
@@ -283,7 +286,7 @@ class Stream:
         self.contexts.update(dict.fromkeys(items, context))
 
     def take(self, timeout: float) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
-        """Yield what has arrived, after waiting so long for something to arrive."""
+        """Yield what has arrived, after waiting as `wait` does."""
         if timeout:
             self.wait(timeout)
         while self.arrived:
