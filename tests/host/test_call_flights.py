@@ -53,7 +53,7 @@ def spin(shared, seconds):
     return seconds
 
 
-@pytest.mark.parametrize("loaded", [HostPatience(item=120)], indirect=True)
+@pytest.mark.parametrize("loaded", [HostPatience(interrupt=120)], indirect=True)
 def test_an_interrupt_hits_its_own_call_or_none_and_no_thread_ends_by_it(loaded, tmp_path):
     go = tmp_path / "go"
 
@@ -205,7 +205,7 @@ def test_the_folder_is_common_and_emptied_after_the_last(loaded, tmp_path):
     assert not os.path.exists(folder) or not os.listdir(folder)
 
 
-@pytest.mark.parametrize("loaded", [HostPatience(item=0.5, trace=FOREVER)], indirect=True)
+@pytest.mark.parametrize("loaded", [HostPatience(interrupt=0.5, trace=FOREVER)], indirect=True)
 def test_a_call_that_goes_on_is_named_with_where_it_was(loaded):
     def ignore(shared, items):
         while True:

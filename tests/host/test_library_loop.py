@@ -19,6 +19,7 @@ from test_host import Driven
 from ctxflow import on_worker
 from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.host.library_process import HostPatience
+from ctxflow.host.running_calls import RunningCalls
 from waiting import FOREVER, eventually, gone
 
 
@@ -274,7 +275,7 @@ def test_a_context_tells_that_it_is_lost_from_a_thread_of_its_own(driven, style)
     assert driven.failure(call)["message"] == "no heartbeat"
 
 
-@pytest.mark.parametrize("driven", [HostPatience(item=0.5, trace=FOREVER)], indirect=True)
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=0.5, trace=FOREVER)], indirect=True)
 def test_what_blocks_the_loop_is_found_and_named(loaded):
     async def wait(context):
         context["waits"] = True
@@ -295,7 +296,7 @@ def test_what_blocks_the_loop_is_found_and_named(loaded):
     assert "in block" in head["failure"]["output"]
 
 
-@pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=0.5)], indirect=True)
 def test_an_interrupted_item_is_not_to_blame_where_another_holds_the_loop(loaded, tmp_path):
     async def begin(context):
         (tmp_path / "begun").touch()
@@ -317,7 +318,17 @@ def test_an_interrupted_item_is_not_to_blame_where_another_holds_the_loop(loaded
     assert (answered["is"], cancelled["failure"]["kind"]) == ("finished", "cancelled")
 
 
-@pytest.mark.parametrize("driven", [HostPatience(item=0.5)], indirect=True)
+def test_an_interrupted_item_that_could_not_hear_of_it_is_given_time_once_the_loop_turns(loaded, monkeypatch):
+    loaded.value(loaded.item(nap, 0.0))
+    [library] = loaded.host._libraries.values()
+    blocked, turns = RunningCalls(8, 1, {7: 0.0, 8: 0.0}), RunningCalls(0, 2, {7: 0.0})
+    seen = iter([blocked, blocked, turns, turns])
+    monkeypatch.setattr(library, "running", lambda: next(seen))
+    library.interrupted = {7: 1.0}
+    assert [library.ignores_interrupt(now) for now in (1.0, 3.0, 5.0, 9.9, 10.0)] == [[], [], [], [], [7]]
+
+
+@pytest.mark.parametrize("driven", [HostPatience(interrupt=0.5)], indirect=True)
 def test_an_item_that_ignores_its_end_is_named(loaded):
     async def ignore(context):
         context["ignores"] = True

@@ -64,7 +64,7 @@ class LibraryLimits:
         library.remind(time)
         if ignoring := library.ignores_interrupt(time):
             library.show_where()
-            long = library.patience.item if library.overlaps else library.patience.interrupt
+            long = library.patience.interrupt
             message = f"nobody waited for the call any more, and it went on for {long:g} s after it was interrupted"
             self._fail(library, "cancelled", "CallInterrupted", message, blamed=ignoring)
         elif library.load_deadline <= time and library.moving:

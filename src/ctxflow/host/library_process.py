@@ -51,16 +51,15 @@ _ITEMS_LOOK_SECONDS = 1.0
 class HostPatience:
     """How long a host waits for its library processes, in seconds.
 
-    :ivar interrupt: for an interrupted call to end, before it costs the context.
-    :ivar item: for one of several calls that overlap, after its timeout too: an engine may take a step before it hears.
+    :ivar interrupt: for an interrupted call to end, before it costs the context, and for one of several that overlap
+        after its timeout: an engine may take a step before it hears.
     :ivar move: for a context to be parked or woken.
     :ivar close: for what a context has built to be closed, before its process is killed.
     :ivar trace: for a process to print where it is, before it is killed.
     :ivar stuck: for anything to move in a process that was killed, before that is reported.
     """
 
-    interrupt: float = 1.0
-    item: float = 5.0
+    interrupt: float = 5.0
     move: float = 120.0
     close: float = 2.0
     trace: float = 1.0
@@ -108,6 +107,7 @@ class LibraryProcess:
         self.look_at = float("inf")  # When to look for those that should have.
         self._turn = -1  # Which the loop was in at the last look.
         self._was_late: set[int] = set()  # Those that should have ended then.
+        self._was_blocked = False  # Whether a call kept interrupted ones from hearing of it, at the last look.
         self.ready = False
         self.load_deadline = float("inf")
         self.timeout: float | None = None  # What the deadline was made of.
@@ -196,7 +196,7 @@ class LibraryProcess:
         """Send a call."""
         if call.overlaps:  # Whose timeout the library process sees to.
             self.calls[call.call] = float("inf")
-            self.items[call.call] = now + (call.timeout or float("inf")) + self.patience.item
+            self.items[call.call] = now + (call.timeout or float("inf")) + self.patience.interrupt
         else:
             self.watch(call.call, call.timeout, now)
         self.channel.send_frame(pack(call))
@@ -222,12 +222,11 @@ class LibraryProcess:
 
     def interrupt(self, call: int, now: float) -> None:
         """Have a call that nobody waits for end with an exception, unless it has ended."""
-        seconds = self.patience.item if self.overlaps else self.patience.interrupt
         with contextlib.suppress(OSError):  # Of a pipe that is full, or a process that is gone.
             os.write(self._asked, call.to_bytes(CALL_NUMBER_BYTES, "little"))
             if not self.overlaps or call not in self.running().in_flight:
                 self.process.send_signal(INTERRUPT_SIGNAL)
-        self.interrupted[call] = now + seconds
+        self.interrupted[call] = now + self.patience.interrupt
         self.remind_at = min(self.remind_at, now + _REMIND_SECONDS)
 
     def remind(self, now: float) -> None:
@@ -254,9 +253,13 @@ class LibraryProcess:
         found = self.running()
         ignoring = [call for call in overdue if call == found.running or call in found.in_flight]
         if self.threads and found.in_flight.keys() - ignoring - self.interrupted.keys():
-            again = self.patience.item  # A thread cannot be stopped, and those beside it are not to blame.
+            again = self.patience.interrupt  # A thread cannot be stopped, and those beside it are not to blame.
         elif self.overlaps and not self.threads and found.running and found.running not in ignoring:
             again = _ITEMS_LOOK_SECONDS  # Another call blocks the event loop, such as by an import.
+            self._was_blocked = True
+        elif self._was_blocked:  # The loop turns again, and the call may not have heard yet.
+            again = self.patience.interrupt
+            self._was_blocked = False
         else:
             return ignoring
         self.interrupted.update(dict.fromkeys(ignoring, now + again))
@@ -264,14 +267,16 @@ class LibraryProcess:
 
     def resume(self, now: float) -> None:
         """Let it do what it could not while its host was suspended too, before it is judged by when that was due."""
-        until = now + self.patience.item
+        until = now + self.patience.interrupt
         self.interrupted = {call: max(due, until) for call, due in self.interrupted.items()}
         self.look_at = max(self.look_at, until)
 
     def loop_began(self, closes: bool, threads: bool, now: float) -> None:
         """Note that its calls overlap from now on."""
         self.overlaps, self.closes, self.threads, self.look_at = True, closes, threads, now
-        self.interrupted = dict.fromkeys(self.interrupted, now + self.patience.item)  # It may import what they call.
+        self.interrupted = dict.fromkeys(
+            self.interrupted, now + self.patience.interrupt
+        )  # It may import what they call.
 
     def overdue_items(self, now: float, call: int = 0) -> tuple[str, list[int]] | None:
         """Look for calls of items that did not end with their timeouts; return what to say, and which are to blame.
@@ -284,7 +289,7 @@ class LibraryProcess:
         self.look_at = now + _ITEMS_LOOK_SECONDS
         if found.running and found.running not in found.in_flight:  # A call that others wait for.
             return None
-        late = {number for number, due in found.in_flight.items() if due + self.patience.item <= now}
+        late = {number for number, due in found.in_flight.items() if due + self.patience.interrupt <= now}
         unbegun = [number for number in (*self._late(now), call) if number and number not in found.in_flight]
         if not late and not unbegun:
             return None
@@ -292,7 +297,7 @@ class LibraryProcess:
             return _BLOCKED, [found.running] if found.running else []
         self._was_late = late  # Once the loop has turned again it may not have heard of the timeout yet.
         again = sorted(late & was_late)
-        return (_IGNORES.format(self.patience.item), again) if again else None
+        return (_IGNORES.format(self.patience.interrupt), again) if again else None
 
     def _late(self, now: float) -> list[int]:
         return [number for number, due in self.items.items() if due <= now]
