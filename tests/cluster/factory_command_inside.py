@@ -26,10 +26,6 @@ engine = "taskvine"
 python_environment = "/opt/ctxflow"
 acquire = "{acquire}"
 
-[taskvine]
-keepalive_interval = 1
-keepalive_timeout = 5
-
 [[tiers]]
 name = "gpu"
 provider = "condor"

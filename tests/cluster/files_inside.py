@@ -29,7 +29,7 @@ TESTBED = Path(__file__).resolve().parents[2] / "site-configs" / "testbed.toml"
 LOCAL = Site(
     engine="taskvine",
     tiers=(Tier(name="here", provider="local", workers=1, cores=1, memory_gb=2, disk_gb=2, gpus=0),),
-    taskvine={"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5},
+    taskvine={"address": "127.0.0.1"},
 )
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

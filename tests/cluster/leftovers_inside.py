@@ -51,10 +51,6 @@ name = "{kind}"
 engine = "taskvine"
 python_environment = "/opt/ctxflow"
 
-[taskvine]
-keepalive_interval = 1
-keepalive_timeout = 5
-
 [[tiers]]
 name = "small"
 provider = "{kind}"

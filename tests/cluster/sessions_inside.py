@@ -39,13 +39,7 @@ _TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, di
 
 class TestTaskVineSessions(SessionContract):
     def make(self) -> TaskVineEngine:
-        site = Site(
-            engine="taskvine",
-            tiers=(_TIER,),
-            taskvine={"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5},
-            slots=2,
-        )
-        return TaskVineEngine(site)
+        return TaskVineEngine(Site(engine="taskvine", tiers=(_TIER,), taskvine={"address": "127.0.0.1"}, slots=2))
 
     def notify(self, engine: Any, worker: str) -> None:
         tier, job = engine.worker_jobs()[worker]

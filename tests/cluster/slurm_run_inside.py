@@ -64,10 +64,7 @@ def site(kind: str) -> Site:
         "condor": Tier(name="gpu", provider="condor", workers=WORKERS, disk_gb=5, **small),
         "hand": Tier(name="gpu", provider="local", workers=0, **small),
     }[kind]
-    return Site(
-        name=kind, engine="taskvine", python_environment="/opt/ctxflow", tiers=(tier,),
-        taskvine={"keepalive_interval": 1, "keepalive_timeout": 5},
-    )  # fmt: skip
+    return Site(name=kind, engine="taskvine", python_environment="/opt/ctxflow", tiers=(tier,))
 
 
 def call(*words: str) -> str:

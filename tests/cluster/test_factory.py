@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SITE = """
 engine = "taskvine"
 python_environment = "/opt/ctxflow"
-taskvine = {keepalive_interval = 1, keepalive_timeout = 5}
 """
 TIER = """
 [[tiers]]

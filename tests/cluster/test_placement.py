@@ -26,10 +26,6 @@ SITE = """
 engine = "taskvine"
 python_environment = "/opt/ctxflow"
 placement = {policy = "agh", period = 12, clear = 12}
-
-[taskvine]
-keepalive_interval = 1
-keepalive_timeout = 5
 """
 # The large model needs two GPUs: the smallest workers have one.
 TIERS = """

@@ -22,10 +22,6 @@ engine = "taskvine"
 python_environment = "/opt/ctxflow"
 preemption = {{policy = "{policy}", patience = {patience}, grace = {grace}, idle = 2}}
 
-[taskvine]
-keepalive_interval = 1
-keepalive_timeout = 5
-
 [[tiers]]
 name = "any"
 workers = 8

@@ -31,7 +31,6 @@ SITE = """\
 name = "windows"
 engine = "taskvine"
 python_environment = "/opt/ctxflow"
-taskvine = {{keepalive_interval = 1, keepalive_timeout = 5}}
 batching = {{policy = "fixed", window = {window}}}
 routing = "{routing}"
 scaling = "{scaling}"

@@ -20,11 +20,7 @@ TIER = Tier(name="here", provider="local", workers=2, cores=1, memory_gb=2, disk
 
 
 def fresh_config():
-    site = Site(
-        engine="taskvine",
-        tiers=(TIER,),
-        taskvine={"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5},
-    )
+    site = Site(engine="taskvine", tiers=(TIER,), taskvine={"address": "127.0.0.1"})
     others = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
     return Config(executors=[ContextExecutor(site=site, storage_access=[SharedDiskStaging(), *others])])
 
