@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ctxflow import ContextExecutor, batch_app
+from ctxflow import ContextExecutor, batch_app, mapping
 from ctxflow.mapping import MapWork
 from waiting import eventually, happened, patience
 
@@ -94,7 +94,8 @@ def test_no_more_is_taken_than_was_asked_for(window):
     assert list(results) == []
 
 
-def test_work_begins_before_anything_is_read(executor):
+def test_work_begins_before_anything_is_read(executor, monkeypatch):
+    monkeypatch.setattr(mapping, "_FEED_SECONDS", patience())  # What has not come by then is submitted once it is read.
     before = executor.status().items_done
     results = add_one.map(n for n in range(500))
     eventually(lambda: executor.status().items_done == before + 500)

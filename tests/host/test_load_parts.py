@@ -15,7 +15,7 @@ from test_host import Driven
 import ctxflow
 from ctxflow import on_worker
 from ctxflow.host.load_parts import BUILD, IMPORTS, PROCESS, LoadParts, parts_of
-from waiting import eventually
+from waiting import eventually, joined
 
 NAMES = st.sampled_from(["weights", "imports", "compile", "warm-up", "index"])
 TIMES = st.floats(-5, 20, allow_nan=False)
@@ -63,8 +63,11 @@ PROGRAM = st.recursive(
 )  # fmt: skip
 
 
-def carry_out(step):
-    """Enter parts in parts, on this thread or one of their own; some raise."""
+def carry_out(step, threads):
+    """Enter parts in parts, on this thread or one of their own; some raise.
+
+    :param threads: is given those that may outlast the step.
+    """
     if step == "work":
         time.sleep(0.0005)
     elif step == "raise":
@@ -76,7 +79,7 @@ def carry_out(step):
             with ctxflow.load_part(name):
                 for each in steps:
                     try:
-                        carry_out(each)
+                        carry_out(each, threads)
                     except KeyError:
                         if len(steps) > 1:  # Else it goes on up.
                             continue
@@ -84,6 +87,7 @@ def carry_out(step):
 
         if aside:
             thread = threading.Thread(target=inside)  # It may end with an error.
+            threads.append(thread)
             thread.start()
             if len(steps) % 2:
                 thread.join()
@@ -99,14 +103,17 @@ def test_parts_add_up_however_code_nests_them_with_errors_and_threads(program):
     parts.begin()
     on_worker.time_parts(parts)
     began = time.monotonic()
+    threads = []
     try:
-        carry_out(program)
+        carry_out(program, threads)
     except KeyError:
         pass
     finally:
         on_worker.time_parts(None)
         ended = time.monotonic()
         seconds, told = parts.end()
+        for thread in threads:  # A thread may start others meanwhile.
+            joined(thread)
     assert ended - began - 1e-5 <= seconds <= time.monotonic() - before + 1e-5
     assert sum(told.values()) == pytest.approx(seconds, abs=2e-5)
     assert min(told.values()) >= 0
