@@ -274,9 +274,8 @@ class LibraryProcess:
     def loop_began(self, closes: bool, threads: bool, now: float) -> None:
         """Note that its calls overlap from now on."""
         self.overlaps, self.closes, self.threads, self.look_at = True, closes, threads, now
-        self.interrupted = dict.fromkeys(
-            self.interrupted, now + self.patience.interrupt
-        )  # It may import what they call.
+        until = now + self.patience.interrupt  # It may import what they call.
+        self.interrupted = dict.fromkeys(self.interrupted, until)
 
     def overdue_items(self, now: float, call: int = 0) -> tuple[str, list[int]] | None:
         """Look for calls of items that did not end with their timeouts; return what to say, and which are to blame.
