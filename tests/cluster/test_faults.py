@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driver import HOSTS, INSIDE, TESTBED, WORKERS, Driver
+from driver import HOSTS, INSIDE, ROOT, TESTBED, WORKERS, Driver
 
 from waiting import eventually
 
@@ -40,8 +40,8 @@ def start() -> Iterator[Callable[..., Driver]]:
     """
     drivers = []
 
-    def started(workers: int = 6, seconds: float = 0.04, losses: int = 0) -> Driver:
-        words = ["--site", SITE, "--workers", str(workers), "--items", str(ITEMS), "--losses", str(losses)]
+    def started(workers: int = 6, seconds: float = 0.04, losses: int = 0, site: str = SITE) -> Driver:
+        words = ["--site", site, "--workers", str(workers), "--items", str(ITEMS), "--losses", str(losses)]
         words += ["--seconds", str(seconds)]
         drivers.append(Driver(TESTBED / "run", ["python", f"{INSIDE}/chaos_inside.py", *words]))
         return drivers[-1]
@@ -203,3 +203,25 @@ def test_a_schedd_that_hangs_stops_nobody_else(testbed: Testbed, start: Callable
     # Batches of 50 end every few seconds, 11 as a rule before the request is given up, and one or two before it begins.
     assert len(done) > 5, f"answers are handled while it is asked: {sorted(done)} were done"
     assert driver.said().count("its schedd does not answer") == 1, driver.said()
+
+
+@pytest.mark.release
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_schedd_that_restarts_costs_no_worker(testbed: Testbed, start: Callable[..., Driver]) -> None:
+    """Jobs survive that; so do their workers, also when they would have had to join long ago."""
+    join_seconds = 30
+    text = (ROOT / "site-configs" / "testbed.toml").read_text()
+    site = testbed.shared / "schedd-restarts.toml"
+    site.write_text(text.replace("[taskvine]", f"join_timeout = {join_seconds}\n\n[taskvine]", 1))
+    driver = start(seconds=0.2, site=f"/shared/{site.name}")
+    driver.until(lambda line: line.get("there") == 6)
+    for _ in range(3):
+        testbed.run("condor_restart", "-fast", "-daemon", "schedd", user="root")
+        testbed.eventually(lambda: testbed.running("alice") == 6)
+    restarted = time.monotonic()
+    status = check_rows(driver.result())
+    assert time.monotonic() > restarted + join_seconds, "it ended too soon to tell"
+    assert (status["joined"], status["lost"]) == (6, 0), driver.said()
+    assert "given up" not in driver.said(), driver.said()
+    site.unlink()

@@ -215,6 +215,48 @@ def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[...,
     assert bench.acquirer.reasons()["a10"] == ""
 
 
+def test_a_batch_system_that_loses_sight_of_workers_costs_none_of_them(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As HTCondor does when its schedd restarts: it reports that all were evicted, and finds them again."""
+    bench = make(join_timeout=0.0)
+    bench.provider.silent = True  # Else they would be late before they have joined.
+    bench.acquirer.hold("a10", 3)
+    jobs = eventually(lambda: len(bench.provider.jobs) == 3 and list(bench.provider.jobs))
+    bench.acquirer.connected("a10", jobs[0])  # Its environment is still on the way.
+    for job in jobs[1:]:
+        bench.acquirer.joined("a10", job)
+    bench.provider.silent = False
+    for state in ("evicted", "running", "ended"):
+        if state == "ended":
+            bench.acquirer.joined("a10", jobs[0])
+        bench.provider.news += [JobChange(job, state, resumed=state == "running") for job in jobs]  # type: ignore[arg-type]
+        bench.until(lambda state=state: bench.states().count(state) >= 3)
+        assert bench.acquirer.reasons()["a10"] == ("" if state == "ended" else "1 worker starts")
+    assert bench.provider.calls == [3] and bench.counts()["removed"] == 0
+    assert not caplog.records, [record.message for record in caplog.records]
+    bench.acquirer.disconnected("a10", jobs[0])  # Only now its job is known to be over.
+    bench.until(lambda: len(bench.provider.jobs) > 3)
+
+
+def test_jobs_that_cannot_be_removed_are_no_reason_for_lacking_workers(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make(patience=AcquirerPatience(remove=0.05))
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: bench.states() == ["running"] * 2)
+    bench.provider.down = True
+    bench.acquirer.hold("a10", 1)
+    bench.acquirer.remove("a10", bench.changes[0].job)
+    bench.until(lambda: caplog.records)
+    assert bench.acquirer.reasons()["a10"] == "1 worker starts"
+    assert [record.message for record in caplog.records] == [
+        "tier a10: the schedd does not answer: see whether condor_q works on this machine; it is tried again"
+    ]
+    bench.provider.down = False
+    bench.until(lambda: bench.counts()["removed"] == 1)
+
+
 def test_a_worker_that_never_joins_is_given_up_with_its_last_words(
     make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,7 +74,8 @@ ADDRESS = "<10.77.0.12:9618?addrs=10.77.0.12-9618&alias=host2.testbed&noUDP&sock
     ],
 )
 def test_what_events_mean(event: dict[str, Any], state: Any, reason: str, host: str | None) -> None:
-    assert change_of({"Cluster": 12, "Proc": 3, **event}) == JobChange("12.3", state, reason, host)
+    resumed = event["EventTypeNumber"] == 23
+    assert change_of({"Cluster": 12, "Proc": 3, **event}) == JobChange("12.3", state, reason, host, resumed=resumed)
 
 
 @pytest.mark.parametrize("number", [0, 6, 10, 11, 28, 36, 40])

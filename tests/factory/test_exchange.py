@@ -88,6 +88,7 @@ def test_a_run_hears_of_its_jobs(client, told):
     eventually(lambda: news.extend(client.take()) or len(news) == 3)
     happened(told)
     assert news == [("a10", change) for change in changes]
+    client.disconnected("a10", "1.0")
     # What is over need not be told any more.
     wishes = until(RunFiles("abc"), lambda wishes: not wishes.joined["a10"] and not wishes.removed["a10"])
     client.joined("a10", "1.0")
@@ -96,6 +97,23 @@ def test_a_run_hears_of_its_jobs(client, told):
     assert client.failure is None
     files.fail("no worker can be used")
     eventually(lambda: client.failure == "no worker can be used")
+
+
+def test_no_news_of_a_job_parts_a_run_from_a_worker_that_it_hears(client, told):
+    client.hold("a10", 2)
+    client.connected("a10", "1.0")
+    client.joined("a10", "1.1")
+    files = RunFiles("abc")
+    for state in ("evicted", "running", "held", "queued", "ended"):
+        for job in ("1.0", "1.1"):
+            files.tell("a10", JobChange(job, state))
+    news = []
+    eventually(lambda: news.extend(client.take()) or len(news) == 10)
+    assert until(RunFiles("abc"), lambda wishes: True).joined == {"a10": {"1.0": 0, "1.1": 1}}
+    assert client.counts()["a10"]["joined"] == 1, "one is connected, and has not joined yet"
+    client.disconnected("a10", "1.1")
+    assert until(RunFiles("abc"), lambda wishes: "1.1" not in wishes.joined["a10"]).joined == {"a10": {"1.0": 0}}
+    assert client.counts()["a10"]["joined"] == 0
 
 
 def test_half_a_line_is_not_news(client):

@@ -57,6 +57,13 @@ def test_a_job_counts_from_its_start_to_its_end_each_time():
     assert meter.spent(now=9 * HOUR) == Spent(12.0, 9.0)
 
 
+def test_a_job_that_the_batch_system_lost_sight_of_counts_all_the_while():
+    meter = SpendingMeter(gpus=1)
+    for time, change in enumerate(["running", "evicted", "running", "ended"]):
+        meter.changed(JobChange("1", change, resumed=time == 2), now=time * HOUR)
+    assert meter.spent(now=9 * HOUR) == Spent(3.0, 0.0)
+
+
 def test_a_worker_without_gpus_counts_as_one_with_one():
     meter = SpendingMeter(gpus=0)
     meter.changed(JobChange("1", "running"), now=0.0)

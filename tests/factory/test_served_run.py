@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from ctxflow.factory import JobChange, ProviderError, WorkerJob
+from ctxflow.factory.exchange import Wishes
 from ctxflow.factory.provider import FoundJob, PoolSurvey
-from ctxflow.factory.served_run import GrantedProvider
+from ctxflow.factory.served_run import GrantedProvider, ServedRun
 
 JOB = WorkerJob("a10", ["true"])
 
@@ -187,3 +189,35 @@ def test_only_jobs_of_its_own_are_kept_from_hosts():
     assert provider.exclude([old, new], ["n1"]) == [new]
     assert asked == [([new], ["n1"])]
     assert Granted(Queue()).provider.exclude(["9.0"], ["n1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({}, {"1": 0}, ["connected"]),
+        ({}, {"1": 4}, ["connected", "joined"]),  # Also where this factory has just begun.
+        ({"1": 0}, {"1": 4}, ["connected", "joined"]),
+        ({"1": 4}, {"1": 4}, []),
+        ({"1": 4}, {"1": 7}, ["disconnected", "connected", "joined"]),  # Another worker of the job.
+        ({"1": 4}, {"1": 0}, ["disconnected", "connected"]),
+        ({"1": 4}, {}, ["disconnected"]),
+        ({"1": 0}, {}, ["disconnected"]),
+    ],
+)
+def test_what_a_run_says_of_its_connections_is_passed_on(before, now, told):
+    heard: list[str] = []
+
+    class Acquirer:
+        def __getattr__(self, name):
+            return lambda tier, job: heard.append(name)
+
+    run = ServedRun(None, Wishes("lab"), None, threading.Lock(), print, print)
+    tier = SimpleNamespace(acquirer=Acquirer(), joined={})
+    for joined in (before, now):
+        heard.clear()
+        run.wishes = Wishes("lab", joined={"a10": joined})
+        run._connect("a10", tier)
+    assert heard == told
+    for state in ("evicted", "running", "held", "ended"):
+        run._record(SimpleNamespace(running={}), JobChange("1", state))
+    assert heard == told, "no news of a batch system has a say in it"

@@ -69,6 +69,7 @@ class Live:
         self.client = FactoryClient(name, site, lambda: None)
         self.client.start()
         self.news = []
+        self.joined = set()  # Tier and job of those whose workers live, as far as was looked.
 
     def jobs(self, tier="a10"):
         """The jobs whose processes live, by their scratch directories."""
@@ -78,6 +79,10 @@ class Live:
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE and (cwd := process.cwd()).startswith(place):
                     found[cwd.removeprefix(place)] = process
+        for name, job in list(self.joined):
+            if name == tier and job not in found:
+                self.joined.remove((name, job))
+                self.client.disconnected(name, job)
         return found
 
     def has(self, count, tier="a10"):
@@ -86,6 +91,7 @@ class Live:
             lambda: (len(found := self.jobs(tier)) == count and found) or count == 0, what=f"{count} workers"
         )
         for job in jobs if count else ():
+            self.joined.add((tier, job))
             self.client.joined(tier, job)
         return set(jobs) if count else set()
 

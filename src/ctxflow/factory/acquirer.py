@@ -34,7 +34,7 @@ class Acquirer:
     :param decided: called, on a tier's thread, with the tier and a sentence for each decision and each failure; by
         default they are logged.
     :param waiting: tier -> how many jobs may be pending at first.
-    :param join_timeout: seconds that a job may run before its worker has joined.
+    :param join_timeout: seconds that a job may run while no worker of it is connected.
     :param took_over: whether a job that `submit` gave was there before, so that nothing was submitted for it.
     :ivar failure: why no worker can ever be used, once that is clear.
     """
@@ -121,6 +121,19 @@ class Acquirer:
         with self._condition:
             if tier in self._tiers:
                 self._tiers[tier].give_up([job])
+                self._condition.notify_all()
+
+    def connected(self, tier: str, job: str) -> None:
+        """Record that a worker of a job is connected: it is not given up, whatever its batch system says."""
+        with self._condition:
+            if tier in self._tiers:
+                self._tiers[tier].jobs.connected(job)
+
+    def disconnected(self, tier: str, job: str) -> None:
+        """Record that no worker of a job is connected any more."""
+        with self._condition:
+            if tier in self._tiers:
+                self._tiers[tier].jobs.disconnected(job, time.monotonic())
                 self._condition.notify_all()
 
     def joined(self, tier: str, job: str) -> None:

@@ -288,7 +288,7 @@ _HELD, _RELEASED, _DISCONNECTED, _RECONNECTED, _GAVE_UP = 12, 13, 22, 23, 24
 def change_of(event: Mapping[str, Any]) -> JobChange | None:
     """Return the change that an event stands for, None if it stands for none (an image's size, a file transfer).
 
-    A connection that HTCondor lost counts as an eviction, and `running` if it is found again.
+    A connection that HTCondor lost counts as an eviction, and as `running`, `resumed`, if it is found again.
 
     >>> change = change_of({"EventTypeNumber": 4, "Cluster": 12, "Proc": 0, "Reason": "Job vacated by schedd"})
     >>> change.job, change.state, change.reason
@@ -315,7 +315,8 @@ def change_of(event: Mapping[str, Any]) -> JobChange | None:
     state, why = told[kind]
     host = _host(event) if state == "running" else None
     by_hand = kind == _HELD and event.get("HoldReasonCode") == _USER_REQUEST
-    return JobChange(f"{event['Cluster']}.{event['Proc']}", state, why, host, by_hand=by_hand)
+    job = f"{event['Cluster']}.{event['Proc']}"
+    return JobChange(job, state, why, host, by_hand=by_hand, resumed=kind == _RECONNECTED)
 
 
 def _host(event: Mapping[str, Any]) -> str | None:

@@ -34,7 +34,8 @@ class Wishes:
     """What a run wants of its factory, and reports to it; written whole each time.
 
     :ivar wanted: tier -> how many jobs to hold.
-    :ivar joined: tier -> job -> a number that is new whenever another worker of that job has joined.
+    :ivar joined: tier -> job whose worker is connected -> a number that is new whenever another worker has joined, 0
+        until one has.
     :ivar removed: tier -> jobs to end, until the factory has reported their end.
     :ivar refused: tier -> job -> why its worker cannot be used.
     :ivar looks: how often the run requested news at once.
@@ -219,9 +220,19 @@ class FactoryClient:
     def remove(self, tier: str, job: str) -> None:
         """Have a job ended."""
         with self._changing():
-            self._joined.get(tier, {}).pop(job, None)
+            self._disconnect(tier, job)
             if job not in self._removed.setdefault(tier, []):
                 self._removed[tier].append(job)
+
+    def connected(self, tier: str, job: str) -> None:
+        """Record that a worker of a job is connected and answers."""
+        with self._changing():
+            self._joined.setdefault(tier, {}).setdefault(job, 0)
+
+    def disconnected(self, tier: str, job: str) -> None:
+        """Record that no worker of a job is connected any more."""
+        with self._changing():
+            self._disconnect(tier, job)
 
     def joined(self, tier: str, job: str) -> None:
         """Record that the worker of a job has joined."""
@@ -232,7 +243,7 @@ class FactoryClient:
     def refused(self, tier: str, job: str, reason: str) -> None:
         """Record that the worker of a job joined and cannot be used."""
         with self._changing():
-            self._joined.get(tier, {}).pop(job, None)
+            self._disconnect(tier, job)
             self._refused.setdefault(tier, {})[job] = reason
 
     def exclude(self, tier: str, hosts: Sequence[str]) -> None:
@@ -270,10 +281,13 @@ class FactoryClient:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many workers of each tier are wanted, and have joined; the rest only the factory counts."""
         with self._condition:
-            return {
-                tier: {"wanted": wanted, "joined": len(self._joined.get(tier, ()))}
-                for tier, wanted in self._wanted.items()
-            }
+            return {tier: {"wanted": wanted, "joined": self._count(tier)} for tier, wanted in self._wanted.items()}
+
+    def _count(self, tier: str) -> int:
+        return sum(number > 0 for number in self._joined.get(tier, {}).values())
+
+    def _disconnect(self, tier: str, job: str) -> None:
+        self._joined.get(tier, {}).pop(job, None)
 
     def spent(self) -> Spent:
         """Return what the run's jobs have used so far."""
@@ -294,7 +308,7 @@ class FactoryClient:
     def reasons(self) -> dict[str, str]:
         """Return why each tier has fewer workers than are wanted, "" if it has them."""
         with self._condition:
-            lacking = {tier: len(self._joined.get(tier, ())) < wanted for tier, wanted in self._wanted.items()}
+            lacking = {tier: self._count(tier) < wanted for tier, wanted in self._wanted.items()}
             alone = "" if self._served else f'no factory serves the site "{self._site}" here, as far as is known'
             return {tier: (self._reasons.get(tier, "") or alone) if lacks else "" for tier, lacks in lacking.items()}
 
@@ -384,8 +398,6 @@ class FactoryClient:
         self._news.append((tier, change))
         if tier in self._meters:
             self._meters[tier].changed(change, time.monotonic())
-        if change.state != "running":
-            self._joined.get(tier, {}).pop(change.job, None)
         if change.state == "ended":
             self._refused.get(tier, {}).pop(change.job, None)
             if change.job in self._removed.get(tier, []):

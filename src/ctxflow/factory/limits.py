@@ -64,6 +64,7 @@ class SpendingMeter:
         self._price = price or 0.0
         self._others: dict[str, int] = {}  # Jobs with another number of GPUs -> that.
         self._began: dict[str, float] = {}
+        self._evicted: dict[str, float] = {}  # Since when.
         self._past = Spent()
 
     def submitted(self, jobs: Iterable[str], gpus: int) -> None:
@@ -73,11 +74,14 @@ class SpendingMeter:
 
     def changed(self, change: JobChange, now: float) -> None:
         """Record a change of a job."""
+        evicted = self._evicted.pop(change.job, now)
         if change.state == "running":
-            self._began.setdefault(change.job, now)
+            self._began.setdefault(change.job, evicted if change.resumed else now)
         elif change.job in self._began:
             self._past += self._of(change.job, now)
             del self._began[change.job]
+            if change.state == "evicted":
+                self._evicted[change.job] = now
         if change.state == "ended":
             self._others.pop(change.job, None)
 

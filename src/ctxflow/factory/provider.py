@@ -55,13 +55,14 @@ class JobChange:
     """A change of a job's state, as a provider reports it.
 
     - `queued`: it is pending again, after it was held. Not reported of a job that was just submitted.
-    - `running`: it began on a machine; each time is a new worker.
+    - `running`: it began on a machine; each time is a new worker, unless `resumed` says that it is the one before.
     - `evicted`: the batch system took its machine while it ran. It runs again by itself, or is `held`, or `ended`.
     - `held`: it will not run before somebody sees to the reason.
     - `ended`: it left the batch system for good, by itself or because it was removed.
 
     :param reason: what the batch system says, if anything; `host`: the machine of a running job, if it is known.
     :param by_hand: for `held`: somebody put it on hold, and will release it.
+    :param resumed: for `running`: it was not evicted, as was reported before: the batch system has found it again.
     :param waited: seconds from the request for it (or its last eviction) to `running`; filled in by the acquirer.
     """
 
@@ -71,6 +72,7 @@ class JobChange:
     host: str | None = None
     waited: float | None = None
     by_hand: bool = False
+    resumed: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class _ServedTier:
         self.tier = tier
         self.granted = granted
         self.acquirer = acquirer
-        self.running: dict[str, bool] = {}  # Jobs that run, the oldest first -> whether their workers joined.
+        self.running: dict[str, None] = {}  # Jobs that run, the oldest first.
+        self.joined: dict[str, int] = {}  # `Wishes.joined`, as passed on last.
         self.reason = ""  # Why the run lacks workers, as reported to it last.
         self.maximum: int | None = None  # As reported to the run last.
         self.offered = tier  # As the site said last, which holds for this run only if its provider is the same.
@@ -59,8 +60,6 @@ class ServedRun:
         self._say = say
         self._changed = changed
         self._tiers: dict[str, _ServedTier] = {}
-        self._joins: dict[tuple[str, str], int] = {}  # Those that were passed on.
-        self._past: dict[tuple[str, str], int | None] = {}  # Those of workers that are gone.
         self._gone: set[tuple[str, str]] = set()
         self._looks = wishes.looks
         self._failure: str | None = None
@@ -112,8 +111,10 @@ class ServedRun:
             prices={name: tier.price},
         )
         acquirer.exclude(name, self.wishes.excluded.get(name, ()))
+        begun = _ServedTier(tier, granted, acquirer)
+        self._connect(name, begun)
         acquirer.start()
-        return _ServedTier(tier, granted, acquirer)
+        return begun
 
     def wanted(self, tier: str) -> int:
         """Return how many workers of a tier the run wants."""
@@ -166,7 +167,7 @@ class ServedRun:
         """Take running workers from the run: first those that have not joined, then the youngest."""
         lent = self._tiers[tier]
         youngest = list(lent.running)[::-1]
-        for job in sorted(youngest, key=lent.running.__getitem__)[:count]:
+        for job in sorted(youngest, key=lambda job: lent.joined.get(job, 0) > 0)[:count]:
             # Reported as what it is to the run, an eviction.
             self._files.tell(tier, JobChange(job, "evicted", "another run gets its share"))
             lent.running.pop(job)
@@ -181,7 +182,7 @@ class ServedRun:
             self._apply_wishes()
         for tier, lent in self._tiers.items():
             for _, change in lent.acquirer.take():
-                self._record(tier, lent, change)
+                self._record(lent, change)
                 if not lent.granted.is_old_news(change):
                     self._files.tell(tier, change)
             reason = lent.acquirer.reasons()[tier]
@@ -197,11 +198,8 @@ class ServedRun:
 
     def _apply_wishes(self) -> None:
         wishes = self.wishes
-        for tier, joins in wishes.joined.items():
-            for job, number in joins.items():
-                if tier in self._tiers and self._joins.get((tier, job)) != number:
-                    self._joins[tier, job] = number
-                    self._join(tier, job)
+        for tier, lent in self._tiers.items():
+            self._connect(tier, lent)
         gone = {(tier, job) for tier, jobs in wishes.removed.items() for job in jobs if tier in self._tiers}
         refused = {(tier, job) for tier, jobs in wishes.refused.items() for job in jobs if tier in self._tiers}
         for tier, job in sorted(gone - self._gone):
@@ -218,25 +216,23 @@ class ServedRun:
             for lent in self._tiers.values():
                 lent.acquirer.look()
 
-    def _join(self, tier: str, job: str) -> None:
-        lent = self._tiers[tier]
-        lent.acquirer.joined(tier, job)
-        if job in lent.running:
-            lent.running[job] = True
+    def _connect(self, tier: str, lent: _ServedTier) -> None:
+        """Pass on which workers are connected to the run, and have joined it."""
+        before, lent.joined = lent.joined, dict(self.wishes.joined.get(tier, {}))
+        changed = {job: number for job, number in lent.joined.items() if before.get(job) != number}
+        for job in before.keys() - lent.joined.keys() | {job for job in changed if before.get(job)}:
+            lent.acquirer.disconnected(tier, job)
+        for job, number in changed.items():
+            lent.acquirer.connected(tier, job)
+            if number:
+                lent.acquirer.joined(tier, job)
 
-    def _record(self, tier: str, lent: _ServedTier, change: JobChange) -> None:
-        key, number = (tier, change.job), self.wishes.joined.get(tier, {}).get(change.job)
+    @staticmethod
+    def _record(lent: _ServedTier, change: JobChange) -> None:
         if change.state == "running":
-            lent.running[change.job] = False
-            # It joined before the batch system reported that it runs, or before this factory started.
-            if number is not None and number != self._past.get(key):
-                self._join(tier, change.job)
+            lent.running[change.job] = None
         else:
             lent.running.pop(change.job, None)
-            self._past[key] = number
-            if change.state == "ended":
-                self._joins.pop(key, None)
-                self._past.pop(key, None)
 
     def counts(self) -> dict[str, Counter[str]]:
         """Return the counts of each tier's acquirer; "wanted" is the run's wish, "granted" what it may have."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ctxflow.errors import counted
 from ctxflow.factory.condor_machines import Places, located_by
@@ -30,14 +30,50 @@ _LONGEST_PAUSE = 60.0
 _PATIENCE = 5  # Workers in a row that may be refused.
 
 
+Connection = Literal["none", "connected", "joined"]
+"""What the driver sees of a job's worker: that it answers, and that it takes calls."""
+
+
+class JobStanding(NamedTuple):
+    """What a job is to its tier.
+
+    :ivar state: as which it is counted. :ivar waits: whether it is pending, and may be withdrawn.
+    :ivar awaited: whether its worker is to join in time, or the job is given up.
+    """
+
+    state: str
+    waits: bool
+    awaited: bool
+
+
+def reconciled(state: JobState, connection: Connection) -> JobStanding | None:
+    """Return what a job is by the batch system's word and by what the driver sees; None if there is no such job.
+
+    What the driver sees counts first: a batch system may lose sight of a worker that works on, or report a start late.
+
+    >>> reconciled("evicted", "joined"), reconciled("ended", "none")
+    (JobStanding(state='joined', waits=False, awaited=False), None)
+    """
+    if connection != "none":
+        return JobStanding("joined" if connection == "joined" else "running", waits=False, awaited=False)
+    if state == "ended":
+        return None
+    return JobStanding(state, waits=state != "running", awaited=state == "running")
+
+
 @dataclasses.dataclass
 class TrackedJob:
-    """A job: when it was submitted or queued again, since when it is in its state, and the machine that it had last."""
+    """A job, as its batch system reports it.
+
+    :ivar asked: when it was submitted or queued again. :ivar since: when its state changed, or its worker left, last.
+    :ivar proven: whether a worker of its present start has joined, though that may be gone.
+    :ivar host: the machine that it had last.
+    """
 
     asked: float
     since: float
     state: JobState = "queued"
-    joined: bool = False  # Its present worker.
+    proven: bool = False
     host: str | None = None
 
 
@@ -57,7 +93,9 @@ class TierJobs:
     minutes, as many as at first (`waiting`). So a pool that gives much is filled in a few rounds, and one that gives
     nothing is not flooded. Each failure pauses submission, twice as long as the one before, until a worker joins.
 
-    :param join_timeout: seconds that a job may run before its worker has joined.
+    Batch states and connections are kept apart, and combined by `reconciled` alone.
+
+    :param join_timeout: seconds that a job may run while no worker of it is connected.
 
     >>> jobs = TierJobs(waiting=2, join_timeout=60)
     >>> jobs.wanted = 200
@@ -75,6 +113,7 @@ class TierJobs:
     def __init__(self, waiting: int = 20, join_timeout: float = 300.0) -> None:
         self.wanted = 0
         self.jobs: dict[str, TrackedJob] = {}
+        self._connections: dict[str, Connection] = {}  # Of all jobs whose workers are connected, submitted or not yet.
         self.refusals = 0  # In a row.
         self.first = self._most_waiting = waiting
         self._join_timeout = join_timeout
@@ -95,25 +134,35 @@ class TierJobs:
             return None
         before = dataclasses.replace(job)
         allowed = self._allowed(now)
-        if change.state == "ended":
-            del self.jobs[change.job]
-        else:
-            began = change.state == "running"
-            job.asked = job.asked if began or job.state == "queued" else now
-            job.state, job.since, job.joined = change.state, now, job.joined and began
-            if began:
-                job.host = change.host
-                self._moved, self._most_waiting = now, allowed
-                if not self._waiting():
-                    self._most_waiting = min(2 * allowed, max(self.first, self.wanted))
+        began = change.state == "running"
+        job.asked = job.asked if began or job.state == "queued" else now
+        job.state, job.since = change.state, now
+        if began:
+            job.host, job.proven = change.host, self._connection(change.job) == "joined"
+            self._moved, self._most_waiting = now, allowed
+            if not self._waiting():
+                self._most_waiting = min(2 * allowed, max(self.first, self.wanted))
+        self._drop_ended(change.job)
         return before
+
+    def connected(self, job: str) -> None:
+        """Record that a worker of a job is connected and answers."""
+        self._connections.setdefault(job, "connected")
 
     def joined(self, job: str) -> None:
         """Record that the worker of a job has joined."""
+        self._connections[job] = "joined"
         if job in self.jobs:
-            self.jobs[job].joined = True
+            self.jobs[job].proven = True
         self._failures = self.refusals = 0
         self._again_at = float("-inf")
+
+    def disconnected(self, job: str, now: float) -> None:
+        """Record that no worker of a job is connected any more; its job may start another."""
+        self._connections.pop(job, None)
+        if job in self.jobs:
+            self.jobs[job].since = now
+            self._drop_ended(job)
 
     def removed(self, jobs: list[str]) -> None:
         """Forget jobs that were given up."""
@@ -135,7 +184,7 @@ class TierJobs:
     @property
     def hopeless(self) -> bool:
         """Whether workers are refused one after the other, so that others like them will be, too."""
-        return self.refusals >= _PATIENCE and not any(job.joined for job in self.jobs.values())
+        return self.refusals >= _PATIENCE and "joined" not in self._connections.values()
 
     def due(self, now: float) -> bool:
         """Return whether there is something to do."""
@@ -156,24 +205,34 @@ class TierJobs:
         return len(waiting) == len(self.jobs) > 0 and all(now - self.jobs[job].asked > patience for job in waiting)
 
     def counts(self) -> dict[str, int]:
-        """Return how many jobs are in which state; "joined" are those that run and whose workers have."""
+        """Return how many jobs are in which state; "joined" are those whose workers have."""
         counts = dict.fromkeys(("queued", "running", "joined", "evicted", "held"), 0)
-        for job in self.jobs.values():
-            counts["joined" if job.joined else job.state] += 1
+        for name in self.jobs:
+            counts[self._standing(name).state] += 1
         return counts
+
+    def _connection(self, job: str) -> Connection:
+        return self._connections.get(job, "none")
+
+    def _standing(self, job: str) -> JobStanding:
+        found = reconciled(self.jobs[job].state, self._connection(job))
+        assert found is not None, "an ended job is dropped when its worker is gone"
+        return found
+
+    def _drop_ended(self, job: str) -> None:
+        if reconciled(self.jobs[job].state, self._connection(job)) is None:
+            del self.jobs[job]
 
     def _allowed(self, now: float) -> int:
         """Return how many may wait: as many as at first, where none of those that wait has moved for long."""
         return self.first if self._waiting() and now - self._moved > _STILL_SECONDS else self._most_waiting
 
     def _waiting(self) -> list[str]:
-        # A worker may have joined before the batch system reports that its job runs.
-        return [name for name, job in self.jobs.items() if job.state != "running" and not job.joined]
+        return [name for name in self.jobs if self._standing(name).waits]
 
     def _absent(self, now: float) -> tuple[str, ...]:
         late = now - self._join_timeout
-        running = {name: job for name, job in self.jobs.items() if job.state == "running" and not job.joined}
-        return tuple(name for name, job in running.items() if job.since < late)
+        return tuple(name for name, job in self.jobs.items() if job.since < late and self._standing(name).awaited)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +358,7 @@ class TierAcquirer:
                 else:
                     self.give_up([change.job])
                     self._failed(f"{hold} is given up: {change.reason}")
-            elif change.state == "ended" and not before.joined and before.state != "evicted":
+            elif change.state == "ended" and not before.proven and before.state != "evicted":
                 words = explaining_line(self.provider.last_words(change.job))
                 self.lost = f"workers end before they join ({change.reason}): {words}"
                 self._failed(self.lost)
@@ -342,12 +401,18 @@ class TierAcquirer:
         with self.shared.condition:
             jobs = list(self.removing) if now >= self.remove_at else []
             self.remove_at = now + self.shared.patience.remove if jobs else self.remove_at
-        if jobs:
+        if not jobs:
+            return
+        try:
             self.provider.remove(jobs)
-            self.totals["removed"] += len(jobs)
-            with self.shared.condition:
-                del self.removing[: len(jobs)]
-                self.remove_at = 0.0
+        except ProviderError as error:  # That jobs stay is no reason why workers are lacking.
+            self.totals["failures"] += 1
+            self._report(f"{error}{advice(error.__cause__ or error.__context__)}; it is tried again")
+            return
+        self.totals["removed"] += len(jobs)
+        with self.shared.condition:
+            del self.removing[: len(jobs)]
+            self.remove_at = 0.0
 
     def _exclude(self) -> None:
         """Keep the tier's jobs from hosts; those that cannot be changed are submitted again."""

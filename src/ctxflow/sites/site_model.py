@@ -250,7 +250,7 @@ class Site(pydantic.BaseModel):
     start_when: float = key(
         0.0, "The share of the requested workers that must have joined before the first call.", ge=0, le=1
     )
-    join_timeout: float = key(300.0, "Cluster: seconds that a worker's job may run before the worker has joined.", gt=0)
+    join_timeout: float = key(300.0, "Cluster: seconds that a job may run while no worker of it is connected.", gt=0)
     gpu_hours_per_run: float | None = key(
         None,
         "Cluster: the maximum of GPU-hours of the workers of a run, from their jobs' start to their "

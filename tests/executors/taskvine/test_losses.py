@@ -88,9 +88,9 @@ def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
     now = 1.0
     losses = Losses(jobs.acquirer, lambda: now)
 
-    def loses(*states: JobState) -> bool:
+    def loses(*states: JobState, resumed: bool = False) -> bool:
         for state in states:
-            losses.heard("any", JobChange("7", state))
+            losses.heard("any", JobChange("7", state, resumed=resumed and state == "running"))
         losses.add(VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job="7", joined=True))
         [(_, evicted)] = losses.explained()
         return evicted
@@ -99,6 +99,16 @@ def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
     assert loses("evicted", "held", "ended")
     assert not loses("ended")
     assert not loses("evicted", "running", "ended")
+    assert loses("evicted", "running"), "by another worker of the job, before this one was missed"
+    assert not loses("evicted", "running", "ended", resumed=True)
+
+
+def test_what_ends_a_worker_after_it_was_found_again_is_another_matter(jobs: Jobs) -> None:
+    losses = Losses(jobs.acquirer, lambda: 1.0)
+    for change in (JobChange("7", "evicted"), JobChange("7", "running", resumed=True)):
+        losses.heard("any", change)
+    losses.add(VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job="7", joined=True))
+    assert losses.explained() == [], "it is not explained by what was no eviction"
 
 
 def test_jobs_that_ended_without_their_workers_being_missed_are_not_kept_for_ever(

@@ -8,6 +8,7 @@ import os
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -72,6 +73,8 @@ class TaskVineEngine:
         self._lost_last: dict[str, VineWorker] = {}
         self._given_up: dict[str, VineWorker] = {}  # Lost, and perhaps still connected: what they say does not count.
         self._noticed: list[VineWorker] = []  # To be released as soon as they run nothing.
+        # How many workers of a job are connected: before an evicted one is missed, the next may be there.
+        self._connected: Counter[tuple[str, str]] = Counter()
         self._failed: EngineFailed | None = None
         self._warned: set[str] = set()
         self._unkept = UnkeptFiles()
@@ -287,7 +290,9 @@ class TaskVineEngine:
         reason = refusal(facts, packed.python if packed else None)
         if reason is not None:
             self._refuse(worker, reason)
-        elif packed is None:
+            return
+        self._connect(worker)
+        if packed is None:
             self._join(worker, facts)
         else:
 
@@ -298,6 +303,20 @@ class TaskVineEngine:
                     self._join(worker, facts)
 
             self._stagings.open_environment(worker, packed, opened)
+
+    def _connect(self, worker: VineWorker) -> None:
+        worker.answers = True
+        if worker.job is not None:
+            self._connected[worker.tier, worker.job] += 1
+            self._acquirer.connected(worker.tier, worker.job)
+
+    def _disconnect(self, worker: VineWorker) -> None:
+        if worker.answers and worker.job is not None:
+            worker.answers = False
+            self._connected[worker.tier, worker.job] -= 1
+            if not self._connected[worker.tier, worker.job]:
+                del self._connected[worker.tier, worker.job]
+                self._acquirer.disconnected(worker.tier, worker.job)
 
     def _join(self, worker: VineWorker, facts: WorkerFacts) -> None:
         worker.joined = True
@@ -401,6 +420,7 @@ class TaskVineEngine:
         self._lost_last[worker.name] = worker
         if len(self._lost_last) > _MOST_LOST:
             del self._lost_last[next(iter(self._lost_last))]
+        self._disconnect(worker)
         self._watch.lost(worker)
         self._calls.lost(worker)
         self._stagings.lost(worker)

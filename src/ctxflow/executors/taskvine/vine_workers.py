@@ -72,6 +72,7 @@ class VineWorker:
     kept: str = ""  # Its host's cache, which outlives it.
     alike: str = ""  # The same for machines on which compilers make the same.
     transfer_port: int | None = None  # Where it serves files to its peers.
+    answers: bool = False  # It has told what it is, and may stay.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
@@ -315,7 +316,9 @@ class Losses:
     def heard(self, tier: str, change: JobChange) -> None:
         """Note a job's change."""
         before, was_evicted, again = self._told.get((tier, change.job), (0.0, False, False))
-        if change.state == "running" and was_evicted:
+        if change.resumed:  # Whatever ends its worker later is something else.
+            self._told.pop((tier, change.job), None)
+        elif change.state == "running" and was_evicted:
             self._told[tier, change.job] = before, True, True
         if change.state not in ("evicted", "ended", "held"):
             return
@@ -375,7 +378,7 @@ def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = No
     >>> events_of_job(2.0, "a10", JobChange("7.0", "held", "the disk is full"))
     [JobHeld(time=2.0, tier='a10', job='7.0', reason='the disk is full')]
     """
-    if change.state == "running":
+    if change.state == "running" and not change.resumed:
         return [ev.JobStarted(now, tier, change.job, change.waited, pin)]
     if change.state == "evicted":
         return [ev.JobEvicted(now, tier, change.job, change.reason)]
