@@ -18,11 +18,16 @@ import time
 from collections.abc import Iterator
 
 _TRY_SECONDS = 0.01
+_MARK = ".ctxflow-cache"
+_SAYS = "A cache of ctxflow, which removes what is in it as it needs room: keep nothing of your own here.\n"
+_NAMES = {"kept", "work", "lock", "epoch", "writing"}
 _SHARED = re.compile(r"nobody|nfsnobody|(slot|cndrusr)\d+(_\d+)*|condor|condor_pool_\w+")
 
 
 class CacheFolder:
     """A folder of this user alone, by its number below one that may serve several users.
+
+    It is marked when it is made, and one that holds something and has no mark is not used: what is in it may be removed.
 
     :param lock_seconds: how long its lock is waited for.
     :ivar path: where it is. :ivar in_place: whether nobody but this user and root can put another in its place.
@@ -144,7 +149,46 @@ def _opened(path: str, make: bool) -> int:
         if foreign:
             wrong, cure = "belongs to another user", "have it removed"
         raise OSError(errno.EPERM, f"{path} {wrong}, so that it is not used as the host's cache: {cure}")
+    try:
+        _mark(path, descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _mark(path: str, descriptor: int) -> None:
+    """Mark a folder that is empty, or an earlier version's cache; an OSError in a sentence for anything else."""
+    if _MARK in (names := os.listdir(descriptor)):
+        return
+    if names and not _is_unmarked_cache(f"/proc/self/fd/{descriptor}", names):
+        text = f"{path} holds what is no cache of ctxflow, so that it is not used as one: name another folder"
+        raise OSError(errno.EEXIST, text)
+    try:
+        mark = os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=descriptor)
+    except OSError as error:
+        if names:  # What is there serves on a full disk, too.
+            return
+        text = f"the host's cache {path} cannot be used: {error.strerror}; see that it is on a local disk with room"
+        raise OSError(error.errno, text) from None
+    with contextlib.suppress(OSError), open(mark, "w") as file:  # On a full disk its name says enough.
+        file.write(_SAYS)
+
+
+def _is_unmarked_cache(path: str, names: list[str]) -> bool:
+    """Return whether a folder is the cache of a version that made no mark: all that it has, and nothing else."""
+
+    def listed(*below: str) -> list[str]:
+        return os.listdir(os.path.join(path, *below))
+
+    try:
+        return (
+            {"kept", "work", "lock"} <= set(names) <= _NAMES
+            and all(name.startswith(("new-", "gone-")) for name in listed("work"))
+            and all({"content", "index", "held"} == set(listed("kept", key)) for key in listed("kept"))
+        )
+    except OSError:
+        return False
 
 
 def _make_base(base: str) -> None:

@@ -2,8 +2,9 @@
 
 Below the folder that a site names, each user has one of mode 0700, named by the user's number. In it `kept/KEY` is an
 entry: its `content`, an `index` (its files with size, time of change and inode), and `held`, on which whoever uses it
-has a shared lock, and whose time of change is that of its last use. `work` has what is being made, and what is on its
-way out: entries come and go by renaming.
+has a shared lock, and whose time of change is that of its last use. `work` has what is being made (`new-BYTES-...`,
+for which so many bytes are reserved), and what is on its way out (`gone-...`): entries come and go by renaming. Nothing
+else there is touched.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ctxflow.host.cache_folder import (
 
 _CLOSE_SECONDS = 2.0  # How long what was written has at the end to reach the disk; else it is verified the next time.
 _KEY = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,200}")
+_RESERVED = re.compile(r"new-(\d+)-")
 _VERSION = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -62,8 +64,8 @@ class CacheEntry:
     users: tuple[int, ...] = ()
 
 
-class _TooLarge(OSError):
-    """More than the cache may hold: no room that could be made is enough."""
+class _NoRoom(OSError):
+    """More than the cache may hold, with what is in use: no room that could be made is enough."""
 
 
 class HostCache:
@@ -72,7 +74,8 @@ class HostCache:
     Guarantees: what `get` and `put` return is complete, and is what was put under that key: its files have the sizes,
     times and inodes that they had then, and after an unclean end, or where jobs of several people have one account,
     also the digest (once for each entry and process). It stays until `release`, `close`, or the end of this process;
-    its files are read-only. No other user's file is ever used.
+    its files are read-only. No other user's file is ever used. The entries never exceed the limit, whoever puts some
+    at the same time; where sizes are told before, neither does what they take on the disk.
 
     :param folder: what the site names; it may serve several users.
     :param limit: bytes of all entries together; None for no limit.
@@ -165,32 +168,31 @@ class HostCache:
         with contextlib.suppress(SpoiledEntry):
             if (there := self.get(key)) is not None:
                 return there
-        self._refuse_large(size)
-        self.trim(size)
         try:
             return self._made(key, make, name or key, size)
         except OSError as error:
             if not _is_full(error):
                 raise
-        self.trim(size, free=size or 1 << 62)  # Of what it takes nobody knows: all that can be had.
+        self.trim(free=size or 1 << 62)  # Of what it takes nobody knows: all that can be had.
         return self._made(key, make, name or key, size)
 
     def _made(self, key: str, make: Callable[[str], object], name: str, size: int) -> str:
         """Make an entry aside and have it be the entry, unless another is sooner; return the path of what is there."""
         with contextlib.ExitStack() as undo:
-            with self._folder.locked(fcntl.LOCK_SH):
+            with self._folder.locked(fcntl.LOCK_EX):
+                _, gone = self._make_room(size)
                 mark = self._folder.begin_writing()
                 undo.callback(self._folder.end_writing, mark)
-                work = tempfile.mkdtemp(prefix="new-", dir=self._folder.at("work"))
+                work = tempfile.mkdtemp(prefix=f"new-{size}-", dir=self._folder.at("work"))
                 undo.callback(shutil.rmtree, work, ignore_errors=True)
                 lock = open_held(os.path.join(work, "held"))
                 undo.callback(os.close, lock)
+            _destroy(gone)
             content = os.path.join(work, "content")
             make(content)
             total = _seal(content)
-            self._refuse_large(total)
             self._write_index(work, name, total, self._folder.epoch())
-            if (there := self._placed(work, key)) is not None:
+            if (there := self._placed(work, key, total if total > size else 0)) is not None:
                 return there
             undo.pop_all()
         self._verified.add(key)
@@ -198,15 +200,19 @@ class HostCache:
         thread = threading.Thread(target=self._sync, args=(key, mark), name="ctxflow-cache-sync", daemon=True)
         self._syncing = [*(each for each in self._syncing if each.is_alive()), thread]
         thread.start()
-        self.trim()  # Others may have put theirs at the same time.
         return self._shown(key)
 
-    def _placed(self, work: str, key: str) -> str | None:
-        """Have what was made be the entry; if another was sooner, return the path of its own."""
+    def _placed(self, work: str, key: str, more: int) -> str | None:
+        """Have what was made be the entry; if another was sooner, return the path of its own.
+
+        :param more: its bytes, if they are more than were reserved for it.
+        """
         while True:
             try:
                 with self._folder.locked(fcntl.LOCK_EX):
+                    _, gone = self._make_room(more, os.path.basename(work)) if more else ([], [])
                     os.rename(work, self._entry(key))
+                _destroy(gone)
                 return None
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -225,24 +231,50 @@ class HostCache:
         """Remove an entry, whoever holds it; who has its files open is not disturbed."""
         self._drop(key)
 
-    def trim(self, room: int = 0, free: int = 0) -> list[CacheEntry]:
+    def trim(self, free: int = 0) -> list[CacheEntry]:
         """Remove what is least recently used and held by nobody, as far as need be; return what is gone.
 
-        :param room: bytes that are to be left below the limit, and `free`, on the disk.
+        :param free: bytes that are to be free on the disk.
         """
         with self._folder.locked(fcntl.LOCK_EX):
-            gone, evicted = self._abandoned(), []
-            entries = sorted(self._entries(), key=lambda entry: entry.used)
-            there, space = sum(entry.bytes for entry in entries), self._folder.free()
-            for entry in entries:
-                if (self.limit is None or there + room <= self.limit) and space >= free:
-                    break
-                if not entry.held:
-                    gone += self._away(entry.key)
-                    evicted.append(entry)
-                    there, space = there - entry.bytes, space + entry.bytes
+            evicted, gone = self._make_room(0, free=free)
         _destroy(gone)
         return evicted
+
+    def _make_room(self, need: int, own: str = "", free: int = 0) -> tuple[list[CacheEntry], list[str]]:
+        """Take out entries until so many bytes are left below the limit, under the folder's lock.
+
+        :param own: the name of what is being made, whose reservation does not count beside the need.
+        :returns: the entries, and the paths that are to be removed after that, with what killed makers left.
+        :raises _NoRoom: if what is in use, or being made, leaves no such room: then nothing is taken out.
+        """
+        gone, evicted = self._abandoned(), []
+        entries = sorted(self._entries(), key=lambda entry: entry.used)
+        there, space = sum(entry.bytes for entry in entries) + self._reserved(gone, own), self._folder.free()
+        kept = there - sum(entry.bytes for entry in entries if not entry.held)
+        if need and self.limit is not None and kept + need > self.limit:
+            _destroy(gone)
+            beside = f" beside {kept / 1e9:.3g} GB in use" if need <= self.limit else ""
+            text = f"{need / 1e9:.3g} GB{beside} are more than the host's cache may hold"
+            raise _NoRoom(f"{text}, cache_gb = {self.limit / 1e9:g}")
+        for entry in entries:
+            if (self.limit is None or there + need <= self.limit) and space >= free:
+                break
+            if not entry.held:
+                gone += self._away(entry.key)
+                evicted.append(entry)
+                there, space = there - entry.bytes, space + entry.bytes
+        return evicted, gone
+
+    def _reserved(self, gone: Sequence[str], own: str) -> int:
+        """Return the bytes of what is being made, under the folder's lock."""
+        total = 0
+        for name in os.listdir(self._folder.at("work")):
+            path = self._folder.at("work", name)
+            if name.startswith("new-") and name != own and path not in gone:
+                told = _RESERVED.match(name)
+                total += int(told[1]) if told else 0  # Else it is of an earlier version.
+        return total
 
     def empty(self) -> list[CacheEntry]:
         """Remove all that nobody holds, and return it."""
@@ -281,11 +313,6 @@ class HostCache:
             earlier, self._held[key] = self._held.get(key), lock
             if earlier is not None:
                 os.close(earlier)
-
-    def _refuse_large(self, size: int) -> None:
-        if self.limit is not None and size > self.limit:
-            text = f"{size / 1e9:.1f} GB are more than the host's cache may hold, cache_gb = {self.limit / 1e9:g}"
-            raise _TooLarge(text)
 
     @staticmethod
     def _write_index(place: str, name: str, size: int, epoch: str) -> None:
@@ -343,11 +370,15 @@ class HostCache:
         """Yield the entries, whole or not; the folder's lock is had."""
         users = lock_owners()
         for key in os.listdir(self._folder.at("kept")):
-            name, size, used, held = "?", 0, 0.0, False
+            if not any(os.path.lexists(self._entry(key, name)) for name in ("index", "held")):
+                continue  # Somebody has put it there, and not this tool.
+            name, used, held = "?", 0.0, False
             pids: tuple[int, ...] = ()
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            try:
                 index = self._index(key)
                 name, size = str(index["name"]), int(index["bytes"])
+            except (OSError, ValueError, KeyError, TypeError):
+                size = _bytes_of(self._entry(key, "content"))
             with contextlib.suppress(OSError):
                 lock = open_file(self._entry(key, "held"))
                 try:
@@ -385,6 +416,8 @@ class HostCache:
         """Return what makers left that were killed, under the folder's lock: nobody begins meanwhile."""
         found = []
         for name in os.listdir(self._folder.at("work")):
+            if not name.startswith(("new-", "gone-")):
+                continue
             path = self._folder.at("work", name)
             try:
                 lock = open_file(os.path.join(path, "held"))
@@ -410,6 +443,15 @@ def _walk(content: str) -> Iterator[str]:
     for folder, folders, names in os.walk(content):
         folders.sort()
         yield from (os.path.join(folder, name) for name in sorted(names))
+
+
+def _bytes_of(content: str) -> int:
+    """Return the bytes of an entry's files, as far as they can be seen."""
+    total = 0
+    for path in _walk(content):
+        with contextlib.suppress(OSError):
+            total += os.lstat(path).st_size
+    return total
 
 
 def _stamps(content: str) -> dict[str, list[int]]:
