@@ -14,7 +14,7 @@ import pytest
 
 from ctxflow.factory import LocalProvider
 from ctxflow.factory.provider import explaining_line
-from ctxflow.factory.site_check import network_advice, network_problems, probe_tiers
+from ctxflow.factory.site_check import network_advice, network_problems, port_problem, probe_tiers
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
@@ -130,6 +130,9 @@ def test_a_port_for_root_alone_and_one_that_is_taken_are_told():
         [problem] = network_problems(site(port=port))
         assert problem.startswith(f"port = {port} is taken on this machine: write another")
         assert list(network_problems(site(port=(port, port + 40)))) == [], "another of the range will do"
+        with socket.create_server(("", 0)) as other:
+            low, high = sorted((port, other.getsockname()[1]))
+            assert port_problem([low, high]).startswith(f"no port of [{low}, {high}] will do: port = {low} is taken")
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

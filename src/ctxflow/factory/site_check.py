@@ -117,10 +117,17 @@ def network_problems(site: Site) -> Iterator[str]:
         if elsewhere and found and all(address.startswith("127.") or address == "::1" for address in found):
             alone = f"address {own} is this machine to itself alone, and tier {elsewhere[0]} is on others"
             yield f"{alone}: write the address by which they reach it"
-    ports = list(site.taskvine.ports)
+    if refused := port_problem(site.taskvine.ports):
+        yield refused
+
+
+def port_problem(ports: Sequence[int]) -> str:
+    """Return why no run can listen at any of these ports now, in a sentence; "" if one can."""
     refused = [_refusal(port) for port in ports]
-    if ports != [0] and all(refused):
-        yield refused[0]
+    if not all(refused):
+        return ""
+    where = f"no port of [{min(ports)}, {max(ports)}] will do: " if len(ports) > 1 else ""
+    return f"{where}{refused[0]}"
 
 
 def _refusal(port: int) -> str:

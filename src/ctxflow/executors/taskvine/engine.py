@@ -21,6 +21,7 @@ from ctxflow.executors.taskvine.manager_process import (
     acquire,
     acquirer_of,
     require_ndcctools,
+    require_port,
     tiers_of,
 )
 from ctxflow.executors.taskvine.stagings import Stagings
@@ -92,9 +93,11 @@ class TaskVineEngine:
     def start(self, run: RunServices) -> None:
         """Start the manager's process and the providers; workers come with `Acquire`.
 
-        :raises CtxflowError: if TaskVine or a batch system cannot be used here, or there is no place for files.
+        :raises CtxflowError: if TaskVine or a batch system cannot be used here, its port is taken, or there is no place
+            for files.
         """
         require_ndcctools()
+        require_port(self._site)
         self._run = run
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._setup = Setup(self._site, run)
@@ -107,7 +110,11 @@ class TaskVineEngine:
         self._poll.register(self._wake_read, select.POLLIN)
         self._started = True
         try:
-            self._port = self._link.started(self._patience.start)
+            try:
+                self._port = self._link.started(self._patience.start)
+            except EngineFailed:
+                require_port(self._site)  # Another has taken it meanwhile, perhaps.
+                raise
             self._connection = self._setup.connection(self._port)
             self._calls = VineCalls(self._link, self._setup.key, self._forged)
             self._watch = Watch(self._patience, self._calls, self._heard)

@@ -25,7 +25,7 @@ from ctxflow.factory.condor_machines import pinned, unpinned
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import tail
 from ctxflow.factory.run_files import Connection, Lead, PublishedRun, python_of, worker_command, worker_job
-from ctxflow.factory.site_check import own_address
+from ctxflow.factory.site_check import own_address, port_problem
 from ctxflow.factory.tier_providers import provider_of
 from ctxflow.files import digest_path, make_own_folder, write_private
 from ctxflow.host import worker_program
@@ -211,6 +211,12 @@ def require_ndcctools() -> None:
             "the TaskVine engine needs ndcctools 7.15 or newer in this Python: `conda install -c conda-forge "
             "ndcctools`, or Debian's packages python3-workqueue and coop-computing-tools"
         ) from None
+
+
+def require_port(site: Site) -> None:
+    """Raise a CtxflowError if the manager cannot listen where the site says, saying what to write."""
+    if problem := port_problem(site.taskvine.ports):
+        raise CtxflowError(problem)
 
 
 class ManagerLink:
