@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from executor_helpers import runs
 
 import forked
-from ctxflow.executors.channel_host import start_host
+from ctxflow.executors.channel_host import HOSTS_OF, start_host
 from ctxflow.host.linux import python_path
 from waiting import exited, line, nothing_left, output
 
@@ -35,6 +36,9 @@ def slow(one, items):
 with ContextExecutor(workers=2) as executor:
     for done, _ in enumerate(slow.map(range(20))):
         if done == 5 and os.environ["ENDING"] in ("interrupted", "killed"):
+            if "FORKS" in os.environ and not os.fork():
+                time.sleep(600)
+                os._exit(0)
             print("goes on", flush=True)
             while True:
                 time.sleep(0.1)  # A signal that comes just before a sleep does not end it.
@@ -42,22 +46,24 @@ with ContextExecutor(workers=2) as executor:
 ENDINGS = {"done": 0, "failed": 1, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL}
 
 
-def run(folder: Path, ending: str, runs: int = 1) -> None:
-    """Have programs end so, at the same time."""
-    variables = {**os.environ, **python_path(), "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home")}
+def begin(folder: Path, ending: str, **more: str) -> subprocess.Popen[bytes]:
+    """Start a program that ends so."""
+    variables = {**os.environ, **python_path(), "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), **more}
     variables["ENDING"] = ending
     variables.pop("XDG_RUNTIME_DIR", None)
-    programs = [
-        forked.Popen(
-            [sys.executable, "program.py"],
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for _ in range(runs)
-    ]
+    return forked.Popen(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, ending: str, count: int = 1) -> None:
+    """Have programs end so, at the same time."""
+    programs = [begin(folder, ending) for _ in range(count)]
     for program in programs:
         assert program.stdout
         if ending in ("interrupted", "killed"):
@@ -100,6 +106,36 @@ def test_the_next_run_removes_what_a_killed_one_left(folder: Path) -> None:
     assert left.name.startswith("ctxflow-") and "`ctxflow clean`" in (left / ".ctxflow-owned").read_text()
     run(folder, "done")
     assert not any((folder / "tmp").iterdir())
+
+
+def of_hosts(program: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The processes of a program's workers."""
+    found = []
+    for process in psutil.Process(program.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if HOSTS_OF in process.environ():
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("forks", [{}, {"FORKS": "1"}], ids=["alone", "with a child that lives on"])
+def test_workers_that_are_stopped_do_not_outlive_a_driver_that_is_killed(folder: Path, forks: dict[str, str]) -> None:
+    """What they have on a GPU would be there for ever."""
+    program = begin(folder, "killed", **forks)
+    assert program.stdout and line(program.stdout) == b"goes on\n"
+    stopped = of_hosts(program)
+    own = [each for each in psutil.Process(program.pid).children() if each not in stopped]
+    children = [each for each in own if "ctxflow-guard" not in each.cmdline()]
+    assert len(stopped) >= 4 and len(children) == len(forks)
+    for process in stopped:
+        process.suspend()
+    program.kill()
+    exited(program)
+    nothing_left(lambda: [each for each in stopped if runs(each.pid)])
+    nothing_left(lambda: list((folder / "tmp").iterdir()))
+    for child in children:
+        child.kill()
+    program.stdout.close()
 
 
 def test_a_host_that_starts_after_its_run_was_killed_leaves_nothing(tmp_path: Path) -> None:

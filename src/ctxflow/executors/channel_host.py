@@ -22,11 +22,58 @@ from ctxflow.host import library_messages
 from ctxflow.host import messages as msg
 from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.forking import HOST, CannotFork, Zygote
-from ctxflow.host.linux import ChildProcess
+from ctxflow.host.linux import ChildProcess, ended_within, python_path
 from ctxflow.host.local_files import cached
 from ctxflow.host.wire import Channel, pack
+from ctxflow.ownership import belongs_here, lead_nowhere
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+
+HOSTS_OF = "CTXFLOW_HOSTS_OF"
+"""The variable of hosts, and of what they start, by which a `HostGuard` finds them: its folder."""
+_KILL_SECONDS = 2.0
+# What asks a whole group of processes to end is not meant for it. Nothing comes but the end of its input.
+_GUARD = 'trap "" HUP INT QUIT TERM; read -r line; sleep 8; exec "$@"'
+_END_THEM = """
+import sys
+from ctxflow.host import linux, local_files
+linux.kill_marked(sys.argv[1], sys.argv[2], 5.0)
+local_files.clear(sys.argv[2])
+"""
+
+
+class HostGuard:
+    """Ends hosts that outlive this process, some seconds after it: one that is stopped cannot see to that itself.
+
+    :param folder: what they have as the variable `HOSTS_OF`; it is removed then.
+    :raises OSError: if the machine has no room for it (processes, descriptors).
+    """
+
+    def __init__(self, folder: str) -> None:
+        words = ["/bin/sh", "-c", _GUARD, "ctxflow-guard", sys.executable, "-c", _END_THEM, HOSTS_OF, folder]
+        nothing = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=nothing,
+            stderr=nothing,
+            cwd="/",
+            env={**os.environ, **python_path()},
+            start_new_session=True,
+        )
+        belongs_here(self)
+
+    def forked(self) -> None:
+        """Have a child of this process not keep it waiting."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            lead_nowhere(self._process.stdin.fileno())
+
+    def close(self) -> None:
+        """End it: the hosts are gone; again is no error."""
+        self._process.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        ended_within(self._process, _KILL_SECONDS)
 
 
 def start_host(

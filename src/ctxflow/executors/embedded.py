@@ -400,6 +400,7 @@ class EmbeddedEngine:
             os.close(self._wake_read)
             os.close(self._wake_write)
         self._folder.close()
+        self._local.end_guard()
 
     def job_of(self, worker: str) -> tuple[None, str]:
         """Return no job, and the folder of what a worker and its processes write."""

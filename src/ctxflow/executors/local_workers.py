@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import counted
-from ctxflow.executors.channel_host import start_host
+from ctxflow.executors.channel_host import HOSTS_OF, HostGuard, start_host
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
@@ -74,6 +74,7 @@ class LocalWorkers:
         ] = []  # With processes that were killed and do not end: they keep their GPUs.
         self._look_at = 0.0
         self._warned = False  # That there are no descriptors for another.
+        self._guard: HostGuard | None = None  # From the first worker on.
         self._zygote: Zygote | None = None
         self._zygotes = 0  # That were started.
         self._failed_starts = 0  # Workers that ended before they joined, since the last one that joined.
@@ -98,7 +99,7 @@ class LocalWorkers:
 
         Where the variables of workers have changed, another takes its place.
         """
-        variables = _of_libraries(share([], self._has_gpus, self._places))
+        variables = _of_libraries({**share([], self._has_gpus, self._places), HOSTS_OF: self._scratch})
         if self._zygote is not None and (self._zygote.ended or not self._zygote.has(variables)):
             self.end_zygote()
         with contextlib.suppress(OSError):
@@ -118,6 +119,11 @@ class LocalWorkers:
             self._watch(self._zygote, False)
             self._zygote.end()
             self._zygote = None
+
+    def end_guard(self) -> None:
+        """End what waits for this process to be killed: the workers are gone."""
+        if self._guard is not None:
+            self._guard.close()
 
     def want(self, count: int) -> None:
         """Have so many; those that are too many go by themselves, when they are released."""
@@ -213,11 +219,12 @@ class LocalWorkers:
         number = self._begun
         self._begun += 1
         name = f"local-{number + 1}"
-        variables = share(devices, self._has_gpus, self._places, len(shares))
+        variables = {**share(devices, self._has_gpus, self._places, len(shares)), HOSTS_OF: self._scratch}
         if number < len(self._slowdowns):
             variables[AROUND] = "ctxflow.testing.worker_calls:slowed"
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
+            self._guard = self._guard or HostGuard(self._scratch)
             same = self._zygote is not None and self._zygote.has(_of_libraries(variables))
             zygote = self._zygote if same else None
             worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables, zygote)
