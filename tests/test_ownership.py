@@ -111,6 +111,27 @@ def test_a_process_lives_until_it_ends():
     assert not lives(process.pid, born) and birth_of(process.pid) is None
 
 
+def test_a_process_of_another_pid_namespace_is_neither_alive_nor_dead():
+    born = birth_of(os.getpid())
+    start, boot, namespace = born.split("@")
+    assert lives(os.getpid(), f"{start}@{boot}@1") is None and lives(2**22 + 1, f"{start}@{boot}@1") is None
+    assert lives(os.getpid(), f"1@{boot}@{namespace}") is False
+    assert lives(os.getpid(), f"{start}@{boot}") is True, "as earlier versions wrote it"
+    assert lives(os.getpid(), f"1@{boot}") is False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a PID namespace")
+def test_who_is_in_a_container_of_this_machine_is_not_seen_from_here():
+    program = "import os; from ctxflow.ownership import birth_of, lives; born = birth_of(os.getpid())"
+    program += "; print(os.getpid(), born, lives(os.getpid(), born))"
+    words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"there are no PID namespaces: {done.stderr}")
+    pid, born, alive = done.stdout.split()
+    assert alive == "True" and lives(int(pid), born) is None
+
+
 def test_a_name_may_hold_anything(tmp_path):
     program = tmp_path / "a) Z 1 (b"
     program.symlink_to("/bin/sleep")

@@ -127,7 +127,8 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
 def birth_of(pid: int) -> str | None:
     """Return what identifies a process among all that have or had its number; None if there is none, or it has ended.
 
-    It is when the kernel started it (in ticks since the boot) and the boot's own id: no clock that is set changes them.
+    It is when the kernel started it (in ticks since the boot), the boot's own id, and the PID namespace in which it has
+    that number (a container may have its own): no clock that is set changes them.
 
     :returns: "" for a process that is there, of which this user may see no more.
     """
@@ -140,13 +141,20 @@ def birth_of(pid: int) -> str | None:
         state, start = fields[0].decode(), fields[19].decode()
     except (OSError, IndexError):
         return "" if _is_there(pid) else None
-    return None if state in "ZX" else f"{start}@{_boot()}"
+    return None if state in "ZX" else f"{start}@{_boot()}@{_pid_namespace()}"
 
 
-def lives(pid: int, birth: str | None) -> bool:
-    """Return whether the process of which `birth_of` gave this still runs; with None or "" its number alone counts."""
+def lives(pid: int, birth: str | None) -> bool | None:
+    """Return whether the process of which `birth_of` gave this still runs; with None or "" its number alone counts.
+
+    :returns: None where that cannot be seen from here: it has its number in another PID namespace.
+    """
+    _, in_namespace, namespace = (birth or "").partition("@")[2].partition("@")
+    if in_namespace and namespace != _pid_namespace():
+        return None
     now = birth_of(pid)
-    return now is not None and (not birth or not now or birth == now)
+    # Earlier versions noted no namespace.
+    return now is not None and (not birth or not now or now == birth or now.startswith(f"{birth}@"))
 
 
 def _is_there(pid: int) -> bool:
@@ -165,6 +173,13 @@ def _boot() -> str:
             return file.read().strip()
     except OSError:  # Not Linux's own; the start alone is known then.
         return ""
+
+
+def _pid_namespace() -> str:
+    """Return the number of this process's PID namespace, "" where the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return ""
 
 
 @contextlib.contextmanager

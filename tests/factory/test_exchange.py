@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -234,6 +236,12 @@ def test_the_factory_of_a_site_is_known_by_its_process(runtime):
     with only_factory("my/lab"):
         assert factory_pid("my/lab") == os.getpid()
     assert factory_pid("my/lab") is None
+    # One in a container, whose number means nothing here, is there while it has its lock.
+    Path(factory_file("my/lab")).write_text(f"4194305 {mine.partition(' ')[2].rpartition('@')[0]}@1")
+    assert factory_pid("my/lab") is None
+    with open(factory_file("my/lab")) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert factory_pid("my/lab") == 4194305
 
 
 def test_the_site_chooses(tmp_path):

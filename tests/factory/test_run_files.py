@@ -11,6 +11,7 @@ import time
 import pytest
 
 from ctxflow.factory.run_files import Connection, PublishedRun, is_over, live_runs
+from ctxflow.factory.tier_providers import files_left
 from ctxflow.ownership import birth_of
 
 
@@ -58,6 +59,20 @@ def test_another_process_of_its_id_is_not_its_driver(runtime):
     run = dataclasses.replace(RUN, born="1@an-earlier-boot")
     Connection(run)
     assert live_runs() == [] and is_over(run)
+
+
+def test_a_run_in_a_container_counts_while_it_writes_and_nothing_of_it_is_removed(runtime, tmp_path):
+    """Its driver has its number in another PID namespace, and may share the machine's name and the home."""
+    start, boot, _ = RUN.born.split("@")
+    run = dataclasses.replace(RUN, pid=2**22 + 1, born=f"{start}@{boot}@1", directory=str(tmp_path))
+    Connection(run)
+    (tmp_path / "status.json").touch()
+    for hours, alive in ((0, True), (1, False)):
+        then = time.time() - 3600 * hours
+        for path in (runtime / "abc.json", tmp_path / "status.json"):
+            os.utime(path, times=(then, then))
+        assert live_runs() == [run] * alive and is_over(run) is not alive
+        assert str(runtime / "abc.json") not in files_left()
 
 
 def test_no_clock_ends_a_run(runtime, clock_steps):

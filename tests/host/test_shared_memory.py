@@ -84,7 +84,7 @@ def test_nothing_is_left_in_shared_memory(driven, killed):
 
 
 def test_a_pipe_in_the_place_of_the_record_stops_no_host(tmp_path):
-    os.mkfifo(tmp_path / f"ctxflow-segments-{os.getuid()}", 0o666)
+    os.mkfifo(ShmLeftovers(str(tmp_path))._record, 0o666)
     leftovers = ShmLeftovers(str(tmp_path))
     own = shared_memory.SharedMemory(create=True, size=BYTES)
     try:

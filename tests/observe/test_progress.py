@@ -89,6 +89,10 @@ def test_figures_are_never_absurd(counts, rest, later):
         assert pace.left_high is None or pace.left_high >= pace.left * (1 - 1e-9)
 
 
+# Of a process in a container, which has its number in another PID namespace.
+CONTAINED = {"pid": 2**22 + 1, "born": birth_of(os.getpid()).rpartition("@")[0] + "@1"}
+
+
 def running(**changes):
     return {"version": VERSION, "state": "running", "updated": time.time(), **owner(), **changes}
 
@@ -103,7 +107,10 @@ def running(**changes):
         (3600, {}, "silent"),
         (3600, {"host": "another.example"}, "silent"),
         (10, {"host": "another.example", "pid": -1}, "running"),
+        (10, CONTAINED, "running"),
+        (3600, CONTAINED, "silent"),  # Nobody here knows, and nothing of it is removed.
         (3600, {"born": "17@an-earlier-boot"}, "died"),  # Its number is another's now.
+        (3600, {"born": 17}, "died"),
         (3600, {"pid": "?"}, "died"),
         (0, {"updated": None, "pid": None}, "died"),
     ],

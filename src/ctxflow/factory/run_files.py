@@ -23,6 +23,10 @@ from ctxflow.ownership import birth_of, lives
 from ctxflow.sites.site_model import Tier
 
 
+# How long a driver in another PID namespace may write no status, as on a disk that stalls, and still count as alive.
+_UNSEEN_SECONDS = 600.0
+
+
 @dataclasses.dataclass(frozen=True)
 class PublishedRun:
     """A live run, as published in its connection file.
@@ -90,14 +94,29 @@ def live_runs() -> list[PublishedRun]:
     here = socket.gethostname()
     found = [each for directory in all_directories() for each in runs_in(directory)]
     # A home may be shared with other machines; and a driver that was killed left its file behind.
-    live = [(run, written) for run, written in found if run.host == here and lives(run.pid, run.born)]
+    live = [(run, written) for run, written in found if run.host == here and _goes_on(run)]
     return [run for run, _ in sorted(live, key=lambda each: each[1], reverse=True)]
 
 
 def is_over(run: PublishedRun) -> bool:
     """Return whether a run has ended: its file is gone, or its driver. Not so if that cannot be seen."""
-    there = [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
-    return not any(map(_may_be_there, there)) or not lives(run.pid, run.born)
+    return not any(map(_may_be_there, _files_of(run))) or not _goes_on(run)
+
+
+def _goes_on(run: PublishedRun) -> bool:
+    """Return whether a run's driver lives; of one that cannot be seen, whether it has written its status lately."""
+    alive = lives(run.pid, run.born)
+    if alive is not None:
+        return alive
+    written = [0.0]
+    for path in (*_files_of(run), os.path.join(run.directory, "status.json")):
+        with contextlib.suppress(OSError):
+            written.append(os.stat(path).st_mtime)
+    return time.time() - max(written) < _UNSEEN_SECONDS
+
+
+def _files_of(run: PublishedRun) -> list[str]:
+    return [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
 
 
 def _may_be_there(path: str) -> bool:
@@ -154,9 +173,18 @@ def factory_pid(site: str) -> int | None:
     if own_folder(runs_directory()):
         with contextlib.suppress(OSError, ValueError):
             pid, _, born = read_own(factory_file(site)).decode().partition(" ")
-            if lives(int(pid), born):
+            if lives(int(pid), born) or (lives(int(pid), born) is None and _is_locked(factory_file(site))):
                 return int(pid)
     return None
+
+
+def _is_locked(path: str) -> bool:
+    with open(open_own(path, os.O_RDWR)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def factory_mark() -> str:

@@ -9,8 +9,9 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ctxflow.errors import CtxflowError, counted
 from ctxflow.factory.condor_provider import CondorProvider
@@ -21,6 +22,7 @@ from ctxflow.factory.provider import FoundJob, PoolSurvey, Provider, ProviderErr
 from ctxflow.factory.run_files import Lead, PublishedRun, all_directories, live_runs, python_of, worker_job
 from ctxflow.files import own_folder, read_own, write_private
 from ctxflow.host.local_files import abandoned, remove_abandoned
+from ctxflow.ownership import lives
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 from ctxflow.sites.site_rules import is_secret
@@ -181,7 +183,8 @@ class Leftovers:
     """What is left of runs that have ended.
 
     :ivar jobs: with each, the first of the tiers whose batch system has it.
-    :ivar elsewhere: how many jobs were left out, whose runs may go on, on another machine that shares the user's home.
+    :ivar elsewhere: how many jobs were left out, whose runs may go on, on another machine that shares the user's home,
+        or in a container.
     :ivar troubles: which batch systems could not be queried, a sentence each.
     """
 
@@ -239,20 +242,27 @@ def remove_files(paths: Iterable[str]) -> list[str]:
 
 
 def _away() -> set[str]:
-    """Return the runs of other machines that share the user's home."""
-    return {name for name, host in _connections().items() if host not in ("", socket.gethostname())}
+    """Return the runs whose drivers cannot be seen from here: on a machine that shares the home, or in a container."""
+    here = socket.gethostname()
+    return {name for name, told in _connections().items() if told.get("host", here) not in ("", here) or _unseen(told)}
 
 
-def _connections() -> dict[str, str]:
-    """Return the machine of each run's driver, "" where its file has none."""
-    hosts = {}
+def _unseen(told: Mapping[str, Any]) -> bool:
+    pid, born = told.get("pid"), told.get("born")
+    return isinstance(pid, int) and isinstance(born, str) and lives(pid, born) is None
+
+
+def _connections() -> dict[str, Mapping[str, Any]]:
+    """Return what each run's connection file says, nothing where that cannot be read."""
+    found: dict[str, Mapping[str, Any]] = {}
     for path in _files():
         name, kind = os.path.splitext(os.path.basename(path))
         if kind == ".json":
-            hosts[name] = ""
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                hosts[name] = str(json.loads(read_own(path)).get("host", ""))
-    return hosts
+            found[name] = {}
+            with contextlib.suppress(OSError, ValueError):
+                told = json.loads(read_own(path))
+                found[name] = told if isinstance(told, dict) else {}
+    return found
 
 
 def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
@@ -263,7 +273,7 @@ def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
         if run is None or run in live or run in away:
             continue
         with contextlib.suppress(OSError):
-            whole = name.endswith(".json") and _connections().get(run)
+            whole = name.endswith(".json") and _connections().get(run, {}).get("host")
             if whole or now(os.path.dirname(path)) - os.path.getmtime(path) > _SETTLED_SECONDS:
                 yield path
 

@@ -18,6 +18,7 @@ from ctxflow.host.private_shm import FOLDER
 
 _MADE_UP = re.compile(r"psm_[0-9a-f]+|torch_\d+_.*|nccl-.*|sem\.mp-.*")
 _RECORD = "ctxflow-segments-{user}"
+_FIRST_NAMESPACE = "pid:[4026531836]"
 _LOOK_SECONDS = 1.0
 _CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # Somebody else may have put a pipe there.
 _AFTER_SECONDS = 5.0  # How long after an end processes may take to let go of what they have mapped.
@@ -33,7 +34,8 @@ class ShmLeftovers:
     """
 
     def __init__(self, folder: str = "") -> None:
-        self._record = os.path.join(folder or os.environ.get("TMPDIR", "/tmp"), _RECORD.format(user=os.getuid()))
+        record = _RECORD.format(user=os.getuid()) + _namespace()
+        self._record = os.path.join(folder or os.environ.get("TMPDIR", "/tmp"), record)
         self._seen: dict[str, Segment] = {}
         self._changed = -1
         self._look_at = 0.0
@@ -86,6 +88,14 @@ class ShmLeftovers:
             if recorded and not self._seen:
                 os.unlink(self._record)
         return sorted(removed)
+
+
+def _namespace() -> str:
+    """Return what tells PID namespaces apart: what containers share a /dev/shm for, nobody else sees who has mapped."""
+    with contextlib.suppress(OSError):
+        if (found := os.readlink("/proc/self/ns/pid")) != _FIRST_NAMESPACE:
+            return "-" + found.strip("pid:[]")
+    return ""
 
 
 def _mapped(pids: Iterable[int]) -> dict[str, Segment]:

@@ -247,7 +247,7 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
     :param now: the time, in seconds since 1970.
     :returns: the file's "state" ("starting", "running", "done", "failed", "interrupted"); "died" if its process is
         gone from this host without a last word; "silent" if it was not rewritten for 30 s, by a process that hangs,
-        or on a host that cannot be seen from here.
+        or on a host, or in a container, that cannot be seen from here.
     """
     state = str(status.get("state"))
     if state in ENDED:
@@ -257,9 +257,9 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
     if abs(age) > _GONE_SECONDS and status.get("host") == socket.gethostname():
         try:
             alive = lives(int(status["pid"]), status.get("born"))
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, AttributeError):
             alive = False
-        if not alive:
+        if alive is False:
             return "died"
     return "silent" if age > SILENT_SECONDS else state
 
