@@ -225,3 +225,33 @@ def test_a_schedd_that_restarts_costs_no_worker(testbed: Testbed, start: Callabl
     assert (status["joined"], status["lost"]) == (6, 0), driver.said()
     assert "given up" not in driver.said(), driver.said()
     site.unlink()
+
+
+@pytest.mark.release
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", [("dev", "lo"), ("unreachable",)], ids=["dropped", "refused"])
+def test_workers_that_cannot_reach_one_another_get_files_from_the_driver(
+    testbed: Testbed, start: Callable[..., Driver], how: tuple[str, ...]
+) -> None:
+    """Whether a firewall drops what goes between them, or refuses it."""
+
+    def closed(verb: str) -> None:
+        for host in HOSTS:
+            for number, other in enumerate(HOSTS, 1):
+                if other != host:
+                    where = [f"10.77.0.1{number}/32"]
+                    words = [*where, *how] if how[0] == "dev" else [*how, *where]
+                    testbed.run("ip", "route", verb, *words, user="root", host=host)
+
+    closed("add")
+    try:
+        driver = start()
+        result = driver.result()
+    finally:
+        closed("del")
+    status = check_rows(result)
+    assert (status["joined"], status["lost"]) == (6, 0), driver.said()
+    hosts = {each["host"] for each in result["workers"]}
+    told = re.findall(r"workers on (\S+) and (\S+) cannot send each other files", driver.said())
+    assert len(hosts) > 1 and told and len(set(map(frozenset, told))) == len(told), driver.said()

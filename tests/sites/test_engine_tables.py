@@ -117,6 +117,15 @@ def test_a_program_may_change_single_keys(write):
         ("[embedded]\ngpus_per_worker = -1", "line 2: gpus_per_worker cannot be -1: write 0 or more"),
         ("[taskvine]\nport = 'any'", 'line 2: port cannot be "any": write a port, such as port = 9123'),
         ("[taskvine]\nport = [2, 1]", "line 2: port has the highest first"),
+        (
+            "[taskvine]\ntransfer_port = [9100, 9000]",
+            "line 2: transfer_port has the highest first: write transfer_port =",
+        ),
+        (
+            "[taskvine]\ntransfer_port = [0, 9000]",
+            "line 2: transfer_port cannot be [0, 9000]: write a number from 1024",
+        ),
+        ("[taskvine]\nworker_transfers = 'some'", "line 2: worker_transfers cannot be "),
         ("taskvine = 3", "line 1: taskvine cannot be 3: write [taskvine] on a line of its own"),
         ("fan_uot = 3", "line 1: a site has no key 'fan_uot': did you mean 'fan_out'?"),
         (HEAD + TIERS + "port = 9123", "line 4: a tier has no key 'port' (tier a10); it is the engine's: put it under"),

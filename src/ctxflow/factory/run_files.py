@@ -22,7 +22,6 @@ from ctxflow.files import NotOwnError, make_own_folder, open_own, own_folder, re
 from ctxflow.ownership import birth_of, lives
 from ctxflow.sites.site_model import Tier
 
-
 # How long a driver in another PID namespace may write no status, as on a disk that stalls, and still count as alive.
 _UNSEEN_SECONDS = 600.0
 
@@ -40,6 +39,7 @@ class PublishedRun:
     :ivar variables: tier -> the names of the variables that its workers find in their environment.
     :ivar acquire: who acquires its workers: "run" or "factory", as the site says.
     :ivar born: when its driver began, which distinguishes it from another process with its number; "" if unknown.
+    :ivar transfer_ports: where its workers serve one another, "" for any port.
     """
 
     id: str
@@ -56,6 +56,7 @@ class PublishedRun:
     ssl: bool = False
     acquire: str = "run"
     born: str = ""
+    transfer_ports: str = ""
 
     @classmethod
     def read(cls, text: bytes) -> PublishedRun:
@@ -68,7 +69,8 @@ class PublishedRun:
     @property
     def lead(self) -> Lead:
         """What its workers must know to join."""
-        return Lead(self.address, self.port, self.program, self.password_file, self.python, self.ssl)
+        where = (self.address, self.port, self.program, self.password_file)
+        return Lead(*where, self.python, self.ssl, self.transfer_ports)
 
 
 _FIELDS = {field.name for field in dataclasses.fields(PublishedRun)}
@@ -232,6 +234,7 @@ class Lead:
     """What a worker must know to join a run: where its manager listens, and what starts the workers' program there.
 
     :param program: a path on this machine, as is the password's file.
+    :param transfer_ports: where it serves other workers: a port, or LOW:HIGH; "" for any.
     """
 
     address: str
@@ -240,6 +243,7 @@ class Lead:
     password_file: str
     python: str = "python3"
     ssl: bool = False
+    transfer_ports: str = ""
 
 
 def python_of(environment: str | None) -> str:
@@ -260,12 +264,15 @@ def worker_command(tier: Tier, lead: Lead) -> list[str]:
     python3 ctxflow.pyz worker n1:9123 --password password --tier a10 --cores 2 --memory 10000 --disk 9000 --gpus 0
     >>> print(*worker_command(Tier(cache="/scratch/c", cache_gb=9), Lead("n1", 9123, "p.pyz", "password"))[-6:])
     --cache /scratch/c --cache-gb 9 --gpus 0
+    >>> print(*worker_command(Tier(), Lead("n1", 9123, "p.pyz", "password", transfer_ports="9200:9210"))[-4:])
+    --transfer-port 9200:9210 --gpus 0
     """
     words = [lead.python, lead.program, "worker", f"{lead.address}:{lead.port}", "--password", lead.password_file]
     words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
     words += [] if tier.disk is None else ["--disk", str(tier.disk // 10**6)]
     if tier.cache is not None:
         words += ["--cache", tier.cache, "--cache-gb", f"{tier.cache_gb:g}"]
+    words += ["--transfer-port", lead.transfer_ports] if lead.transfer_ports else []
     words += ["--gpus", "0"]  # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
     return [*words, "--ssl"] if lead.ssl else words
 
@@ -277,7 +284,7 @@ def worker_job(tier: Tier, lead: Lead) -> WorkerJob:
     ['python3', 'ctxflow.pyz']
     """
     program, password = os.path.basename(lead.program), os.path.basename(lead.password_file)
-    there = Lead(lead.address, lead.port, program, password, lead.python, lead.ssl)
+    there = dataclasses.replace(lead, program=program, password_file=password)
     words = [*worker_command(tier, there), "--remove-password"]
     return job_of(tier, words, [lead.program, lead.password_file])
 

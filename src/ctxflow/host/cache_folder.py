@@ -27,7 +27,7 @@ _SHARED = re.compile(r"nobody|nfsnobody|(slot|cndrusr)\d+(_\d+)*|condor|condor_p
 class CacheFolder:
     """A folder of this user alone, by its number below one that may serve several users.
 
-    It is marked when it is made, and one that holds something and has no mark is not used: what is in it may be removed.
+    It is marked when it is made; one that holds something and has no mark is not used: what is in it is removed.
 
     :param lock_seconds: how long its lock is waited for.
     :ivar path: where it is. :ivar in_place: whether nobody but this user and root can put another in its place.

@@ -309,8 +309,29 @@ class SendArtifacts(Message):
     output: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ReachPeer(Message):
+    """Connect to where another worker serves files. Answered by `FileDone`, or in some seconds by `FileFailed`.
+
+    :ivar source: its host and port, for people.
+    """
+
+    source: str
+    address: str
+    port: int
+
+
 FileMessage: TypeAlias = (
-    SeedFile | FetchFile | TakeKept | LinkFile | ForgetFile | OpenEnvironment | SendState | TakeState | SendArtifacts
+    SeedFile
+    | FetchFile
+    | TakeKept
+    | LinkFile
+    | ForgetFile
+    | OpenEnvironment
+    | SendState
+    | TakeState
+    | SendArtifacts
+    | ReachPeer
 )
 """What is done with files, beside calls; what goes wrong is reported with `FileFailed`."""
 ToWorker: TypeAlias = ToHost | AskFacts | Listen | FileMessage

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from ctxflow.host.messages import (
     LibraryEnded,
     LinkFile,
     OpenEnvironment,
+    ReachPeer,
     SeedFile,
     SendArtifacts,
     SendState,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from ctxflow.host.artifacts import ArtifactStore
     from ctxflow.host.host_cache import HostCache
 
+_REACH_SECONDS = 3.0
 _FAILURES = (BuildFailed, StagingFailed, FileFailed, CallRaised, LibraryDied)
 
 
@@ -351,6 +354,11 @@ def _send_artifacts(message: SendArtifacts, at: FilePlaces) -> FileSent:
     return FileSent(*at.artifacts.pack(message.kept, os.path.join(at.sandbox, message.output)))
 
 
+def _reach(message: ReachPeer, at: FilePlaces) -> None:
+    """Connect to another worker's transfer server, which TaskVine would try for minutes."""
+    socket.create_connection((message.address, message.port), _REACH_SECONDS).close()
+
+
 _WORK: dict[type[Message], tuple[str, Callable[[Any, FilePlaces], FileCached | FileSent | None]]] = {
     SeedFile: ("seed", _seed),
     FetchFile: ("fetch", _fetch),
@@ -361,6 +369,7 @@ _WORK: dict[type[Message], tuple[str, Callable[[Any, FilePlaces], FileCached | F
     SendState: ("send_state", _send_state),
     TakeState: ("take_state", _take_state),
     SendArtifacts: ("send what a build made", _send_artifacts),
+    ReachPeer: ("reach", _reach),
 }
 """What is done for each message, and its name in what is said of a failure."""
 

@@ -71,6 +71,14 @@ class TaskVineOptions(EngineOptions):
         0, "The port that workers connect to, or the lowest and highest of a range; 0 for any."
     )
     ssl: bool = key(False, "Encrypt the traffic between this machine and the workers (see docs/security.md).")
+    worker_transfers: bool = key(
+        True, "Whether workers send files to those of other machines; else each machine gets them from this one."
+    )
+    transfer_port: int | tuple[int, int] = key(
+        0,
+        "The port at which workers are reached by others, or the lowest and highest of a range, of as many as a "
+        "machine has workers; 0 for any.",
+    )
     fan_out: int = key(1, "Number of workers to which one worker sends a file at a time.", ge=1)
     keepalive_interval: int = key(5, "Seconds of silence after which a keepalive is sent to a worker.", ge=1)
     keepalive_timeout: int = key(15, "Seconds after which a worker that does not answer counts as lost.", ge=4)
@@ -79,6 +87,12 @@ class TaskVineOptions(EngineOptions):
     def ports(self) -> Sequence[int]:
         """The ports that will do."""
         return (self.port,) if isinstance(self.port, int) else range(self.port[0], self.port[1] + 1)
+
+    @property
+    def transfer_ports(self) -> str:
+        """The ports at which workers are reached, as vine_worker has them; "" for any."""
+        found = self.transfer_port
+        return str(found or "") if isinstance(found, int) else f"{found[0]}:{found[1]}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,13 +97,14 @@ def _network(options: TaskVineOptions) -> Iterator[FileProblem]:
     if timeout <= interval:
         rule = f"keepalive_timeout = {timeout} must be more than keepalive_interval = {interval}"
         yield problem("keepalive_timeout", f"{rule}: write keepalive_timeout = {3 * interval}")
-    port = options.port
-    ports = [port] if isinstance(port, int) else list(port)
-    if any(not 0 <= each <= 65535 for each in ports):
-        yield problem("port", f"port cannot be {shown(port)}: write a number from 1024 to 65535, or 0 for any")
-    elif ports != sorted(ports):
-        low, high = sorted(ports)
-        yield problem("port", f"port has the highest first: write port = [{low}, {high}]")
+    for key in ("port", "transfer_port"):
+        port = getattr(options, key)
+        ports = [port] if isinstance(port, int) else list(port)
+        if any(not 0 <= each <= 65535 for each in ports) or (len(ports) > 1 and 0 in ports):
+            yield problem(key, f"{key} cannot be {shown(port)}: write a number from 1024 to 65535, or 0 for any")
+        elif ports != sorted(ports):
+            low, high = sorted(ports)
+            yield problem(key, f"{key} has the highest first: write {key} = [{low}, {high}]")
     address = options.address or ""
     host = re.sub(r"^\w+://|:\d+$|/$", "", address)
     if host != address:

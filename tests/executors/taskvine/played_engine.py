@@ -91,7 +91,9 @@ class PlayedEngine:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK)
         self.worker = VineWorker("", "played", "", 0.0, "played", joined=True)
         calls = VineCalls(self.manager, self.player.key, lambda worker: None)
-        no_files = SimpleNamespace(places=lambda worker, context: {}, forget=lambda worker, context: [])
+        no_files = SimpleNamespace(
+            places=lambda worker, context: {}, forget=lambda worker, context: [], proven=lambda: False
+        )
         none_made = SimpleNamespace(bring=lambda *given: False, sent=lambda worker, context: {})
         parts = (calls, no_files, none_made, None, {"": self.worker})
         self.messages = VineHosts(run, *parts, self._heard, self.events.append)

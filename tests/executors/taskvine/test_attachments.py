@@ -29,7 +29,7 @@ def said():
 
 @pytest.fixture
 def attached(said, tmp_path):
-    return Attachments(said.append, str(tmp_path / "outputs"))
+    return Attachments(said.append, str(tmp_path / "outputs"), lambda: False)
 
 
 def finished(**made):
@@ -41,6 +41,16 @@ def brought(said, files, content):
     for key in files.outputs.values():
         with open(said.path(key), "w") as file:
             file.write(content)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_workers_send_one_another_inputs_only_where_they_are_known_to_reach_each_other(said, tmp_path, proven):
+    source = tmp_path / "in.txt"
+    source.write_text("words")
+    Attachments(said.append, str(tmp_path / "outputs"), lambda: proven).attach(
+        "a", CallFiles((Input("in.txt", str(source)),), ())
+    )
+    assert [(message.cache, message.peers) for message in said] == [(True, proven)]
 
 
 def test_of_two_runs_of_a_call_the_first_that_ends_counts(attached, said, tmp_path):

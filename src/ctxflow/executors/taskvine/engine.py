@@ -118,9 +118,10 @@ class TaskVineEngine:
             self._connection = self._setup.connection(self._port)
             self._calls = VineCalls(self._link, self._setup.key, self._forged)
             self._watch = Watch(self._patience, self._calls, self._heard)
-            self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
+            peers = self._site.taskvine.worker_transfers
+            self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring, peers)
             self._artifacts = ArtifactTransfers(run, self._calls, self._setup, self._stagings, self._ring)
-            self._states = StateTransfers(run, self._calls, self._report)
+            self._states = StateTransfers(run, self._calls, self._report, self._stagings.reach)
             parts = (self._calls, self._stagings, self._artifacts, self._states, self._workers)
             self._messages = VineHosts(run, *parts, self._heard, self._report)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)

@@ -194,7 +194,8 @@ class Manager:
         if isinstance(message, msg.SubmitCall):
             self._call(message)
         elif isinstance(message, msg.DeclareFile):
-            self._files[message.key] = self._manager.declare_file(message.path, cache=message.cache)
+            options = {"cache": message.cache, "peer_transfer": message.peers}
+            self._files[message.key] = self._manager.declare_file(message.path, **options)
         elif isinstance(message, msg.DeclareTemp):
             self._files[message.key] = self._manager.declare_temp()
         elif isinstance(message, msg.Undeclare):

@@ -59,11 +59,15 @@ class SubmitCall(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DeclareFile(Message):
-    """Declare a file on this machine; `cache`: whether workers keep it for later calls. Not answered."""
+    """Declare a file on this machine. Not answered.
+
+    :ivar cache: whether workers keep it for later calls; `peers`: whether they then send it to one another.
+    """
 
     key: str
     path: str
     cache: bool = False
+    peers: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

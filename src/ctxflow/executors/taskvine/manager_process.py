@@ -109,7 +109,9 @@ class Setup:
     def lead(self, port: int) -> Lead:
         """Return what workers must know to join."""
         python = python_of(None if self.packed else self.site.python_environment)
-        return Lead(self.address, port, self.program, self.password_file, python, self.site.taskvine.ssl)
+        options = self.site.taskvine
+        where = (self.address, port, self.program, self.password_file)
+        return Lead(*where, python, options.ssl, options.transfer_ports)
 
     def connection(self, port: int) -> Connection:
         """Publish the run, so that others find it."""
@@ -130,6 +132,7 @@ class Setup:
                 lead.ssl,
                 self.site.acquire,
                 birth_of(os.getpid()) or "",
+                lead.transfer_ports,
             )
         )
 

@@ -1,5 +1,6 @@
 """Brings contexts' files to workers: the orders of `worker_transfers.Tree` become calls, whose answers it is told.
 
+There is a tree for each group of hosts that reach one another; a host's group is found out when its first worker joins.
 A folder travels as a tar archive. What a worker finds in its host's cache is not sent. At level "none" the manager
 sends the files to each worker anew, without the tree or the cache.
 """
@@ -19,7 +20,7 @@ from ctxflow.executors.protocol import failure_of
 from ctxflow.executors.taskvine.manager_messages import DeclareFile, DeclareTemp, Undeclare
 from ctxflow.executors.taskvine.manager_process import PackedEnvironment, Setup
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
-from ctxflow.executors.taskvine.worker_transfers import Cancel, Fetch, How, Link, Order, Seed, Tree
+from ctxflow.executors.taskvine.worker_transfers import Cancel, Fetch, How, Link, Order, PeerGroups, Seed, Tree
 from ctxflow.files import digest_now
 from ctxflow.host.messages import (
     FetchFile,
@@ -29,6 +30,7 @@ from ctxflow.host.messages import (
     ForgetFile,
     LinkFile,
     OpenEnvironment,
+    ReachPeer,
     SeedFile,
     TakeKept,
 )
@@ -58,9 +60,9 @@ class _File:
         self.input, self.output = f"ctxflow-in-{digest}", f"ctxflow-out-{digest}"
         self.waiting: list[tuple[VineWorker, str]] = []
 
-    def temp(self, generation: int) -> str:
-        """Return the key of the temp file that one generation's seed makes of it."""
-        return f"temp {self.digest} {generation}"
+    def temp(self, group: int, generation: int) -> str:
+        """Return the key of the temp file that one generation's seed makes of it for a group of hosts."""
+        return f"temp {self.digest} {group} {generation}"
 
     def fetch(self, name: str) -> FetchFile:
         """Return the instruction to take it into a worker's cache by a name."""
@@ -75,10 +77,20 @@ class _Want:
     done: Done
 
 
+@dataclasses.dataclass(eq=False)
+class _Trial:
+    """A host that is tried with others: by which worker, with which, and what is to follow for its workers."""
+
+    worker: VineWorker
+    peer: VineWorker | None = None
+    waiting: list[tuple[VineWorker, Callable[[], None]]] = dataclasses.field(default_factory=list)
+
+
 class Stagings:
     """Brings a run's files to workers, and reports events. Its owner locks, and calls `serve` when it was woken.
 
     :param wake: makes the owner call `serve` soon, from any thread.
+    :param peers: whether workers send files to those of other hosts.
     """
 
     def __init__(
@@ -88,10 +100,14 @@ class Stagings:
         setup: Setup,
         report: Callable[[ev.Event], None],
         wake: Callable[[], None],
+        peers: bool = True,
     ) -> None:
         self._run, self._calls, self._setup = run, calls, setup
         self._report, self._wake = report, wake
-        self._tree = Tree()
+        self._groups = PeerGroups(peers)
+        self._trees: dict[int, Tree] = {}  # By group.
+        self._trials: dict[str, _Trial] = {}  # By host.
+        self._on: dict[str, dict[str, VineWorker]] = {}  # Host -> its workers.
         self._files: dict[str, _File] = {}
         self._workers: dict[str, VineWorker] = {}
         self._wants: dict[str, list[_Want]] = {}  # By worker.
@@ -177,11 +193,13 @@ class Stagings:
                 message = f"there is no file {path} to stage: see that it is there as long as the run lasts"
                 done(ev.Failure("exception", "FileNotFoundError", message, worker=worker.name))
                 return
-        missing = {name for name in files if not self._tree.has(worker.name, name)}
+        self._enter(worker, lambda: self._bring_now(worker, files, context, done))
+
+    def _bring_now(self, worker: VineWorker, files: Mapping[str, tuple[str, str]], context: str, done: Done) -> None:
+        missing = {name for name in files if not self._tree(worker).has(worker.name, name)}
         if not missing:
             done(None)
             return
-        self._workers[worker.name] = worker
         self._wants.setdefault(worker.name, []).append(_Want(missing, done))
         for name in sorted(missing):
             path, digest = files[name]
@@ -202,7 +220,7 @@ class Stagings:
                 return
             self._setup.note({"is": "kept", "time": self._run.clock(), "worker": worker.name, "digest": digest})
             self._holders[there.path] = worker.name
-            self._order(self._tree.found(worker.name, worker.place, digest, there.path))
+            self._order(self._tree(worker).found(worker.name, worker.place, digest, there.path))
             self._settle(worker.name, digest, None)
 
         self._calls.make(worker, [TakeKept(digest, path)], answered)
@@ -234,7 +252,7 @@ class Stagings:
         if name != file.digest:
             self._deliver(worker, file, name)
         else:
-            self._order(self._tree.want(worker.name, worker.place, file.digest))
+            self._order(self._tree(worker).want(worker.name, worker.place, file.digest))
 
     def _prepare(self, file: _File) -> None:
         if file.sent is not None:
@@ -297,14 +315,15 @@ class Stagings:
                     self._calls.cancel(number)
 
     def _seed(self, worker: VineWorker, file: _File, generation: int) -> None:
-        temp = file.temp(generation)
-        self._calls.link.send(Undeclare(file.temp(generation - 1)))
+        group = self._group(worker)
+        temp = file.temp(group, generation)
+        self._calls.link.send(Undeclare(file.temp(group, generation - 1)))
         self._calls.link.send(DeclareTemp(temp))
 
         def answered(worker: VineWorker, reports: Reports) -> None:
             failure = _failure(worker, reports)
             if failure is None:
-                self._order(self._tree.seeded(worker.name, file.digest, generation))
+                self._order(self._tree(worker).seeded(worker.name, file.digest, generation))
             else:
                 self._failed(worker, file, "seed", generation, failure)
 
@@ -324,7 +343,7 @@ class Stagings:
             self._note("fetched", worker, file, seconds=seconds)
             self._arrived(worker, file, reports, generation)
 
-        inputs = {file.input: file.temp(generation)}
+        inputs = {file.input: file.temp(self._group(worker), generation)}
         self._fetching[worker.name, file.digest] = self._calls.make(worker, [file.fetch(file.digest)], answered, inputs)
 
     def _deliver(self, worker: VineWorker, file: _File, name: str) -> None:
@@ -339,7 +358,7 @@ class Stagings:
     def _link(self, worker: VineWorker, file: _File, path: str) -> None:
         def answered(worker: VineWorker, reports: Reports) -> None:
             if _failure(worker, reports) is not None:
-                self._order(self._tree.failed(worker.name, file.digest, "link"))
+                self._order(self._tree(worker).failed(worker.name, file.digest, "link"))
                 return
             self._note("linked", worker, file, **{"from": self._holders.get(path, "")})
             self._arrived(worker, file, reports)
@@ -352,11 +371,11 @@ class Stagings:
         if cached.unkept is not None:
             self._tell_of_cache(worker, cached.unkept)
         self._holders[path] = worker.name
-        self._order(self._tree.arrived(worker.name, file.digest, path, generation))
+        self._order(self._tree(worker).arrived(worker.name, file.digest, path, generation))
         self._settle(worker.name, file.digest, None)
 
     def _failed(self, worker: VineWorker, file: _File, how: How, generation: int, failure: ev.Failure) -> None:
-        self._order(self._tree.failed(worker.name, file.digest, how, generation))
+        self._order(self._tree(worker).failed(worker.name, file.digest, how, generation))
         self._settle(worker.name, file.digest, failure)
 
     def _settle(self, worker: str, digest: str, failure: ev.Failure | None) -> None:
@@ -369,7 +388,7 @@ class Stagings:
 
     def joined(self, worker: VineWorker) -> None:
         """Note that a worker may get files."""
-        self._workers[worker.name] = worker
+        self._enter(worker, lambda: None)
         listens = f"{worker.ip}:{worker.transfer_port}" if worker.transfer_port else ""
         line = {"is": "worker", "time": self._run.clock(), "worker": worker.name, "host": worker.host}
         self._setup.note({**line, "address": worker.address, "listens": listens})
@@ -384,7 +403,104 @@ class Stagings:
             del self._fetching[key]
         for path in [path for path, holder in self._holders.items() if holder == worker.name]:
             del self._holders[path]
-        self._order(self._tree.lost(worker.name))
+        if (group := self._groups.of(worker.host)) is not None:
+            self._order(self._trees[group].lost(worker.name))
+        self._leave(worker)
+
+    # --- who reaches whom
+
+    def proven(self) -> bool:
+        """Return whether all workers reach one another, as far as they were tried, and there are several hosts."""
+        return self._groups.proven and not self._trials
+
+    def reach(self, one: VineWorker, other: VineWorker) -> bool:
+        """Return whether two workers are known to reach each other."""
+        return self._groups.of(one.host) == self._groups.of(other.host) is not None
+
+    def _group(self, worker: VineWorker) -> int:
+        group = self._groups.of(worker.host)
+        assert group is not None, "its host was tried before"
+        return group
+
+    def _tree(self, worker: VineWorker) -> Tree:
+        return self._trees[self._group(worker)]
+
+    def _enter(self, worker: VineWorker, then: Callable[[], None]) -> None:
+        """Do something once the group of a worker's host is known."""
+        host = worker.host
+        self._workers[worker.name] = self._on.setdefault(host, {})[worker.name] = worker
+        if self._groups.of(host) is not None:
+            then()
+            return
+        trial = self._trials.get(host)
+        if trial is not None:
+            trial.waiting.append((worker, then))
+            return
+        self._trials[host] = _Trial(worker, waiting=[(worker, then)])
+        self._try(host)
+
+    def _try(self, host: str) -> None:
+        """Have a worker of a host, and one of the next group, connect to each other; else the host is alone."""
+        trial = self._trials[host]
+        worker = trial.worker
+        peer = trial.peer = self._peer_for(worker)
+        if peer is None:
+            self._groups.found(host)
+            self._settle_host(host)
+            return
+        answers: list[str] = []  # What went wrong, "" for nothing.
+
+        def answered(one: VineWorker, reports: Reports) -> None:
+            if self._trials.get(host) is not trial or trial.worker is not worker or trial.peer is not peer:
+                return  # One of them was lost meanwhile.
+            failure = _failure(one, reports)
+            answers.append(failure.message if failure is not None else "")
+            if len(answers) < 2:
+                return
+            if any(answers):
+                self._groups.apart(host, peer.host)
+                text = "workers on %s and %s cannot send each other files, and get them from this machine: %s"
+                logger.warning(text, host, peer.host, "; ".join(filter(None, answers)))
+                self._try(host)
+            else:
+                self._groups.join(host, peer.host)
+                self._settle_host(host)
+
+        for one, other in ((worker, peer), (peer, worker)):
+            port = other.transfer_port or 0
+            self._calls.make(one, [ReachPeer(f"{other.host}:{port}", other.ip, port)], answered)
+
+    def _peer_for(self, worker: VineWorker) -> VineWorker | None:
+        """Return a worker of the next host that one's host is to be tried with, None if there is none."""
+        for host in self._groups.candidates(worker.host) if worker.listens else ():
+            for peer in self._on[host].values():
+                if peer.listens:
+                    return peer
+        return None
+
+    def _settle_host(self, host: str) -> None:
+        group = self._groups.of(host)
+        assert group is not None
+        self._trees.setdefault(group, Tree())
+        for _, then in self._trials.pop(host).waiting:
+            then()
+
+    def _leave(self, worker: VineWorker) -> None:
+        """Forget a worker that is gone, and its host with the last; go on with the trials in which it had part."""
+        host = worker.host
+        del self._on[host][worker.name]
+        if not self._on[host]:
+            del self._on[host]
+            if (group := self._groups.leave(host)) is not None:
+                for digest, generation in self._trees.pop(group).generations():
+                    self._calls.link.send(Undeclare(self._files[digest].temp(group, generation)))
+        for tried, trial in list(self._trials.items()):
+            trial.waiting = [(each, then) for each, then in trial.waiting if each is not worker]
+            if not trial.waiting:
+                del self._trials[tried]
+            elif worker is trial.worker or worker is trial.peer:
+                trial.worker = trial.waiting[0][0]
+                self._try(tried)
 
     def _note(self, kind: str, worker: VineWorker, file: _File, **more: object) -> None:
         line = {"is": kind, "time": self._run.clock(), "worker": worker.name, "digest": file.digest}

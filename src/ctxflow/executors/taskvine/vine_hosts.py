@@ -65,7 +65,8 @@ class VineHosts:
         self._stagings, self._artifacts, self._states = stagings, artifacts, states
         self._heard, self._happened = heard, happened
         self.learned = LearnedModules()
-        self._attachments = Attachments(calls.link.send, os.path.join(run.directory, "taskvine", "outputs"))
+        folder = os.path.join(run.directory, "taskvine", "outputs")
+        self._attachments = Attachments(calls.link.send, folder, stagings.proven)
 
     def tell(self, worker: VineWorker, command: cmd.Command, payloads: Payloads, before: list[ToWorker]) -> None:
         """Send a worker a command that names it, with the next call to it where it is added to `before`."""
@@ -231,10 +232,13 @@ class Attached:
 
 
 class Attachments:
-    """Files of calls in flight; outputs come to a folder at first. Its owner locks."""
+    """Files of calls in flight; outputs come to a folder at first. Its owner locks.
 
-    def __init__(self, send: Callable[[ToManager], None], folder: str) -> None:
-        self._send = send
+    :param proven: whether all workers reach one another, so that they may send one another what they keep.
+    """
+
+    def __init__(self, send: Callable[[ToManager], None], folder: str, proven: Callable[[], bool]) -> None:
+        self._send, self._proven = send, proven
         self._folder = folder
         self._numbers = itertools.count(1)
         self._declared: dict[tuple[str, int, int], str] = {}  # Path, time of change and size -> key, the oldest first.
@@ -268,7 +272,7 @@ class Attachments:
         if key is None:
             key = f"input {next(self._numbers)}"
             self._users[key] = 0
-            self._send(DeclareFile(key, identity[0], cache=True))
+            self._send(DeclareFile(key, identity[0], cache=True, peers=self._proven()))
         self._declared[identity] = key
         return key
 

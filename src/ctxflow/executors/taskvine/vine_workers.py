@@ -88,6 +88,11 @@ class VineWorker:
     items: dict[int, str] = dataclasses.field(default_factory=dict)
     builds: dict[str, BuildContext] = dataclasses.field(default_factory=dict)
 
+    @property
+    def listens(self) -> bool:
+        """Whether peers know where it serves them."""
+        return bool(self.ip and self.transfer_port)
+
     def answered(self, report: FromWorker) -> None:
         """Note that calls that overlap have ended."""
         if isinstance(report, (CallFinished, CallRaised)):

@@ -1,20 +1,104 @@
 """What goes from worker to worker: contexts' files along a tree, sessions' states one at a time.
 
-`Tree` only decides, as a table of who has, gets and awaits what: `stagings.py` carries its orders out.
+`PeerGroups` and `Tree` only decide, as tables of who reaches whom, and who has, gets and awaits what: `stagings.py`
+carries that out. Files go along a tree within each group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ctxflow.executors.contract import RunServices
-from ctxflow.executors.taskvine.manager_messages import DeclareTemp, Undeclare
+from ctxflow.executors.taskvine.manager_messages import DeclareFile, DeclareTemp, Undeclare
 from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
 from ctxflow.host.messages import FileFailed, SendState, TakeState
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+
+# --- who reaches whom
+
+_TRIED = 2  # Groups with which a host is tried, the largest first, before it is one of its own.
+_MOST_APART = 10_000  # Pairs that are remembered.
+
+
+class PeerGroups:
+    """Groups of hosts that reach one another: no network is assumed, and TaskVine finds out too late.
+
+    (It tries a pair for 5 minutes, or ends the worker that has the file.) A host is tried with one of the largest
+    groups, in both directions; where none will do, it is in a group of its own, and the manager sends it its files.
+    A pair that failed is not tried again. Hosts are forgotten with their last workers.
+
+    :param allowed: whether hosts send one another anything.
+
+    >>> groups = PeerGroups()
+    >>> groups.found("n1"), groups.candidates("n2")
+    (0, ['n1'])
+    >>> groups.join("n2", "n1")
+    0
+    >>> groups.apart("n3", "n1")
+    >>> groups.candidates("n3"), groups.found("n3"), groups.candidates("n3")
+    ([], 1, [])
+    """
+
+    def __init__(self, allowed: bool = True) -> None:
+        self._allowed = allowed
+        self._group_of: dict[str, int] = {}
+        self._hosts: dict[int, dict[str, None]] = {}
+        self._apart: dict[frozenset[str], None] = {}
+        self._founded = 0
+
+    def of(self, host: str) -> int | None:
+        """Return a host's group, None if it is not known yet."""
+        return self._group_of.get(host)
+
+    @property
+    def proven(self) -> bool:
+        """Whether all hosts are in one group, and more than one."""
+        return len(self._hosts) == 1 and len(self._group_of) > 1
+
+    def candidates(self, host: str) -> list[str]:
+        """Return hosts with which this one is still to be tried, one of each group; none once it has a group."""
+        if host in self._group_of or not self._allowed:
+            return []
+        largest = sorted(self._hosts.values(), key=len, reverse=True)[:_TRIED]
+        return [
+            next(iter(hosts)) for hosts in largest if not any(frozenset((host, each)) in self._apart for each in hosts)
+        ]
+
+    def join(self, host: str, other: str) -> int:
+        """Note that a host and one that has a group reach each other; return the group."""
+        group = self._group_of[host] = self._group_of[other]
+        self._hosts[group][host] = None
+        return group
+
+    def apart(self, host: str, other: str) -> None:
+        """Note that two hosts do not reach each other."""
+        self._apart[frozenset((host, other))] = None
+        if len(self._apart) > _MOST_APART:
+            del self._apart[next(iter(self._apart))]
+
+    def found(self, host: str) -> int:
+        """Put a host into a group of its own; return that."""
+        group = self._group_of[host] = self._founded
+        self._founded += 1
+        self._hosts[group] = {host: None}
+        return group
+
+    def leave(self, host: str) -> int | None:
+        """Forget a host, whose last worker is gone; return its group if that was the last of it."""
+        group = self._group_of.pop(host, None)
+        if group is None:
+            return None
+        del self._hosts[group][host]
+        if self._hosts[group]:
+            return None
+        del self._hosts[group]
+        return group
+
 
 # --- the tree of contexts' files
 
@@ -184,6 +268,10 @@ class Tree:
             self._unlinkable[sibling].discard(worker)
         return orders
 
+    def generations(self) -> Iterator[tuple[str, int]]:
+        """Yield each file that was seeded, and its latest generation."""
+        return ((file.digest, file.generation) for file in self._files.values() if file.generation)
+
     def has(self, worker: str, digest: str) -> bool:
         """Return whether the file is in the worker's own cache."""
         return worker in self._siblings(worker, digest).holders
@@ -245,10 +333,15 @@ class Tree:
 
 @dataclass(eq=False)
 class _Carrying:
-    """A state in flight. `temp`: the key of its temp file, "" within a host; `call`: the one that waits for it."""
+    """A state in flight.
+
+    :ivar temp: the key of its file, "" within a host. :ivar path: where that is on this machine, if it goes by way
+        of it. :ivar call: the one that waits for it.
+    """
 
     command: cmd.Carry
     temp: str = ""
+    path: str = ""
     call: int = 0
 
 
@@ -256,11 +349,19 @@ class StateTransfers:
     """Brings frozen states of sessions to other workers. Its owner locks.
 
     Within a host a state is moved. Between hosts a call on the source writes it as a TaskVine temp file, which TaskVine
-    sends to where a call asks for it: never through the manager, nor with RDMA.
+    sends to where a call asks for it; through this machine where these do not reach each other.
+
+    :param reach: whether two workers do.
     """
 
-    def __init__(self, run: RunServices, calls: VineCalls, report: Callable[[ev.Event], None]) -> None:
-        self._run, self._calls, self._report = run, calls, report
+    def __init__(
+        self,
+        run: RunServices,
+        calls: VineCalls,
+        report: Callable[[ev.Event], None],
+        reach: Callable[[VineWorker, VineWorker], bool],
+    ) -> None:
+        self._run, self._calls, self._report, self._reach = run, calls, report, reach
         self._carrying: dict[_Carrying, None] = {}
 
     def carry(self, source: VineWorker | None, target: VineWorker, command: cmd.Carry) -> None:
@@ -274,8 +375,13 @@ class StateTransfers:
             self._take(carrying, target, TakeState(command.session, command.made, cache=source.cache))
             return
         name = f"ctxflow-state-{command.session}-{command.made}"
-        carrying.temp = f"state {command.session} {command.made} {self._calls.number()}"
-        self._calls.link.send(DeclareTemp(carrying.temp))
+        number = self._calls.number()
+        carrying.temp = f"state {command.session} {command.made} {number}"
+        if self._reach(source, target):
+            self._calls.link.send(DeclareTemp(carrying.temp))
+        else:
+            carrying.path = os.path.join(self._run.directory, "taskvine", f"state-{number}")
+            self._calls.link.send(DeclareFile(carrying.temp, carrying.path))
 
         def sent(_: VineWorker, reports: Reports) -> None:
             problem = _problem(reports)
@@ -310,6 +416,9 @@ class StateTransfers:
         self._carrying.pop(carrying, None)
         if carrying.temp:
             self._calls.link.send(Undeclare(carrying.temp))
+        if carrying.path:
+            with contextlib.suppress(OSError):
+                os.unlink(carrying.path)
 
     def lost(self, worker: str) -> None:
         """Forget what came from a worker that is gone, or went to it; the scheduler knows."""
