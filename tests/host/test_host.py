@@ -160,6 +160,21 @@ def test_the_memory_of_a_context_is_with_the_processes_that_it_started_and_share
     assert BLOCK < measured(fork_twice) < 1.5 * BLOCK
 
 
+def test_a_process_that_left_its_library_process_counts_for_the_memory_that_this_may_use(driven):
+    def leave(value, items):
+        if not os.fork():
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            block = os.urandom(3 * BLOCK)  # noqa: F841 - it is held
+        time.sleep(FOREVER)
+
+    driven.load(lambda: 1, memory=2 * BLOCK)
+    driven.next("ready")
+    driven.call(leave, [1])
+    assert "more than the 0.20 GB that its context asks for" in driven.next("died")[0]["failure"]["message"]
+
+
 @pytest.mark.parametrize(
     "mess",
     [

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from ctxflow.host.library_process import LibraryProcess, now
-from ctxflow.host.linux import tree_bytes
 
 _MEMORY_CHECK_SECONDS = 0.5
 _STOOD_STILL = 1.0  # A host that is so late, in seconds, did not run: nor did its library processes.
@@ -105,7 +104,7 @@ class LibraryLimits:
     def end_if_too_big(self, library: LibraryProcess) -> bool:
         """End a process that uses more memory than it may; whether it did."""
         limit = library.memory_limit if not library.parked else None
-        used = tree_bytes(library.process.pid, limit) if limit is not None else 0
+        used = library.bytes_used(limit) if limit is not None else 0
         if limit is None or used <= limit:
             return False
         message = (

@@ -24,12 +24,14 @@ from ctxflow.host.linux import (
     INTERRUPT_SIGNAL,
     ChildProcess,
     activity,
+    adopted,
     ended_within,
     is_exiting,
     is_stopped,
     kill_adopted,
     kill_tree,
     readable,
+    tree_bytes,
 )
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.running_calls import RunningCalls, read_calls
@@ -333,6 +335,11 @@ class LibraryProcess:
                 self._log.flush()
         except OSError:  # A full disk must not end the worker: the tail in memory goes on.
             self._close_log()
+
+    def bytes_used(self, limit: int) -> int:
+        """Return the memory in bytes of it and of all that it started, also what has left it; see `tree_bytes`."""
+        left = [pid for pid in adopted(OF_LIBRARY, self.scratch) if pid != self.process.pid]
+        return sum(tree_bytes(pid, limit) for pid in (self.process.pid, *left))
 
     def _close_log(self) -> None:
         if self._log is not None:

@@ -200,6 +200,12 @@ def kill_adopted(variable: str, value: str) -> None:
     _kill_marked(f"{variable}={value}", lambda: descendants(os.getpid(), deep=False), time.monotonic() + 1.0)
 
 
+def adopted(variable: str, value: str) -> list[int]:
+    """Return the children of this process whose environment has a variable of that value."""
+    sought = os.fsencode(f"{variable}={value}")
+    return [pid for pid in descendants(os.getpid(), deep=False) if sought in (_environment(pid) or ())]
+
+
 def kill_marked(variable: str, value: str, seconds: float) -> None:
     """Kill the processes of this machine whose environment has a variable of that value, and what they started.
 
