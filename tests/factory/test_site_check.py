@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
+import re
 import socket
 import threading
 import time
@@ -35,8 +37,7 @@ def site(address: str | None = "127.0.0.1", port=0, **tier) -> Site:
     return Site(engine="taskvine", taskvine={"address": address, "port": port}, tiers=(there,))
 
 
-def probed(asked: Site, limit: float = 30.0, provider=None):
-    more = {} if provider is None else {"provider": provider}
+def probed(asked: Site, limit: float = 30.0, **more):
     [answer] = probe_tiers(asked, asked.tiers, limit, **more)
     return answer
 
@@ -60,6 +61,60 @@ def test_what_keeps_it_from_connecting_is_explained():
     assert "did not connect: it cannot resolve the run's address no-such-host.invalid: write an IP" in unresolved[0]
     refused = probed(site(address="127.0.0.2")).problems  # It listens at all addresses: only another port refuses.
     assert refused == ()
+
+
+class Cluster(LocalProvider):
+    """Two machines of two names, one of which may be closed to the other."""
+
+    def __init__(self, closed: str = "", jobs: int = 2) -> None:
+        super().__init__()
+        self._closed, self._most = closed, jobs
+
+    def submit(self, job, count):
+        began = []
+        for number in range(1, min(count, self._most) + 1):
+            words = [job.command[0], "-c", PLAYED.format(number=number, closed=f"n{number}" == self._closed)]
+            began += super().submit(dataclasses.replace(job, command=[*words, *job.command[1:]]), 1)
+        return began
+
+
+PLAYED = """
+import socket, sys, runpy
+socket.gethostname = lambda: "n{number}"
+if {closed}:
+    import errno
+    def refused(place, *given, **named):
+        if place[1] == int(sys.argv[3]):
+            return connect(place, *given, **named)
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+    connect, socket.create_connection = socket.create_connection, refused
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("closed", ["", "n1", "n2"])
+def test_two_workers_try_each_other_in_both_directions(closed):
+    answer = probed(site(workers=2), provider=lambda tier, run: Cluster(closed))
+    assert answer.problems == ()
+    if not closed:
+        assert answer.advice == () and re.search(r"; it and one on n[12] reach each other$", answer.found)
+        return
+    other = {"n1": "n2", "n2": "n1"}[closed]
+    [advice] = answer.advice
+    assert f"workers do not reach each other, so that each gets its files from this machine ({closed} cannot" in advice
+    assert f"{closed} cannot reach {other}: [Errno 113] No route to host): have transfer_port name ports" in advice
+
+
+def test_whether_workers_reach_each_other_is_not_asked_where_a_site_turns_that_off_and_unknown_where_one_comes():
+    answer = probed(site(workers=2), provider=lambda tier, run: Cluster(jobs=1), second=0.5)
+    assert answer.problems == () and answer.found
+    assert answer.advice == (
+        "a second probe did not connect within 0.5 s, so it is not known whether workers reach each other",
+    )
+    off = site(workers=2)
+    off = off.model_copy(update={"taskvine": off.taskvine.model_copy(update={"worker_transfers": False})})
+    assert probed(off, provider=lambda tier, run: Cluster()).advice == ()
 
 
 def test_one_whose_job_does_not_begin_is_no_problem_and_none_is_left():

@@ -42,7 +42,8 @@ def check(
     """Find what is wrong in a site file, and say what to write.
 
     With --live the batch systems are asked what they have for each tier now, and one job of each tier is submitted,
-    which connects to this machine as a worker would, says what it finds there, and ends. Call it where you start runs.
+    which connects to this machine as a worker would, says what it finds there, and ends; of a tier of several workers
+    there are two, which also try to reach each other. Call it where you start runs.
     Exits with 1 if there is something wrong, or if no worker of some tier would come.
 
     \b

@@ -6,6 +6,7 @@ The job itself: host/program_main.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import hmac
@@ -213,6 +214,8 @@ _LOOK_SECONDS = 0.2
 _MOST_BYTES = 4096
 _SAY_SECONDS = 5.0  # How long a connection may take to send what it found.
 _MOST_LINES = 100
+SECOND_SECONDS = 20.0
+"""How long a second probe may take by default to connect after the first."""
 
 
 @dataclass(frozen=True)
@@ -230,17 +233,22 @@ class ProbeAnswer:
 
 
 def probe_tiers(
-    site: Site, tiers: Sequence[Tier], limit: float = SECONDS, provider: Callable[[Tier, str], Provider] = provider_of
+    site: Site,
+    tiers: Sequence[Tier],
+    limit: float = SECONDS,
+    provider: Callable[[Tier, str], Provider] = provider_of,
+    second: float = SECOND_SECONDS,
 ) -> list[ProbeAnswer]:
     """Start a job of each tier at the same time, where runs would be started now, and return what each reported.
 
-    :param limit: seconds that a job may take to begin and to connect.
+    :param limit: seconds that a job may take to begin and to connect; `second`, that a second one of a tier may take
+        to connect after the first.
     """
     answers: dict[str, ProbeAnswer] = {}
 
     def work(tier: Tier) -> None:
         try:
-            answers[tier.name] = _probe(site, tier, limit, provider)
+            answers[tier.name] = _probe(site, tier, limit, provider, second)
         except (ProviderError, OSError) as error:
             answers[tier.name] = ProbeAnswer(tier.name, problems=(f"no probe can be started: {error}",))
 
@@ -252,7 +260,9 @@ def probe_tiers(
     return [answers[tier.name] for tier in tiers]
 
 
-def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str], Provider]) -> ProbeAnswer:
+def _probe(
+    site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str], Provider], second: float
+) -> ProbeAnswer:
     run = secrets.token_hex(6)
     folder = os.path.abspath(f"ctxflow-probe-{run}")  # Where a run would keep its files: machines may have to see it.
     key = secrets.token_hex(32)
@@ -270,15 +280,19 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         python = python_of(site.python_environment)
         port = str(listener.getsockname()[1])
         words = [python, "program_main.py", "probe", site.taskvine.address or own_address(), port, "secret"]
-        words += [tier.cache] if tier.cache is not None else []
+        two = site.taskvine.worker_transfers and tier.workers > 1
+        words += (
+            [tier.cache or "", site.taskvine.transfer_ports or "0:0"] if two else [tier.cache] if tier.cache else []
+        )
         job = job_of(tier, words, [program, secret])
         begun = time.monotonic()
-        [name] = lends.submit(job, 1)
+        name, *_ = lends.submit(job, 2 if two else 1)
         news: list[JobChange] = []
         while time.monotonic() < begun + limit:
-            facts = connections.listen(_LOOK_SECONDS)
+            facts = connections.listen(_LOOK_SECONDS, two)
             if facts is not None:
-                return _judged(tier, facts, time.monotonic() - begun)
+                answer = _judged(tier, facts, time.monotonic() - begun)
+                return _with_peer(answer, connections, second) if two else answer
             news += lends.changes()
             if any(change.state == "ended" for change in news):
                 # It may have connected a moment before it ended.
@@ -286,6 +300,53 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
                 return _judged(tier, facts, time.monotonic() - begun) if facts else _ended(tier, name, lends, news)
         return _late(tier, name, lends, news, limit)
     raise AssertionError  # Nothing above lets an exception end silently.
+
+
+def _with_peer(answer: ProbeAnswer, connections: _Connections, seconds: float) -> ProbeAnswer:
+    """Add whether a second probe, which may take so long to connect, and the first reach each other."""
+    until = time.monotonic() + seconds
+    while len(connections.held) < 2 and time.monotonic() < until:
+        connections.listen(_LOOK_SECONDS, True)
+    unknown = "so it is not known whether workers reach each other"
+    if len(connections.held) < 2:
+        text = f"a second probe did not connect within {seconds:g} s, {unknown}"
+        return dataclasses.replace(answer, advice=(*answer.advice, text))
+    one, other = connections.held
+    if one.host == other.host:
+        text = f"both probes were on {one.host}, {unknown}"
+        return dataclasses.replace(answer, advice=(*answer.advice, text))
+    troubles = [
+        f"{a.host} cannot reach {b.host}: {why}" for a, b in ((one, other), (other, one)) if (why := a.tries(b))
+    ]
+    if not troubles:
+        return dataclasses.replace(answer, found=f"{answer.found}; it and one on {other.host} reach each other")
+    instead = "have transfer_port name ports that are open between them, or write worker_transfers = false"
+    text = f"workers do not reach each other, so that each gets its files from this machine ({'; '.join(troubles)})"
+    return dataclasses.replace(answer, advice=(*answer.advice, f"{text}: {instead}"))
+
+
+class _HeldProbe:
+    """A probe that waits to be told whom to try."""
+
+    def __init__(self, line: socket.socket, facts: Mapping[str, Any], key: bytes) -> None:
+        self._line, self._facts, self._key = line, facts, key
+        self.host = str(facts["host"])
+
+    def tries(self, other: _HeldProbe) -> str:
+        """Have it connect to another; return why it cannot, "" if it can."""
+        if not other._facts.get("listens"):
+            return "there is no port to listen at"
+        try:
+            said = f"{other._line.getpeername()[0]} {other._facts['listens']}".encode()
+            self._line.settimeout(_SAY_SECONDS + _LOOK_SECONDS)
+            self._line.sendall(hmac.new(self._key, said, hashlib.sha256).hexdigest().encode() + b" " + said + b"\n")
+            return str(json.loads(self._line.recv(_MOST_BYTES))["trouble"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"it does not answer ({error})"
+
+    def close(self) -> None:
+        """Have it end."""
+        self._line.close()
 
 
 def _listening(site: Site) -> socket.socket:
@@ -305,6 +366,7 @@ class _Connections:
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener, self._key = listener, key
         self._lines: dict[socket.socket, tuple[float, bytes]] = {}  # Its deadline, and what it has sent.
+        self.held: list[_HeldProbe] = []
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -315,16 +377,21 @@ class _Connections:
     def __exit__(self, *_: object) -> None:
         for line in list(self._lines):
             self._end(line)
+        for probe in self.held:
+            probe.close()
         self._selector.close()
 
-    def listen(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return what a probe reports within so many seconds, None if none does."""
+    def listen(self, seconds: float, hold: bool = False) -> Mapping[str, Any] | None:
+        """Return what a probe reports within so many seconds, None if none does.
+
+        :param hold: whether it is to wait, among `held`.
+        """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif (found := self._read(key.fileobj)) is not None:  # type: ignore[arg-type]
+                elif (found := self._read(key.fileobj, hold)) is not None:  # type: ignore[arg-type]
                     return found
         for line in [line for line, (by, _) in self._lines.items() if by <= until]:
             self._end(line)
@@ -341,7 +408,7 @@ class _Connections:
         if len(self._lines) > _MOST_LINES:
             self._end(next(iter(self._lines)))
 
-    def _read(self, line: socket.socket) -> Mapping[str, Any] | None:
+    def _read(self, line: socket.socket, hold: bool) -> Mapping[str, Any] | None:
         if line not in self._lines:  # An earlier one of this round has ended it.
             return None
         by, told = self._lines[line]
@@ -358,8 +425,14 @@ class _Connections:
         if hmac.compare_digest(proof, hmac.new(self._key, facts, hashlib.sha256).hexdigest().encode()):
             with contextlib.suppress(OSError, ValueError):
                 found = json.loads(facts)
-                line.sendall(b".")
-        self._end(line)
+                if not hold:
+                    line.sendall(b".")
+        if found is not None and hold:
+            del self._lines[line]
+            self._selector.unregister(line)
+            self.held.append(_HeldProbe(line, found, self._key))
+        else:
+            self._end(line)
         return found
 
     def _end(self, line: socket.socket) -> None:

@@ -9,7 +9,11 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from types import CodeType
+from typing import TYPE_CHECKING
 from zipimport import zipimporter
+
+if TYPE_CHECKING:
+    import socket
 
 _PROGRAMS = {
     "worker": ("worker", "main"),
@@ -19,6 +23,8 @@ _PROGRAMS = {
     "zygote": ("zygote", "main"),
 }
 _PROBE_SECONDS = 10
+_PEER_SECONDS = 90  # For how long a probe may be tried by another.
+_REACH_SECONDS = 3
 _FILE = os.path.dirname(__file__)
 
 
@@ -43,11 +49,14 @@ def main() -> None:
     sys.exit(getattr(import_module("ctxflow.host." + module), function)(sys.argv[2:]))
 
 
-def probe(host: str, port: str, secret: str, cache: str = "") -> int:
+def probe(host: str, port: str, secret: str, cache: str = "", transfer_ports: str = "") -> int:
     """Connect back to whoever sent this job, say what a worker would find here, and return the exit status.
 
-    :param secret: a file with what proves that the job is one of theirs.
+    Then it connects to where it is told that another probe listens, says what came of that, and waits for more.
+
+    :param secret: a file with what proves that the job is one of theirs, and what it is told.
     :param cache: the folder of the host's cache, "" for none.
+    :param transfer_ports: LOW:HIGH, where it listens for another; "" if there is none.
     """
     import hashlib  # Here, since every start of a program reads this file.
     import hmac
@@ -59,6 +68,7 @@ def probe(host: str, port: str, secret: str, cache: str = "") -> int:
     with open(secret, "rb") as file:
         key = file.read()
     place = os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir()
+    listener = listening(transfer_ports) if transfer_ports else None
     facts = json.dumps(
         {
             "host": socket.gethostname(),
@@ -67,13 +77,28 @@ def probe(host: str, port: str, secret: str, cache: str = "") -> int:
             "place": place,
             "free": shutil.disk_usage(place).free,
             "cache": cache and look_at_cache(cache),
+            "listens": listener.getsockname()[1] if listener else None,
         }
     ).encode()
-    proof = hmac.new(key, facts, hashlib.sha256).hexdigest().encode()
+
+    def proof(said: bytes) -> bytes:
+        return hmac.new(key, said, hashlib.sha256).hexdigest().encode()
+
     try:
         with socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS) as line:
-            line.sendall(proof + b" " + facts + b"\n")
-            line.recv(1)
+            line.sendall(proof(facts) + b" " + facts + b"\n")
+            line.settimeout(_PEER_SECONDS)
+            while True:
+                told, _, peer = line.recv(4096).rstrip(b"\n").partition(b" ")
+                if not peer or not hmac.compare_digest(told, proof(peer)):
+                    break
+                address, _, there = peer.decode().rpartition(" ")
+                said = ""
+                try:
+                    socket.create_connection((address, int(there)), timeout=_REACH_SECONDS).close()
+                except OSError as error:
+                    said = str(error)
+                line.sendall(json.dumps({"trouble": said}).encode() + b"\n")
     except socket.gaierror:
         sys.stdout.write(f"couldn't resolve hostname {host}\n")
         return 1
@@ -81,6 +106,22 @@ def probe(host: str, port: str, secret: str, cache: str = "") -> int:
         sys.stdout.write(f"couldn't connect to {host}:{port}: {error}\n")
         return 1
     return 0
+
+
+def listening(ports: str) -> "socket.socket | None":
+    """Listen at the first free of LOW:HIGH, 0:0 for any; None if there is none."""
+    import socket
+
+    low, _, high = ports.partition(":")
+    for port in range(int(low), int(high or low) + 1):
+        listener = socket.socket()
+        try:
+            listener.bind(("", port))
+            listener.listen()
+            return listener
+        except OSError:
+            listener.close()
+    return None
 
 
 def look_at_cache(folder: str) -> "dict[str, str | int]":
@@ -97,6 +138,8 @@ def look_at_cache(folder: str) -> "dict[str, str | int]":
         found = os.lstat(own)
         if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
             problem = "is not a folder of this user alone"
+        elif os.listdir(own) and not {".ctxflow-cache", "lock"}.intersection(os.listdir(own)):
+            problem = "holds what is no cache of ctxflow"
         else:
             for key in os.listdir(os.path.join(own, "kept")):
                 with open(os.path.join(own, "kept", key, "index")) as file:
