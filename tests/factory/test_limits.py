@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 
 import pytest
 from hypothesis import given
@@ -59,8 +60,8 @@ def test_a_job_counts_from_its_start_to_its_end_each_time():
 
 def test_a_job_that_the_batch_system_lost_sight_of_counts_all_the_while():
     meter = SpendingMeter(gpus=1)
-    for time, change in enumerate(["running", "evicted", "running", "ended"]):
-        meter.changed(JobChange("1", change, resumed=time == 2), now=time * HOUR)
+    for hour, state in enumerate(["running", "evicted", "running", "ended"]):
+        meter.changed(JobChange("1", state, resumed=hour == 2), now=hour * HOUR)
     assert meter.spent(now=9 * HOUR) == Spent(3.0, 0.0)
 
 
@@ -200,3 +201,17 @@ def test_a_lowered_maximum_costs_no_worker(maximum):
 
 def test_a_run_without_jobs_gives_none_to_those_that_lack_some():
     assert to_reclaim({"a": 1, "b": 1}, {}, {}, 1) == {"a": 0, "b": 0}
+
+
+def test_a_record_tells_for_how_long_nobody_has_counted(home):
+    site = Site(engine="taskvine", tiers=(TIER,), acquire="factory", gpu_hours_per_user=3)
+    limits = FactoryLimits("lab", print)
+    assert limits.behind() == 0.0
+    limits.look(site, Spent(1.0))
+    assert limits.behind() == 0.0, "there was no factory before"
+    path = spending_file("lab")
+    os.utime(path, times=(time.time() - HOUR,) * 2)  # It was killed an hour ago.
+    again = FactoryLimits("lab", print)
+    again.look(site, Spent())
+    assert HOUR <= again.behind() < 2 * HOUR
+    assert FactoryLimits("other", print).behind() == 0.0

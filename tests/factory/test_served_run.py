@@ -9,6 +9,7 @@ import pytest
 
 from ctxflow.factory import JobChange, ProviderError, WorkerJob
 from ctxflow.factory.exchange import Wishes
+from ctxflow.factory.limits import SpendingMeter, Spent
 from ctxflow.factory.provider import FoundJob, PoolSurvey
 from ctxflow.factory.served_run import GrantedProvider, ServedRun
 
@@ -67,12 +68,18 @@ class Queue:
 class Granted:
     """A granted provider, and the time that it sees."""
 
-    def __init__(self, queue: Queue, joined=()) -> None:
+    def __init__(self, queue: Queue, joined=(), behind=0.0) -> None:
         self.now = 100.0
         self.left: list[tuple[int, int]] = []
         self.lock = threading.Lock()
         self.provider = GrantedProvider(
-            queue, "abc", joined, self.lock, lambda *left: self.left.append(left), clock=lambda: self.now
+            queue,
+            "abc",
+            joined,
+            self.lock,
+            lambda *left: self.left.append(left),
+            behind=lambda: behind,
+            clock=lambda: self.now,
         )
 
     def held(self) -> int:
@@ -147,6 +154,17 @@ def test_what_becomes_of_those_that_were_taken_over_is_asked_now_and_then():
     queue.jobs["1.1"] = FoundJob("1.1", "abc", "running", "n4")
     granted.now += 60
     assert granted.provider.changes() == [JobChange("1.1", "running", "", "n4")]
+
+
+def test_what_was_taken_over_counts_for_the_time_in_which_there_was_no_factory():
+    granted = Granted(Queue(FoundJob("1.0", "abc", "running", "n1")), behind=1800.0)
+    granted.provider.allowed = 2
+    granted.provider.changes()
+    granted.provider.submit(JOB, 2)
+    meter = SpendingMeter(gpus=2)
+    for change in granted.provider.changes():
+        meter.changed(change, now=0.0)
+    assert meter.spent(now=1800.0) == Spent(2.0, 0.0)
 
 
 def test_a_queue_that_does_not_answer_is_asked_again():

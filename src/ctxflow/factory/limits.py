@@ -76,7 +76,7 @@ class SpendingMeter:
         """Record a change of a job."""
         evicted = self._evicted.pop(change.job, now)
         if change.state == "running":
-            self._began.setdefault(change.job, evicted if change.resumed else now)
+            self._began.setdefault(change.job, (evicted if change.resumed else now) - change.ran)
         elif change.job in self._began:
             self._past += self._of(change.job, now)
             del self._began[change.job]
@@ -152,7 +152,14 @@ class SpendingRecord:
         self._others = f"{glob.escape(self.path.rpartition('@')[0])}@*.json"
         self._before = _read(self.path)
         self._written = self._before
+        self._last = 0.0  # When the factory before this one wrote, in Unix time.
+        with contextlib.suppress(OSError):
+            self._last = os.stat(self.path).st_mtime
         self._beside = self._read_others()
+
+    def behind(self) -> float:
+        """Return for how long nobody has counted what a factory that was killed has left running."""
+        return max(0.0, time.time() - self._last) if self._last else 0.0
 
     def total(self, now: Spent) -> Spent:
         """Return all that was used, with what this factory's runs have used since it began."""
@@ -218,6 +225,10 @@ class FactoryLimits:
             self._say(f"{self.reached}; no worker is asked for, and those that run end what they do and leave")
         elif before and not self.reached:
             self._say("no limit is reached any more: workers are asked for again")
+
+    def behind(self) -> float:
+        """Return for how long nobody has counted jobs that are taken over now; 0 where no user's limit is set."""
+        return self._record.behind() if self._record is not None else 0.0
 
     def _keep(self, record: SpendingRecord, spent: Spent, last: bool) -> None:
         if not last and time.monotonic() < self._write_at:

@@ -63,6 +63,7 @@ class JobChange:
     :param reason: what the batch system says, if anything; `host`: the machine of a running job, if it is known.
     :param by_hand: for `held`: somebody put it on hold, and will release it.
     :param resumed: for `running`: it was not evicted, as was reported before: the batch system has found it again.
+    :param ran: for `running`: seconds for which it has run that nobody has counted.
     :param waited: seconds from the request for it (or its last eviction) to `running`; filled in by the acquirer.
     """
 
@@ -73,6 +74,7 @@ class JobChange:
     waited: float | None = None
     by_hand: bool = False
     resumed: bool = False
+    ran: float = 0.0
 
 
 @dataclass(frozen=True)

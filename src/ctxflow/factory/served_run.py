@@ -42,6 +42,7 @@ class ServedRun:
     :param wishes: what it wants at first.
     :param lock: guards how much of a tier its runs hold together.
     :param changed: called, on any thread, when there is news to pass on.
+    :param behind: for how many seconds nobody has counted what jobs use that are taken over now.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class ServedRun:
         lock: threading.Lock,
         say: Say,
         changed: Callable[[], None],
+        behind: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.run = run
         self.wishes = wishes
         self._files = files
         self._lock = lock
         self._say = say
-        self._changed = changed
+        self._changed, self._behind = changed, behind
         self._tiers: dict[str, _ServedTier] = {}
         self._gone: set[tuple[str, str]] = set()
         self._looks = wishes.looks
@@ -98,7 +100,7 @@ class ServedRun:
 
         joined = list(self.wishes.joined.get(name, {}))
         provider = provider_of(tier, self.run.id)
-        granted = GrantedProvider(provider, self.run.id, joined, self._lock, settled)
+        granted = GrantedProvider(provider, self.run.id, joined, self._lock, settled, self._behind)
         acquirer = Acquirer(
             {name: (granted, worker_job(tier, self.run.lead))},
             # Where the run itself would keep them: a worker's last words are always found there.
@@ -272,6 +274,7 @@ class GrantedProvider:
     :param joined: jobs whose workers have joined the run, as it reports: not every provider can find its jobs.
     :param lock: one for all that share the tier's maximum; guards `allowed` and the count of `held`.
     :param found: called once, with how many jobs of an earlier factory were taken over, and how many discarded.
+    :param behind: see `ServedRun`.
     :ivar allowed: how many jobs there may be; `submit` gives no more.
     :ivar settled: whether it is known what an earlier factory left.
     """
@@ -283,6 +286,7 @@ class GrantedProvider:
         joined: Sequence[str],
         lock: threading.Lock,
         found: Callable[[int, int], None],
+        behind: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.queries = 0
@@ -292,7 +296,7 @@ class GrantedProvider:
         self._run = run
         self._joined = list(joined)
         self._lock = lock
-        self._found = found
+        self._found, self._behind = found, behind
         self._clock = clock
         self._jobs: set[str] = set()  # Those that the batch system has, and that are not being removed.
         self._asking = 0  # How many more are being asked for.
@@ -326,7 +330,7 @@ class GrantedProvider:
         if not self.settled:
             return []
         given, self._offered = self._offered[:count], self._offered[count:]
-        self._news += [JobChange(each, "running") for each in given]
+        self._news += [JobChange(each, "running", ran=self._behind()) for each in given]
         self._old_news.update(given)
         with self._lock:
             more = max(0, min(count - len(given), self.allowed - self.held()))

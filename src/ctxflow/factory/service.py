@@ -214,7 +214,7 @@ class Service:
                 self._foreign.add(run.id)
                 self._say("", run.id, f'it wants workers of the site "{wishes.site}": another factory is to serve it')
             return
-        served = ServedRun(run, wishes, files, self._lock, self._say, self._wake)
+        served = ServedRun(run, wishes, files, self._lock, self._say, self._wake, self._limits.behind)
         with self._counting:
             self._serving[run.id] = served
         self._say("", run.id, f"it is served: its driver is process {run.pid}, its files are in {run.directory}")
