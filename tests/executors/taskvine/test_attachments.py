@@ -53,6 +53,17 @@ def test_workers_send_one_another_inputs_only_where_they_are_known_to_reach_each
     assert [(message.cache, message.peers) for message in said] == [(True, proven)]
 
 
+def test_an_input_is_declared_anew_once_not_all_workers_reach_one_another(said, tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("words")
+    answers = [True, True, False, False]
+    attachments = Attachments(said.append, str(tmp_path / "outputs"), lambda: answers.pop(0))
+    call = CallFiles((Input("in.txt", str(source)),), ())
+    keys = [attachments.attach("a", call).inputs["input-0"] for _ in range(4)]
+    assert [(message.key, message.peers) for message in said] == [(keys[0], True), (keys[2], False)]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+
+
 def test_of_two_runs_of_a_call_the_first_that_ends_counts(attached, said, tmp_path):
     target = tmp_path / "out.txt"
     call = CallFiles((), (OutputFile("out.txt", str(target)),))

@@ -43,7 +43,8 @@ def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_that_is_taken_meanwhile_is_told_too(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_port_that_is_taken_meanwhile_is_told_unless_it_may_be_the_manager_that_has_it(tmp_path, monkeypatch, ended):
     monkeypatch.setattr("ctxflow.executors.taskvine.engine.require_ndcctools", lambda: None)
     taken = []
 
@@ -53,12 +54,13 @@ def test_a_port_that_is_taken_meanwhile_is_told_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ManagerLink, "started", started)
     monkeypatch.setattr(ManagerLink, "_spawn", lambda link: None)
-    monkeypatch.setattr(ManagerLink, "channel", SimpleNamespace(fileno=lambda: 0), raising=False)
+    monkeypatch.setattr(ManagerLink, "channel", SimpleNamespace(fileno=lambda: 0, closed=ended), raising=False)
     monkeypatch.setattr(ManagerLink, "end", lambda link, seconds: None)
     with socket.create_server(("", 0)) as found:
         port = found.getsockname()[1]
     run = SimpleNamespace(directory=str(tmp_path), id="7", clock=time.monotonic)
     engine = TaskVineEngine(SITE.model_copy(update={"taskvine": TaskVineOptions(port=port)}))
-    with pytest.raises(CtxflowError, match=f"^port = {port} is taken on this machine"):
+    told = f"^port = {port} is taken on this machine" if ended else "^TaskVine's manager does not start: run_info_path"
+    with pytest.raises(CtxflowError, match=told):
         engine.start(run)
     taken[0].close()

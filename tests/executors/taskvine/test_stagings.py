@@ -37,7 +37,8 @@ class Played:
         self.stagings = Stagings(run, self, setup, self.events.append, lambda: None, peers)
 
     def make(self, worker, frames, then, inputs=None, outputs=None):
-        self._made.append((worker, frames, then, inputs or {}, outputs or {}))
+        if worker.answers:  # Of a worker that is lost nothing is heard.
+            self._made.append((worker, frames, then, inputs or {}, outputs or {}))
         return len(self._made)
 
     def answer(self, most=10_000):
@@ -63,10 +64,12 @@ class Played:
         host = host or name
         where = {"ip": host, "transfer_port": 1024} if listens else {}
         worker = VineWorker(name, host, "127.0.0.1:1", since=0.0, place=host, kept=kept, **where)
+        worker.answers = True
         self.stagings.joined(worker)
         return worker
 
     def lose(self, worker):
+        worker.answers = False
         self._made = [made for made in self._made if made[0] is not worker]
         self.stagings.lost(worker)
 
@@ -240,6 +243,26 @@ def test_a_worker_that_goes_while_it_is_tried_holds_nobody_up(played, context, l
     assert played.happened() == [ev.ContextStaged] * staged
 
 
+def test_what_is_still_to_be_brought_to_a_worker_that_is_gone_holds_nobody_up(played, context, tmp_path):
+    played.join("w0", "n0", listens=True)
+    worker = played.join("w1", "n1", listens=True)
+    played.lose(worker)
+    played.stagings.bring(worker, str(tmp_path / "weights"), "digest-weights", "model", lambda failure: None)
+    played.stagings.stage(played.join("w2", "n1", listens=True), context)
+    played.answer()
+    assert played.happened() == [ev.ContextStaged]
+
+
+def test_workers_whose_connections_come_through_tunnels_are_alone(played, context):
+    for name in ("n1", "n2"):
+        worker = VineWorker(name, name, "127.0.0.1:1", since=0.0, place=name, ip="127.0.0.1", transfer_port=1024)
+        worker.answers = True
+        played.stagings.joined(worker)
+        played.stagings.stage(worker, context)
+        played.answer()
+    assert ReachPeer not in played.asked and played.asked.count(SeedFile) == 2 * 2
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12), st.booleans())
 def test_no_file_goes_between_hosts_that_do_not_reach_each_other(tmp_path_factory, hosts, peers):
     """Racks between which nothing passes, and hosts to which nothing does."""
@@ -295,3 +318,18 @@ def test_a_state_goes_by_way_of_the_driver_between_workers_that_do_not_reach_eac
     then(target, [FileDone()])
     assert [type(event) for event in carried.events] == [ev.StateArrived]
     assert type(carried.sent[-1]) is Undeclare and not any((tmp_path / "taskvine").iterdir())
+
+
+@pytest.mark.parametrize("reach", [True, False])
+def test_a_state_whose_worker_is_lost_before_it_comes_leaves_no_file_and_is_asked_for_by_nobody(tmp_path, reach):
+    carried = Carried(tmp_path)
+    states = StateTransfers(carried.run, carried, carried.events.append, lambda one, other: reach)
+    source, target = (VineWorker(name, name, "127.0.0.1:1", since=0.0, place=name) for name in ("w1", "w2"))
+    states.carry(source, target, cmd.Carry("w2", "w1", 3, 5, "", 6))
+    [(_, then, _, _)] = carried._made
+    states.lost("w2")
+    if not reach:
+        Path(carried.sent[0].path).write_text("frozen")
+    then(source, [FileDone()])
+    assert len(carried._made) == 1 and not carried.events
+    assert not any((tmp_path / "taskvine").iterdir())

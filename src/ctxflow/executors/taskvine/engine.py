@@ -113,7 +113,8 @@ class TaskVineEngine:
             try:
                 self._port = self._link.started(self._patience.start)
             except EngineFailed:
-                require_port(self._site)  # Another has taken it meanwhile, perhaps.
+                if self._link.channel.closed:  # Else it may listen there itself.
+                    require_port(self._site)
                 raise
             self._connection = self._setup.connection(self._port)
             self._calls = VineCalls(self._link, self._setup.key, self._forged)
@@ -319,8 +320,8 @@ class TaskVineEngine:
             self._acquirer.connected(worker.tier, worker.job)
 
     def _disconnect(self, worker: VineWorker) -> None:
-        if worker.answers and worker.job is not None:
-            worker.answers = False
+        answered, worker.answers = worker.answers, False
+        if answered and worker.job is not None:
             self._connected[worker.tier, worker.job] -= 1
             if not self._connected[worker.tier, worker.job]:
                 del self._connected[worker.tier, worker.job]

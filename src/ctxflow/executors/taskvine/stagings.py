@@ -183,11 +183,13 @@ class Stagings:
         return f"{digest}-{context.id}-{worker.forgotten.get(context.id, 0)}"
 
     def _bring(self, worker: VineWorker, files: Mapping[str, tuple[str, str]], context: str, done: Done) -> None:
-        """Bring files to a worker.
+        """Bring files to a worker; nothing follows where it is gone.
 
         :param files: name in the worker's cache -> path here, and digest; those with other names bypass the tree.
         :param context: the name of the context that needs them.
         """
+        if not worker.answers:
+            return
         for path, _ in files.values():
             if not os.path.exists(path):
                 message = f"there is no file {path} to stage: see that it is there as long as the run lasts"
@@ -454,7 +456,8 @@ class Stagings:
             if self._trials.get(host) is not trial or trial.worker is not worker or trial.peer is not peer:
                 return  # One of them was lost meanwhile.
             failure = _failure(one, reports)
-            answers.append(failure.message if failure is not None else "")
+            done = any(isinstance(report, FileDone) for report in reports)
+            answers.append(failure.message if failure is not None else "" if done else f"{one.host} did not try")
             if len(answers) < 2:
                 return
             if any(answers):

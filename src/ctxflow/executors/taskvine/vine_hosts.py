@@ -241,7 +241,8 @@ class Attachments:
         self._send, self._proven = send, proven
         self._folder = folder
         self._numbers = itertools.count(1)
-        self._declared: dict[tuple[str, int, int], str] = {}  # Path, time of change and size -> key, the oldest first.
+        # Path, time of change and size, and whether workers send it to one another -> key, the oldest first.
+        self._declared: dict[tuple[tuple[str, int, int], bool], str] = {}
         self._users: dict[str, int] = {}  # Key -> calls in flight that take it.
         self._open: dict[str, list[Attached]] = {}  # By worker.
 
@@ -268,12 +269,13 @@ class Attachments:
         return attached
 
     def _declare(self, identity: tuple[str, int, int]) -> str:
-        key = self._declared.pop(identity, None)
+        peers = self._proven()
+        key = self._declared.pop((identity, peers), None)
         if key is None:
             key = f"input {next(self._numbers)}"
             self._users[key] = 0
-            self._send(DeclareFile(key, identity[0], cache=True, peers=self._proven()))
-        self._declared[identity] = key
+            self._send(DeclareFile(key, identity[0], cache=True, peers=peers))
+        self._declared[identity, peers] = key
         return key
 
     def answered(self, worker: str, attached: Attached, reports: Reports) -> Reports:

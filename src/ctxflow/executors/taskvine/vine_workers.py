@@ -72,7 +72,7 @@ class VineWorker:
     kept: str = ""  # Its host's cache, which outlives it.
     alike: str = ""  # The same for machines on which compilers make the same.
     transfer_port: int | None = None  # Where it serves files to its peers.
-    answers: bool = False  # It has told what it is, and may stay.
+    answers: bool = False  # From when it has told what it is, and may stay, until it is lost.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
@@ -90,8 +90,8 @@ class VineWorker:
 
     @property
     def listens(self) -> bool:
-        """Whether peers know where it serves them."""
-        return bool(self.ip and self.transfer_port)
+        """Whether peers know where it serves them; not so of one whose connection comes through a tunnel."""
+        return bool(self.ip and self.transfer_port) and not self.ip.startswith(("127.", "::1"))
 
     def answered(self, report: FromWorker) -> None:
         """Note that calls that overlap have ended."""

@@ -384,6 +384,9 @@ class StateTransfers:
             self._calls.link.send(DeclareFile(carrying.temp, carrying.path))
 
         def sent(_: VineWorker, reports: Reports) -> None:
+            if carrying not in self._carrying:  # The target was lost meanwhile.
+                self._forget(carrying)
+                return
             problem = _problem(reports)
             if problem is not None:
                 self._end(carrying, problem)
