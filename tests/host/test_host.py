@@ -175,6 +175,24 @@ def test_a_process_that_left_its_library_process_counts_for_the_memory_that_this
     assert "more than the 0.20 GB that its context asks for" in driven.next("died")[0]["failure"]["message"]
 
 
+def test_pages_that_it_shares_with_such_a_process_count_once(driven):
+    def held(value, items):
+        block = os.urandom(BLOCK)
+        if not os.fork():
+            os.setsid()
+            if not os.fork():
+                time.sleep(FOREVER)
+            os._exit(0)
+        os.wait()
+        time.sleep(2.0)  # The limit is looked at twice a second.
+        return [len(block)]
+
+    driven.load(lambda: 1, memory=int(1.8 * BLOCK))
+    driven.next("ready")
+    driven.call(held, [1])
+    assert pickle.loads(driven.next("finished")[1]) == [BLOCK]
+
+
 @pytest.mark.parametrize(
     "mess",
     [

@@ -117,8 +117,8 @@ def test_memory_is_measured_and_shared_pages_are_counted_once():
     try:
         here = resident_bytes(os.getpid())
         assert here > len(block)
-        assert tree_bytes(os.getpid(), 1 << 50) > 4 * len(block), "quickly"
-        assert tree_bytes(os.getpid()) < 2.5 * len(block) + here, "exactly"
+        assert tree_bytes([os.getpid()], 1 << 50) > 4 * len(block), "quickly"
+        assert tree_bytes([os.getpid()]) < 2.5 * len(block) + here, "exactly"
         assert proportional_bytes(os.getpid()) <= here
     finally:
         for pid in children:

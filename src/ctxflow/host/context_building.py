@@ -60,7 +60,7 @@ def measured_bytes() -> tuple[int | None, int | None]:
     It is that of this process and its descendants, with shared pages counted once, and what torch has reserved here:
     of what other processes hold on a GPU, as those of engines do, only its driver knows.
     """
-    memory = tree_bytes(os.getpid())
+    memory = tree_bytes([os.getpid()])
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or any(map(holds_gpu, descendants(os.getpid()))):
         return memory, None

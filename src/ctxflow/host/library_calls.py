@@ -256,7 +256,7 @@ class LibraryCalls:
         """Leave a step unanswered that took too much memory, until the host ends the process for it."""
         pid, limit = os.getpid(), self._memory
         # Its own memory is quick to read; what counts for the host includes its children's.
-        if limit is not None and resident_bytes(pid) > limit and tree_bytes(pid, limit) > limit:
+        if limit is not None and resident_bytes(pid) > limit and tree_bytes([pid], limit) > limit:
             time.sleep(_HOST_LOOKS_WITHIN)
 
     def send(self, channel: Sends, message: FromLibrary) -> None:

@@ -338,8 +338,7 @@ class LibraryProcess:
 
     def bytes_used(self, limit: int) -> int:
         """Return the memory in bytes of it and of all that it started, also what has left it; see `tree_bytes`."""
-        left = [pid for pid in adopted(OF_LIBRARY, self.scratch) if pid != self.process.pid]
-        return sum(tree_bytes(pid, limit) for pid in (self.process.pid, *left))
+        return tree_bytes([self.process.pid, *adopted(OF_LIBRARY, self.scratch)], limit)
 
     def _close_log(self) -> None:
         if self._log is not None:

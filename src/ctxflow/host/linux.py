@@ -377,12 +377,12 @@ def proportional_bytes(pid: int) -> int:
         return resident_bytes(pid)
 
 
-def tree_bytes(pid: int, limit: int = 0) -> int:
-    """Return the memory in bytes of a process and its descendants, what they share counted once.
+def tree_bytes(pids: Iterable[int], limit: int = 0) -> int:
+    """Return the memory in bytes of processes and their descendants, what they share counted once.
 
     :param limit: a sum up to this need not be exact: pages may count for each that shares them, which is quicker.
     """
-    tree = [pid, *descendants(pid)]
+    tree = {each for pid in pids for each in (pid, *descendants(pid))}
     total = sum(map(resident_bytes, tree))
     return total if total <= limit else sum(map(proportional_bytes, tree))
 
