@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
 
 
 def site(address: str | None = "127.0.0.1", port=0, **tier) -> Site:
-    there = Tier(name="here", provider="local", gpus=0, **tier)
+    there = Tier(name="here", gpus=0, **{"provider": "local", **tier})
     return Site(engine="taskvine", taskvine={"address": address, "port": port}, tiers=(there,))
 
 
@@ -66,20 +66,24 @@ def test_what_keeps_it_from_connecting_is_explained():
 class Cluster(LocalProvider):
     """Two machines of two names, one of which may be closed to the other."""
 
-    def __init__(self, closed: str = "", jobs: int = 2) -> None:
+    def __init__(self, closed: str = "", jobs: int = 2, later: float = 0.0) -> None:
         super().__init__()
-        self._closed, self._most = closed, jobs
+        self._closed, self._most, self._later = closed, jobs, later
 
     def submit(self, job, count):
         began = []
         for number in range(1, min(count, self._most) + 1):
-            words = [job.command[0], "-c", PLAYED.format(number=number, closed=f"n{number}" == self._closed)]
+            words = [job.command[0], "-c", self._played(number)]
             began += super().submit(dataclasses.replace(job, command=[*words, *job.command[1:]]), 1)
         return began
 
+    def _played(self, number):
+        return PLAYED.format(number=number, closed=f"n{number}" == self._closed, later=self._later)
+
 
 PLAYED = """
-import socket, sys, runpy
+import socket, sys, runpy, time
+time.sleep({later})
 socket.gethostname = lambda: "n{number}"
 if {closed}:
     import errno
@@ -95,7 +99,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.parametrize("closed", ["", "n1", "n2"])
 def test_two_workers_try_each_other_in_both_directions(closed):
-    answer = probed(site(workers=2), provider=lambda tier, run: Cluster(closed))
+    answer = probed(site(workers=2, provider="condor"), provider=lambda tier, run: Cluster(closed))
     assert answer.problems == ()
     if not closed:
         assert answer.advice == () and re.search(r"; it and one on n[12] reach each other$", answer.found)
@@ -107,14 +111,26 @@ def test_two_workers_try_each_other_in_both_directions(closed):
 
 
 def test_whether_workers_reach_each_other_is_not_asked_where_a_site_turns_that_off_and_unknown_where_one_comes():
-    answer = probed(site(workers=2), provider=lambda tier, run: Cluster(jobs=1), second=0.5)
+    answer = probed(site(workers=2, provider="condor"), provider=lambda tier, run: Cluster(jobs=1), second=0.5)
     assert answer.problems == () and answer.found
     assert answer.advice == (
         "a second probe did not connect within 0.5 s, so it is not known whether workers reach each other",
     )
-    off = site(workers=2)
+    off = site(workers=2, provider="condor")
     off = off.model_copy(update={"taskvine": off.taskvine.model_copy(update={"worker_transfers": False})})
     assert probed(off, provider=lambda tier, run: Cluster()).advice == ()
+
+
+def test_a_probe_that_ends_at_once_hides_no_other_that_connects():
+    class Halved(Cluster):
+        def submit(self, job, count):
+            broken = dataclasses.replace(job, command=["/bin/sh", "-c", "echo no such disk >&2; exit 3"])
+            return LocalProvider.submit(self, broken, 1) + super().submit(job, count - 1)
+
+    answer = probed(site(workers=2, provider="condor"), provider=lambda tier, run: Halved(later=3.0), second=0.5)
+    assert answer.problems == () and answer.found.startswith("a probe on n1 connected")
+    both = probed(site(workers=2, provider="condor"), provider=lambda tier, run: Halved(jobs=0))
+    assert both.problems == (f"a probe on {socket.gethostname()} ended and did not connect: no such disk",)
 
 
 def test_one_whose_job_does_not_begin_is_no_problem_and_none_is_left():
@@ -265,6 +281,4 @@ def test_it_says_what_the_hosts_cache_holds_and_what_is_wrong_with_it(tmp_path):
     assert "has 1 entry, 0.2 GB" in probed(site(cache=folder)).found
     os.chmod(cache.path, 0o755)
     [problem] = probed(site(cache=folder)).problems
-    assert (
-        problem.startswith(f"the cache {cache.path} on ") and "is not a folder of this user alone: have it" in problem
-    )
+    assert problem.startswith(f"the cache {cache.path} on ") and "is not a folder of this user alone: write" in problem

@@ -280,13 +280,13 @@ def _probe(
         python = python_of(site.python_environment)
         port = str(listener.getsockname()[1])
         words = [python, "program_main.py", "probe", site.taskvine.address or own_address(), port, "secret"]
-        two = site.taskvine.worker_transfers and tier.workers > 1
+        two = site.taskvine.worker_transfers and tier.workers > 1 and tier.provider != "local"
         words += (
             [tier.cache or "", site.taskvine.transfer_ports or "0:0"] if two else [tier.cache] if tier.cache else []
         )
         job = job_of(tier, words, [program, secret])
         begun = time.monotonic()
-        name, *_ = lends.submit(job, 2 if two else 1)
+        names = lends.submit(job, 2 if two else 1)
         news: list[JobChange] = []
         while time.monotonic() < begun + limit:
             facts = connections.listen(_LOOK_SECONDS, two)
@@ -294,11 +294,11 @@ def _probe(
                 answer = _judged(tier, facts, time.monotonic() - begun)
                 return _with_peer(answer, connections, second) if two else answer
             news += lends.changes()
-            if any(change.state == "ended" for change in news):
+            if {change.job for change in news if change.state == "ended"}.issuperset(names):
                 # It may have connected a moment before it ended.
                 facts = connections.listen(_LOOK_SECONDS)
-                return _judged(tier, facts, time.monotonic() - begun) if facts else _ended(tier, name, lends, news)
-        return _late(tier, name, lends, news, limit)
+                return _judged(tier, facts, time.monotonic() - begun) if facts else _ended(tier, lends, news)
+        return _late(tier, lends, news, limit)
     raise AssertionError  # Nothing above lets an exception end silently.
 
 
@@ -459,24 +459,25 @@ def _judged(tier: Tier, facts: Mapping[str, Any], seconds: float) -> ProbeAnswer
         there = f"{counted(cache['entries'], 'entry', 'entries')}, {cache['bytes'] / 1e9:.1f} GB"
         has += f"; its cache {cache['path']} has {there}, and its disk {cache['free'] / 1e9:.0f} GB free"
         if cache["problem"]:
-            instead = "have it removed, or write another folder as cache"
+            instead = "write another folder as cache, or remove this one if nobody needs what is in it"
             problems.append(f"the cache {cache['path']} on {where} {cache['problem']}: {instead}")
     found = f"a probe on {where} connected to this machine after {seconds:.1f} s: {has}"
     return ProbeAnswer(tier.name, found, tuple(problems))
 
 
-def _ended(tier: Tier, job: str, lends: Provider, news: Sequence[JobChange]) -> ProbeAnswer:
-    host = next((change.host for change in reversed(news) if change.host), None)
+def _ended(tier: Tier, lends: Provider, news: Sequence[JobChange]) -> ProbeAnswer:
+    job = next(change.job for change in news if change.state == "ended")
+    host = next((change.host for change in news if change.job == job and change.host), None)
     time.sleep(_LOOK_SECONDS)  # What it wrote may still be on its way.
     words = explaining_line(lends.last_words(job))
     where = f" on {host}" if host else ""
     return ProbeAnswer(tier.name, problems=(f"a probe{where} ended and did not connect: {words}",))
 
 
-def _late(tier: Tier, job: str, lends: Provider, news: Sequence[JobChange], limit: float) -> ProbeAnswer:
+def _late(tier: Tier, lends: Provider, news: Sequence[JobChange], limit: float) -> ProbeAnswer:
     state = next((change for change in reversed(news) if change.state != "ended"), None)
     if state is not None and state.state == "running":
-        where, words = state.host or "its machine", explaining_line(lends.last_words(job))
+        where, words = state.host or "its machine", explaining_line(lends.last_words(state.job))
         return ProbeAnswer(tier.name, problems=(f"a probe runs on {where} and does not connect: {words}",))
     why = f" ({state.reason})" if state is not None and state.reason else ""
     unknown = "so that nobody knows whether workers reach this machine"

@@ -21,6 +21,7 @@ _TRY_SECONDS = 0.01
 _MARK = ".ctxflow-cache"
 _SAYS = "A cache of ctxflow, which removes what is in it as it needs room: keep nothing of your own here.\n"
 _NAMES = {"kept", "work", "lock", "epoch", "writing"}
+_OF_ENTRY = {"content", "index", "held"}
 _SHARED = re.compile(r"nobody|nfsnobody|(slot|cndrusr)\d+(_\d+)*|condor|condor_pool_\w+")
 
 
@@ -160,6 +161,8 @@ def _opened(path: str, make: bool) -> int:
 def _mark(path: str, descriptor: int) -> None:
     """Mark a folder that is empty, or an earlier version's cache; an OSError in a sentence for anything else."""
     if _MARK in (names := os.listdir(descriptor)):
+        with contextlib.suppress(OSError):  # So that whoever removes old files from a scratch disk leaves it.
+            os.utime(_MARK, dir_fd=descriptor)
         return
     if names and not _is_unmarked_cache(f"/proc/self/fd/{descriptor}", names):
         text = f"{path} holds what is no cache of ctxflow, so that it is not used as one: name another folder"
@@ -176,7 +179,7 @@ def _mark(path: str, descriptor: int) -> None:
 
 
 def _is_unmarked_cache(path: str, names: list[str]) -> bool:
-    """Return whether a folder is the cache of a version that made no mark: all that it has, and nothing else."""
+    """Return whether a folder is the cache of a version that made no mark: what it has, perhaps less, and no more."""
 
     def listed(*below: str) -> list[str]:
         return os.listdir(os.path.join(path, *below))
@@ -185,7 +188,7 @@ def _is_unmarked_cache(path: str, names: list[str]) -> bool:
         return (
             {"kept", "work", "lock"} <= set(names) <= _NAMES
             and all(name.startswith(("new-", "gone-")) for name in listed("work"))
-            and all({"content", "index", "held"} == set(listed("kept", key)) for key in listed("kept"))
+            and all(name.partition(".")[0] in _OF_ENTRY for key in listed("kept") for name in listed("kept", key))
         )
     except OSError:
         return False

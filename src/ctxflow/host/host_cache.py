@@ -254,7 +254,7 @@ class HostCache:
         kept = there - sum(entry.bytes for entry in entries if not entry.held)
         if need and self.limit is not None and kept + need > self.limit:
             _destroy(gone)
-            beside = f" beside {kept / 1e9:.3g} GB in use" if need <= self.limit else ""
+            beside = f" beside {kept / 1e9:.3g} GB in use or being kept" if need <= self.limit else ""
             text = f"{need / 1e9:.3g} GB{beside} are more than the host's cache may hold"
             raise _NoRoom(f"{text}, cache_gb = {self.limit / 1e9:g}")
         for entry in entries:

@@ -22,6 +22,7 @@ _PROGRAMS = {
     "library": ("library", "main"),  # These two for hosts alone (library_start.py).
     "zygote": ("zygote", "main"),
 }
+_CACHE_MARKS = ({".ctxflow-cache"}, {"kept", "work", "lock"})  # The latter of earlier versions.
 _PROBE_SECONDS = 10
 _PEER_SECONDS = 90  # For how long a probe may be tried by another.
 _REACH_SECONDS = 3
@@ -138,7 +139,7 @@ def look_at_cache(folder: str) -> "dict[str, str | int]":
         found = os.lstat(own)
         if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
             problem = "is not a folder of this user alone"
-        elif os.listdir(own) and not {".ctxflow-cache", "lock"}.intersection(os.listdir(own)):
+        elif (there := set(os.listdir(own))) and not any(mark <= there for mark in _CACHE_MARKS):
             problem = "holds what is no cache of ctxflow"
         else:
             for key in os.listdir(os.path.join(own, "kept")):
