@@ -215,3 +215,13 @@ def test_a_record_tells_for_how_long_nobody_has_counted(home):
     again.look(site, Spent())
     assert HOUR <= again.behind() < 2 * HOUR
     assert FactoryLimits("other", print).behind() == 0.0
+
+
+def test_a_factory_that_had_nothing_to_count_was_there_all_the_same(home):
+    site = Site(engine="taskvine", tiers=(TIER,), acquire="factory", gpu_hours_per_user=3)
+    FactoryLimits("lab", print).look(site, Spent())
+    os.utime(spending_file("lab"), times=(time.time() - 100 * HOUR,) * 2)
+    FactoryLimits("lab", print).look(site, Spent())  # Which is killed in its turn.
+    last = FactoryLimits("lab", print)
+    last.look(site, Spent())
+    assert last.behind() < HOUR

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ctxflow.factory.run_files import Connection, PublishedRun, is_over, live_runs
+from ctxflow.factory.run_files import Connection, PublishedRun, is_over, live_runs, may_discard
 from ctxflow.factory.tier_providers import files_left
 from ctxflow.ownership import birth_of
 
@@ -32,7 +32,7 @@ def test_a_run_ends_with_its_file(runtime):
     connection = Connection(RUN)
     assert live_runs() == [RUN] and not is_over(RUN)
     connection.close()
-    assert live_runs() == [] and is_over(RUN)
+    assert live_runs() == [] and is_over(RUN) and may_discard(RUN)
 
 
 def test_a_run_without_a_login_is_found_from_one(runtime, monkeypatch):
@@ -52,13 +52,13 @@ def test_a_run_ends_with_its_driver(runtime):
         driver.kill()
         os.waitid(os.P_PID, driver.pid, os.WEXITED | os.WNOWAIT)  # A zombie is dead.
         assert live_runs() == [] and is_over(run)
-    assert live_runs() == [] and is_over(run)
+    assert live_runs() == [] and is_over(run) and may_discard(run)
 
 
 def test_another_process_of_its_id_is_not_its_driver(runtime):
     run = dataclasses.replace(RUN, born="1@an-earlier-boot")
     Connection(run)
-    assert live_runs() == [] and is_over(run)
+    assert live_runs() == [] and is_over(run) and may_discard(run)
 
 
 def test_a_run_in_a_container_counts_while_it_writes_and_nothing_of_it_is_removed(runtime, tmp_path):
@@ -72,7 +72,7 @@ def test_a_run_in_a_container_counts_while_it_writes_and_nothing_of_it_is_remove
         for path in (runtime / "abc.json", tmp_path / "status.json"):
             os.utime(path, times=(then, then))
         assert live_runs() == [run] * alive and is_over(run) is not alive
-        assert str(runtime / "abc.json") not in files_left()
+        assert str(runtime / "abc.json") not in files_left() and not may_discard(run)
 
 
 def test_no_clock_ends_a_run(runtime, clock_steps):

@@ -152,7 +152,7 @@ class SpendingRecord:
         self._others = f"{glob.escape(self.path.rpartition('@')[0])}@*.json"
         self._before = _read(self.path)
         self._written = self._before
-        self._last = 0.0  # When the factory before this one wrote, in Unix time.
+        self._last = 0.0  # When the factory before this one counted, in Unix time.
         with contextlib.suppress(OSError):
             self._last = os.stat(self.path).st_mtime
         self._beside = self._read_others()
@@ -166,12 +166,14 @@ class SpendingRecord:
         return self._before + self._beside + now
 
     def write(self, now: Spent) -> None:
-        """Write the record, if it has changed, and read those of other machines."""
+        """Write the record, or that it is still so, and read those of other machines."""
         with contextlib.suppress(CtxflowError):  # One that cannot be read now counts as it did.
             self._beside = self._read_others()
         spent = self._before + now
         if spent == self._written:
-            return
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.path)
+                return
         make_own_folder(os.path.dirname(self.path))
         write_private(f"{self.path}.new", json.dumps({"gpu_hours": spent.gpu_hours, "cost": spent.cost}) + "\n")
         os.replace(f"{self.path}.new", self.path)

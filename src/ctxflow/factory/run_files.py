@@ -102,7 +102,16 @@ def live_runs() -> list[PublishedRun]:
 
 def is_over(run: PublishedRun) -> bool:
     """Return whether a run has ended: its file is gone, or its driver. Not so if that cannot be seen."""
-    return not any(map(_may_be_there, _files_of(run))) or not _goes_on(run)
+    return _is_withdrawn(run) or not _goes_on(run)
+
+
+def may_discard(run: PublishedRun) -> bool:
+    """Return whether a run's files may be removed: it has ended, and that is more than a guess."""
+    return _is_withdrawn(run) or lives(run.pid, run.born) is False
+
+
+def _is_withdrawn(run: PublishedRun) -> bool:
+    return not any(map(_may_be_there, _files_of(run)))
 
 
 def _goes_on(run: PublishedRun) -> bool:

@@ -28,7 +28,7 @@ from ctxflow.factory.limits import (
     total,
 )
 from ctxflow.factory.provider import ProviderError
-from ctxflow.factory.run_files import PublishedRun, is_over, live_runs
+from ctxflow.factory.run_files import PublishedRun, is_over, live_runs, may_discard
 from ctxflow.factory.served_run import Say, ServedRun
 from ctxflow.factory.tier_providers import check_site, site_differences
 from ctxflow.installing import how_to_install
@@ -283,7 +283,8 @@ class Service:
                 keep = {key: value for key, value in counts.items() if key not in (*_STATES, "wanted", "granted")}
                 self._reported.setdefault(tier, _Reported()).totals.update(keep)
             self._spent += served.spent()
-        RunFiles(name).discard()
+        if may_discard(served.run):
+            RunFiles(name).discard()
         self._say("", name, self._what_is_left([served]) or "nothing of it is left")
 
     def _end(self) -> None:
