@@ -1,13 +1,19 @@
 """What one process owns: files that it adds to; and who lives, by what the kernel says of a process, by no clock."""
 
+import dis
+import functools
+import itertools
 import os
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
 
-from ctxflow.ownership import AppendFile, birth_of, lives
+from ctxflow.ownership import AppendFile, InterruptibleCondition, birth_of, lives
+from waiting import joined, patience
 
 
 @pytest.fixture
@@ -161,3 +167,57 @@ def test_the_clock_says_nothing_of_it(clock_steps):
     born = birth_of(os.getpid())
     with clock_steps(86_400):
         assert birth_of(os.getpid()) == born
+
+
+def test_who_waits_for_a_condition_is_woken():
+    condition, there = InterruptibleCondition(), []
+    waiting = [threading.Thread(target=condition.wait_for, args=(lambda: there,), daemon=True) for _ in range(3)]
+    for each in waiting:
+        each.start()
+    with condition.lock:
+        there.append(1)
+        condition.notify_all()
+    for each in waiting:
+        joined(each)
+    assert condition.wait_for(lambda: there) and not condition.wait_for(lambda: False, 0.01)
+
+
+# After these Python looks whether there was a signal.
+LOOKING = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
+
+
+def interrupted_at(place, function):
+    """Call a function, with an interrupt at one of the places where one can come; whether it has so many."""
+    before: dict[types.FrameType, int] = {}
+    found = itertools.count()
+
+    def trace(frame, event, _):
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            last, before[frame] = before.get(frame), frame.f_lasti
+            if last is not None and dis.opname[frame.f_code.co_code[last]] in LOOKING and next(found) == place:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+def test_an_interrupt_leaves_a_condition_s_lock_free_wherever_it_comes(outcome):
+    for place in itertools.count():
+        condition = InterruptibleCondition()
+        more = interrupted_at(place, functools.partial(condition.wait_for, lambda: outcome, 0.001))
+        assert not condition.lock.locked(), place
+        with condition.lock:
+            condition.notify_all()
+        assert condition.wait_for(lambda: True, patience())
+        if not more:
+            break
+    assert place > (2 if outcome else 8)

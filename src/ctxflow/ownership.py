@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import math
 import os
 import threading
 import time
@@ -122,6 +123,49 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
                 handler(SIGINT, None)
 
     return guarded
+
+
+_LONGEST_WAIT = 1.0  # Python raises an interrupt that comes just before a wait for a lock only after that wait.
+
+
+class InterruptibleCondition:
+    """A lock, and waiting for what others change with it, of which an interrupt may break off either at any point.
+
+    One that comes while `threading.Condition` lets go of its lock, or takes it, leaves it locked for ever, or is
+    replaced by a RuntimeError.
+
+    :ivar lock: for what is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._waiting: list[threading.Lock] = []
+
+    def notify_all(self) -> None:
+        """Have all who wait look again; to be called with the lock."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.release()
+
+    def wait_for(self, ready: Callable[[], object], timeout: float = math.inf) -> bool:
+        """Wait until something is so, for so many seconds at most; return whether it is.
+
+        :param ready: called with the lock.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            mine = threading.Lock()
+            mine.acquire()
+            with self.lock:
+                if ready():
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._waiting.append(mine)
+            if not mine.acquire(timeout=min(left, _LONGEST_WAIT)):
+                with self.lock, contextlib.suppress(ValueError):
+                    self._waiting.remove(mine)
 
 
 def birth_of(pid: int) -> str | None:

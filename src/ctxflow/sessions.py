@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import pickle
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -34,6 +34,7 @@ from ctxflow.option_values import (
     text,
     whole,
 )
+from ctxflow.ownership import InterruptibleCondition
 from ctxflow.pickling import Referents, dumps
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
@@ -171,24 +172,24 @@ class _Inbox:
     """A session's chunks on their way to who takes them."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed = InterruptibleCondition()
         self.chunks: collections.deque[bytes] = collections.deque()
         self.turn_over_after = -1  # How many prompts it had got by then.
         self.is_over = False
         self.error: BaseException | None = None
 
     def chunk(self, number: int, value: bytes) -> None:
-        with self.changed:
+        with self.changed.lock:
             self.chunks.append(value)
             self.changed.notify_all()
 
     def turn_over(self, prompts: int) -> None:
-        with self.changed:
+        with self.changed.lock:
             self.turn_over_after = prompts
             self.changed.notify_all()
 
     def over(self, error: BaseException | None) -> None:
-        with self.changed:
+        with self.changed.lock:
             self.is_over, self.error = True, error
             self.changed.notify_all()
 
@@ -264,17 +265,20 @@ class Session(Generic[Prompt, Chunk]):
         :raises Exception: what the app raised, as for any call.
         """
         inbox = self._inbox
-        with inbox.changed:
-            come = inbox.changed.wait_for(
-                lambda: inbox.chunks or inbox.is_over or inbox.turn_over_after == self._prompts, timeout
-            )
-            if not come:
-                raise TimeoutError(f"no chunk came within {timeout:g} s")
-            if not inbox.chunks:
-                if inbox.error is not None:
-                    raise inbox.error
-                raise TurnOver("the session's turn is over: give it another prompt for more chunks, or iterate over it")
-            chunk = inbox.chunks.popleft()
+
+        def is_over() -> bool:
+            return inbox.is_over or inbox.turn_over_after == self._prompts
+
+        if not inbox.changed.wait_for(lambda: inbox.chunks or is_over(), math.inf if timeout is None else timeout):
+            raise TimeoutError(f"no chunk came within {timeout:g} s")
+        with inbox.changed.lock:
+            chunk, over = inbox.chunks.popleft() if inbox.chunks else None, is_over()
+        if chunk is None and not over:  # Another thread has taken it.
+            return self.take(timeout)
+        if chunk is None:
+            if inbox.error is not None:
+                raise inbox.error
+            raise TurnOver("the session's turn is over: give it another prompt for more chunks, or iterate over it")
         self._taken += 1
         if self._wanted - self._taken <= self._ahead // 2 and not inbox.is_over:
             self._wanted = self._taken + self._ahead

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import operator
-import threading
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -19,6 +18,7 @@ from ctxflow.executors.contract import CallFiles, CallPayload, ContextPayload, t
 from ctxflow.executors.declarations import ApplyCall, DeclaredApp
 from ctxflow.executors.futures import CallFuture, error_of, own_copy
 from ctxflow.executors.session_store import SessionStore
+from ctxflow.ownership import InterruptibleCondition
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -222,7 +222,7 @@ class Sink(Protocol):
         """Note which context answers these items, before they are delivered; of apps with alternatives."""
 
 
-_LONGEST_WAIT = 1.0  # Python raises an interrupt that comes just before a wait for a lock only after that wait.
+_LONGEST_WAIT = 1.0  # Seconds.
 
 
 class Stream:
@@ -233,15 +233,15 @@ class Stream:
 
     def __init__(self) -> None:
         self.contexts: dict[int, str] = {}
-        self._condition = threading.Condition()
+        self._changed = InterruptibleCondition()
         self.arrived: collections.deque[tuple[Sequence[int], Sequence[Any]]] = collections.deque()
         self._listener: Callable[[], None] | None = None
 
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
         """Take the answers to some of the items."""
-        with self._condition:
+        with self._changed.lock:
             self.arrived.append((items, results))
-            self._condition.notify()
+            self._changed.notify_all()
             listener, self._listener = self._listener, None
         if listener is not None:
             listener()
@@ -261,7 +261,7 @@ class Stream:
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
                 loop.call_soon_threadsafe(tell)
 
-        with self._condition:
+        with self._changed.lock:
             if self.arrived:
                 return
             self._listener = wake
@@ -269,9 +269,7 @@ class Stream:
 
     def wait(self, timeout: float = _LONGEST_WAIT) -> None:
         """Wait for an answer to arrive, for a second at most."""
-        with self._condition:
-            if not self.arrived:
-                self._condition.wait(min(timeout, _LONGEST_WAIT))
+        self._changed.wait_for(lambda: self.arrived, min(timeout, _LONGEST_WAIT))
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
         """Answer items that are dead with the failure, each with one of its own."""
