@@ -185,6 +185,22 @@ def test_what_nobody_does_any_more_is_forgotten():
     assert not bench.policy._fields and not bench.policy._known
 
 
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 12.0])
+def test_so_is_who_failed_at_it_and_what_was_evident_then(gone, seconds):
+    bench = Bench()
+    bench.answered(*bench.view.workers, times=50)
+    bench.failed("h0/0", 8)
+    bench.judge(seconds)
+    if gone:
+        for name in ("h0/0", "h0/1"):
+            del bench.view.workers[name]
+    for _ in range(3):
+        bench.view.now += 3000.0
+        bench.judge(3.0)
+    assert not bench.policy._fields and not bench.policy._suspect and not bench.policy._due
+
+
 def test_none_says_nothing():
     bench = Bench(NoQuarantine())
     bench.failed("h0/0", 100)

@@ -376,12 +376,14 @@ class SequentialTest:
         for key, field in list(self._fields.items()):
             if field.touched < view.now - (20 if field.tests else 2) * EPOCH:
                 del self._fields[key]
+                self._suspect.pop(key, None)
                 continue
             field.running = {unit: count for unit, count in field.running.items() if unit in there}
             field.keep(hosts)
             for unit in [unit for unit in field.tests if unit[1] and unit not in there]:
                 del field.tests[unit]
                 field.messages.pop(unit, None)
+        self._due = {pair: due for pair, due in self._due.items() if pair[0] in self._fields}
 
 
 def _overlaps(app: AppView) -> bool:
