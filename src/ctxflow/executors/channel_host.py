@@ -23,7 +23,7 @@ from ctxflow.host import messages as msg
 from ctxflow.host.call_surroundings import state_path
 from ctxflow.host.forking import HOST, CannotFork, Zygote
 from ctxflow.host.linux import ChildProcess, ended_within, python_path
-from ctxflow.host.local_files import cached
+from ctxflow.host.local_files import cached, start_guard
 from ctxflow.host.wire import Channel, pack
 from ctxflow.ownership import belongs_here, lead_nowhere
 from ctxflow.scheduler import commands as cmd
@@ -32,8 +32,6 @@ from ctxflow.scheduler import events as ev
 HOSTS_OF = "CTXFLOW_HOSTS_OF"
 """The variable of hosts, and of what they start, by which a `HostGuard` finds them: its folder."""
 _KILL_SECONDS = 2.0
-# What asks a whole group of processes to end is not meant for it. Nothing comes but the end of its input.
-_GUARD = 'trap "" HUP INT QUIT TERM; read -r line; sleep 8; exec "$@"'
 _END_THEM = """
 import sys
 from ctxflow.host import linux, local_files
@@ -50,17 +48,8 @@ class HostGuard:
     """
 
     def __init__(self, folder: str) -> None:
-        words = ["/bin/sh", "-c", _GUARD, "ctxflow-guard", sys.executable, "-c", _END_THEM, HOSTS_OF, folder]
-        nothing = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=nothing,
-            stderr=nothing,
-            cwd="/",
-            env={**os.environ, **python_path()},
-            start_new_session=True,
-        )
+        words = [sys.executable, "-c", _END_THEM, HOSTS_OF, folder]
+        self._process = start_guard('sleep 8; exec "$@"', words, {**os.environ, **python_path()})
         belongs_here(self)
 
     def forked(self) -> None:

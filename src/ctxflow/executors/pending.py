@@ -222,9 +222,6 @@ class Sink(Protocol):
         """Note which context answers these items, before they are delivered; of apps with alternatives."""
 
 
-_LONGEST_WAIT = 1.0  # Seconds.
-
-
 class Stream:
     """The answers to many items, collected as they come for one consumer, who takes them out.
 
@@ -267,9 +264,9 @@ class Stream:
             self._listener = wake
         await come
 
-    def wait(self, timeout: float = _LONGEST_WAIT) -> None:
-        """Wait for an answer to arrive, for a second at most."""
-        self._changed.wait_for(lambda: self.arrived, min(timeout, _LONGEST_WAIT))
+    def wait(self, timeout: float = 1.0) -> None:
+        """Wait for an answer to arrive, for so many seconds at most."""
+        self._changed.wait_for(lambda: self.arrived, timeout)
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
         """Answer items that are dead with the failure, each with one of its own."""

@@ -184,7 +184,8 @@ def factory_pid(site: str) -> int | None:
     if own_folder(runs_directory()):
         with contextlib.suppress(OSError, ValueError):
             pid, _, born = read_own(factory_file(site)).decode().partition(" ")
-            if lives(int(pid), born) or (lives(int(pid), born) is None and _is_locked(factory_file(site))):
+            alive = lives(int(pid), born)
+            if alive or (alive is None and _is_locked(factory_file(site))):
                 return int(pid)
     return None
 

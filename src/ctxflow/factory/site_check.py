@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import secrets
@@ -124,11 +125,13 @@ def network_problems(site: Site) -> Iterator[str]:
 
 def port_problem(ports: Sequence[int]) -> str:
     """Return why no run can listen at any of these ports now, in a sentence; "" if one can."""
-    refused = [_refusal(port) for port in ports]
-    if not all(refused):
-        return ""
+    first = ""
+    for port in ports:
+        if not (refused := _refusal(port)):
+            return ""
+        first = first or refused
     where = f"no port of [{min(ports)}, {max(ports)}] will do: " if len(ports) > 1 else ""
-    return f"{where}{refused[0]}"
+    return f"{where}{first}"
 
 
 def _refusal(port: int) -> str:
@@ -308,21 +311,26 @@ def _with_peer(answer: ProbeAnswer, connections: _Connections, seconds: float) -
     while len(connections.held) < 2 and time.monotonic() < until:
         connections.listen(_LOOK_SECONDS, True)
     unknown = "so it is not known whether workers reach each other"
-    if len(connections.held) < 2:
-        text = f"a second probe did not connect within {seconds:g} s, {unknown}"
-        return dataclasses.replace(answer, advice=(*answer.advice, text))
-    one, other = connections.held
-    if one.host == other.host:
-        text = f"both probes were on {one.host}, {unknown}"
-        return dataclasses.replace(answer, advice=(*answer.advice, text))
-    troubles = [
-        f"{a.host} cannot reach {b.host}: {why}" for a, b in ((one, other), (other, one)) if (why := a.tries(b))
-    ]
-    if not troubles:
-        return dataclasses.replace(answer, found=f"{answer.found}; it and one on {other.host} reach each other")
-    instead = "have transfer_port name ports that are open between them, or write worker_transfers = false"
-    text = f"workers do not reach each other, so that each gets its files from this machine ({'; '.join(troubles)})"
-    return dataclasses.replace(answer, advice=(*answer.advice, f"{text}: {instead}"))
+    held = connections.held
+    if len(held) < 2:
+        advice = f"a second probe did not connect within {seconds:g} s, {unknown}"
+    elif held[0].host == held[1].host:
+        advice = f"both probes were on {held[0].host}, {unknown}"
+    else:
+        pairs = itertools.permutations(held[:2], 2)
+        troubles = [f"{a.host} cannot reach {b.host}: {why}" for a, b in pairs if (why := a.tries(b))]
+        if not troubles:
+            return dataclasses.replace(answer, found=f"{answer.found}; it and one on {held[1].host} reach each other")
+        advice = (
+            f"workers do not reach each other, so that each gets its files from this machine ({'; '.join(troubles)}): "
+            "have transfer_port name ports that are open between them, or write worker_transfers = false"
+        )
+    return dataclasses.replace(answer, advice=(*answer.advice, advice))
+
+
+def _proof(key: bytes, said: bytes) -> bytes:
+    """Return what shows that something is said by a probe, or to one, of whom only we know the key."""
+    return hmac.new(key, said, hashlib.sha256).hexdigest().encode()
 
 
 class _HeldProbe:
@@ -339,7 +347,7 @@ class _HeldProbe:
         try:
             said = f"{other._line.getpeername()[0]} {other._facts['listens']}".encode()
             self._line.settimeout(_SAY_SECONDS + _LOOK_SECONDS)
-            self._line.sendall(hmac.new(self._key, said, hashlib.sha256).hexdigest().encode() + b" " + said + b"\n")
+            self._line.sendall(_proof(self._key, said) + b" " + said + b"\n")
             return str(json.loads(self._line.recv(_MOST_BYTES))["trouble"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"it does not answer ({error})"
@@ -422,7 +430,7 @@ class _Connections:
             return None
         proof, _, facts = told.rstrip(b"\n").partition(b" ")
         found = None
-        if hmac.compare_digest(proof, hmac.new(self._key, facts, hashlib.sha256).hexdigest().encode()):
+        if hmac.compare_digest(proof, _proof(self._key, facts)):
             with contextlib.suppress(OSError, ValueError):
                 found = json.loads(facts)
                 if not hold:

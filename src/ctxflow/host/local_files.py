@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PREFIX = "ctxflow-"
 OF_LIBRARY = "CTXFLOW_LIBRARY_SCRATCH"
@@ -21,7 +21,7 @@ OF_LIBRARY = "CTXFLOW_LIBRARY_SCRATCH"
 _MARK = ".ctxflow-owned"
 _LONGEST_SOCKET = 107  # Bytes of a UNIX socket's path.
 # What asks a whole group of processes to end is not meant for it.
-_GUARD = 'trap "" HUP INT QUIT TERM; read -r line; for i in 1 2 3 4 5; do rm -rf -- "$@" && exit; sleep 1; done'
+_REMOVE = 'for i in 1 2 3 4 5; do rm -rf -- "$@" && exit; sleep 1; done'
 _SAYS = """\
 A run of ctxflow, or a worker of one, keeps its files here, and has a lock on this folder while it lives. If nobody has,
 it was killed: the next run on this machine removes the folder, and so does `ctxflow clean`.
@@ -87,15 +87,30 @@ def scratch_for_sockets(name_bytes: int) -> Scratch:
     raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket: set TMPDIR to a shorter one", scratch.path)
 
 
+def start_guard(then: str, words: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a shell that does something with some words when its input ends, as it does when this process is killed.
+
+    :param then: the shell's commands, for which the words are "$@".
+    :param env: its environment; by default this process's.
+    """
+    # What asks a whole group of processes to end is not meant for it. Nothing comes but the end of its input.
+    script = f'trap "" HUP INT QUIT TERM; read -r line; {then}'
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script, "ctxflow-guard", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=env,
+        start_new_session=True,
+    )
+
+
 class Guard:
     """Removes files and folders when it is closed, or when this process ends in any way, also if it is killed."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        words = ["/bin/sh", "-c", _GUARD, "ctxflow-guard", *map(os.path.abspath, paths)]
-        nothing = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True
-        )
+        self._process = start_guard(_REMOVE, [os.path.abspath(path) for path in paths])
 
     def close(self) -> None:
         """Remove them; again is no error."""

@@ -300,12 +300,18 @@ class Carried:
         return 1
 
 
-@pytest.mark.parametrize("reach", [True, False])
-def test_a_state_goes_by_way_of_the_driver_between_workers_that_do_not_reach_each_other(tmp_path, reach):
-    carried = Carried(tmp_path)
+def sent_on_its_way(directory, reach):
+    """A state that one worker is to send to another."""
+    carried = Carried(directory)
     states = StateTransfers(carried.run, carried, carried.events.append, lambda one, other: reach)
     source, target = (VineWorker(name, name, "127.0.0.1:1", since=0.0, place=name) for name in ("w1", "w2"))
     states.carry(source, target, cmd.Carry("w2", "w1", 3, 5, "", 6))
+    return carried, states, source, target
+
+
+@pytest.mark.parametrize("reach", [True, False])
+def test_a_state_goes_by_way_of_the_driver_between_workers_that_do_not_reach_each_other(tmp_path, reach):
+    carried, _, source, target = sent_on_its_way(tmp_path, reach)
     [(worker, then, _, outputs)] = carried._made
     [declared] = carried.sent
     assert worker is source and list(outputs.values()) == [declared.key]
@@ -322,10 +328,7 @@ def test_a_state_goes_by_way_of_the_driver_between_workers_that_do_not_reach_eac
 
 @pytest.mark.parametrize("reach", [True, False])
 def test_a_state_whose_worker_is_lost_before_it_comes_leaves_no_file_and_is_asked_for_by_nobody(tmp_path, reach):
-    carried = Carried(tmp_path)
-    states = StateTransfers(carried.run, carried, carried.events.append, lambda one, other: reach)
-    source, target = (VineWorker(name, name, "127.0.0.1:1", since=0.0, place=name) for name in ("w1", "w2"))
-    states.carry(source, target, cmd.Carry("w2", "w1", 3, 5, "", 6))
+    carried, states, source, _ = sent_on_its_way(tmp_path, reach)
     [(_, then, _, _)] = carried._made
     states.lost("w2")
     if not reach:

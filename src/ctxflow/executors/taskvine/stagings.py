@@ -447,8 +447,7 @@ class Stagings:
         worker = trial.worker
         peer = trial.peer = self._peer_for(worker)
         if peer is None:
-            self._groups.found(host)
-            self._settle_host(host)
+            self._settle_host(host, self._groups.found(host))
             return
         answers: list[str] = []  # What went wrong, "" for nothing.
 
@@ -466,8 +465,7 @@ class Stagings:
                 logger.warning(text, host, peer.host, "; ".join(filter(None, answers)))
                 self._try(host)
             else:
-                self._groups.join(host, peer.host)
-                self._settle_host(host)
+                self._settle_host(host, self._groups.join(host, peer.host))
 
         for one, other in ((worker, peer), (peer, worker)):
             port = other.transfer_port or 0
@@ -481,9 +479,7 @@ class Stagings:
                     return peer
         return None
 
-    def _settle_host(self, host: str) -> None:
-        group = self._groups.of(host)
-        assert group is not None
+    def _settle_host(self, host: str, group: int) -> None:
         self._trees.setdefault(group, Tree())
         for _, then in self._trials.pop(host).waiting:
             then()
