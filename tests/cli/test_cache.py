@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from in_process import ctxflow
 from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
@@ -65,3 +66,15 @@ def test_empty_removes_what_nobody_uses(folder, held):
 def test_a_machine_without_one_has_nothing_and_gets_nothing(tmp_path):
     assert "nothing of yours is on this machine" in run(str(tmp_path))
     assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_is_something_else_is_refused_in_a_sentence(tmp_path):
+    own = tmp_path / "scratch" / str(os.geteuid())
+    (own / "work").mkdir(mode=0o700, parents=True)
+    own.chmod(0o700)
+    (own / "work" / "thesis.txt").write_text("precious")
+    done = ctxflow("cache", tmp_path / "scratch", "--empty")
+    assert done.returncode == 1 and done.stderr == (
+        f"ctxflow: {own} holds what is no cache of ctxflow, so that it is not used as one: name another folder\n"
+    )
+    assert (own / "work" / "thesis.txt").read_text() == "precious"

@@ -123,8 +123,8 @@ def main() -> None:
             app(standalone_mode=True)
         except (CtxflowError, ValueError, OSError) as error:
             text = str(error)
-            if isinstance(error, OSError) and error.filename is not None:
-                text = f"{error.filename}: {error.strerror}"
+            if isinstance(error, OSError) and error.strerror:
+                text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
             if not isinstance(error, UsageError) and not hasattr(error, "lines"):  # Else each of its lines is one.
                 text = one_line(text)
             refused = isinstance(error, UsageError) or getattr(error, "missing", False)
