@@ -301,11 +301,21 @@ class AppendFile:
         :raises OSError: if there is no room, with the file's name; then nothing of it counts.
         """
         view, offset = memoryview(data), self.size
-        with naming(self.path):
-            while view:
-                written = os.pwrite(self._file.fileno(), view, offset)
-                view, offset = view[written:], offset + written
+        try:
+            with naming(self.path):
+                while view:
+                    written = os.pwrite(self._file.fileno(), view, offset)
+                    view, offset = view[written:], offset + written
+        except BaseException:
+            self.roll_back(self.size)
+            raise
         self.size = offset
+
+    def roll_back(self, size: int) -> None:
+        """Let so many bytes count, and cut off the rest if that can be done: it would look like something else's."""
+        self.size = size
+        with contextlib.suppress(OSError):
+            self._file.truncate(size)
 
     def change(self, offset: int, data: bytes) -> None:
         """Overwrite bytes with as many others."""

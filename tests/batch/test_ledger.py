@@ -191,6 +191,157 @@ def test_an_output_without_one_of_its_lines_is_refused_and_left_as_it_is(tmp_pat
         assert (ledger.done, ledger.forgotten) == (7, 0)
 
 
+def named(keys):
+    return "".join(json.dumps({"row": key, "result": f"of {key}"}) + "\n" for key in keys).encode()
+
+
+def keep(ledger, done, dead=()):
+    pairs = [[(key, key) for key in keys] for keys in (done, dead)]
+    ledger.commit(named(done), named(dead), *pairs, bytes(8 * len(done)))
+
+
+def test_a_journal_with_a_flipped_bit_costs_no_result(tmp_path):
+    """Wherever it is: the job is refused, and nothing is changed, or goes on with all results."""
+    results, errors, journal = paths(tmp_path)
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": {"id_column": None}})
+        for first in range(0, 12, 3):
+            keep(ledger, [first, first + 1], [first + 2])
+        ledger.finish()
+    good = {path: path.read_bytes() for path in (results, errors, journal)}
+    refused = 0
+    for place in range(len(good[journal])):
+        for path, data in good.items():
+            path.write_bytes(data)
+        bad = bytearray(good[journal])
+        bad[place] ^= 1 << place % 8
+        journal.write_bytes(bad)
+        try:
+            with opened(tmp_path) as ledger:
+                assert ledger.done == 8, place
+        except ValueError as error:
+            refused += 1
+            assert "put a copy of it back" in str(error) or "put that back" in str(error)
+            assert journal.read_bytes() == bad and errors.read_bytes() == good[errors]
+        assert results.read_bytes() == good[results], place
+    assert refused > 0.9 * len(good[journal])
+
+
+def test_a_damaged_journal_goes_on_as_the_message_says(tmp_path):
+    results, _, journal = paths(tmp_path)
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": {"id_column": None}})
+        keep(ledger, [0, 1], [2])
+        before = journal.stat().st_size
+        keep(ledger, [3, 4], [5])
+        keep(ledger, [6])
+    data = bytearray(journal.read_bytes())
+    data[before + 40] ^= 1
+    journal.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"damaged at byte {before}, .*: put a copy of it back; or call truncate -s"):
+        opened(tmp_path)
+    os.truncate(journal, before)
+    kept = results.read_bytes()
+    for _ in range(2):
+        with opened(tmp_path) as ledger:
+            assert (ledger.settled.tolist(), ledger.done, ledger.dead) == ([0, 1, 2, 3, 4, 6], 5, 1)
+    assert results.read_bytes() == kept
+
+
+@pytest.mark.parametrize("id_column", [None, "id", "custom_id"])
+@pytest.mark.parametrize("known", [0, 1, 2, 3])
+def test_results_that_the_journal_does_not_know_count_by_what_they_say(tmp_path, known, id_column):
+    """As where it is older than they are, or a power cut took its end."""
+    results, errors, journal = paths(tmp_path)
+
+    def key(number):
+        return number if id_column is None else id_key(f"i{number}")
+
+    def line_of(number):
+        if id_column == "custom_id":  # As OpenAI's form has it.
+            return {"id": f"batch_req_{key(number):016x}", "custom_id": f"i{number}", "error": None}
+        return {"row": number, "id": f"i{number}", "result": 1}
+
+    def lines_of(numbers):
+        return "".join(json.dumps(line_of(number)) + "\n" for number in numbers).encode()
+
+    ends = []
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": {"id_column": id_column}})
+        for first in (0, 3, 6):
+            ends.append(journal.stat().st_size)
+            done, dead = [(key(n), n) for n in (first, first + 1)], [(key(first + 2), first + 2)]
+            ledger.commit(lines_of([first, first + 1]), lines_of([first + 2]), done, dead, bytes(16))
+        ends.append(journal.stat().st_size)
+    kept, letters = results.read_bytes(), errors.read_bytes()
+    os.truncate(journal, ends[known])
+    for _ in range(2):
+        with opened(tmp_path) as ledger:
+            assert (ledger.done, ledger.dead) == (6, known)
+            settled = [*(0, 1, 3, 4, 6, 7), *(3 * n + 2 for n in range(known))]
+            assert ledger.settled.tolist() == sorted(map(key, settled))
+            assert known == 3 or not ledger.skip, "rows are known by their keys, whatever their places are now"
+            assert ledger.facts == {"input": "a", "settings": {"id_column": id_column}}
+        assert results.read_bytes() == kept and letters.startswith(errors.read_bytes() if known else b"")
+
+
+@pytest.mark.parametrize(
+    ("added", "rows"),
+    [
+        (b"a note\n", 0),
+        (named([2, 1, 3]), 1),  # Row 1 has a line.
+        (named([3, 3]), 1),
+        (b'{"row": true}\n{"row": 4}\n', 0),
+        (b'{"id": "12"}\n', 0),
+    ],
+)
+def test_what_stands_behind_the_results_and_is_none_is_kept_beside(tmp_path, added, rows):
+    results = paths(tmp_path)[0]
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": {"id_column": None}})
+        keep(ledger, [0, 1])
+    kept = results.read_bytes()
+    results.write_bytes(kept + added + b"torn")
+    beside = tmp_path / "out.jsonl.cut"
+    beside.mkdir()
+    with pytest.raises(OSError, match=r"out\.jsonl\.cut"):
+        opened(tmp_path)
+    assert results.read_bytes() == kept + added + b"torn", "what cannot be kept is not cut off"
+    beside.rmdir()
+    beside.write_bytes(b"of before\n")
+    with opened(tmp_path) as ledger:
+        assert ledger.done == 2 + rows
+        assert any(str(beside) in note for note in ledger.notes)
+    new = b"".join(added.splitlines(keepends=True)[:rows])
+    assert results.read_bytes() == kept + new
+    assert beside.read_bytes() == b"of before\n" + added.removeprefix(new) + b"torn"
+
+
+@pytest.mark.parametrize("size", [None, 0, 1])
+def test_dead_letters_that_are_gone_have_their_rows_tried_again(tmp_path, size):
+    results, errors, _ = paths(tmp_path)
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": {"id_column": None}})
+        keep(ledger, [0], [1])
+        first = errors.read_bytes()
+        keep(ledger, [2], [3])
+        ledger.finish()
+    kept = results.read_bytes()
+    if size is None:
+        errors.unlink()
+    else:
+        os.truncate(errors, size * (len(first) + 4))
+    for _ in range(2):
+        with opened(tmp_path) as ledger:
+            assert (ledger.settled.tolist(), ledger.finished) == ([0, 1, 2] if size else [0, 2], False)
+        assert results.read_bytes() == kept
+        assert (errors.read_bytes() == first) if size else not errors.exists()
+    with opened(tmp_path) as ledger:
+        keep(ledger, [], [3])
+    with opened(tmp_path) as ledger:
+        assert ledger.settled.tolist() == ([0, 1, 2, 3] if size else [0, 2, 3])
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written"):

@@ -153,7 +153,8 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
     with contextlib.ExitStack() as stack:
         with refused():
             files = stack.enter_context(_files(work))
-            ledger = stack.enter_context(Ledger(files.rows, files.errors, files.journal, fresh))
+            made = files.output if files.rows != files.output else None
+            ledger = stack.enter_context(Ledger(files.rows, files.errors, files.journal, fresh, made))
             ended = _opened(work, files, ledger, fresh, retry_errors)
         yield _Begun(work, ledger, files, ended)
 
@@ -162,7 +163,19 @@ def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors:
     """Check that a job may go on where its files are; return whether an earlier run did all of it."""
     job, source, display = work.job, work.source, work.display
     facts = facts_of(job, source, work.identity(), ledger.facts)
-    if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
+    finished = ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists()
+    if ledger.lacking:
+        gone = not files.rows.stat().st_size
+        what = f"{files.rows}, of which {files.output} was made, is {'gone' if gone else 'shorter than it was'}"
+        if not (gone and finished):
+            raise ValueError(
+                f"{what}, so that the job cannot go on: put it back, name another output, or remove {files.output} to "
+                "have the rows whose results are lost run again"
+            )
+        display.note(f"{what}: nothing can be added to the job without it")
+    for note in ledger.notes:
+        display.note(note)
+    if finished:
         return True
     if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
         raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
@@ -300,7 +313,8 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
         called = job.reading.name or f"the input {job.input}"
         why = f"it lacks {counted(int((~found).sum()), 'row')} done before"
         if (digests == 0).any():
-            why = "of the rows that an earlier ctxflow did nobody can tell whether they are as they were"
+            which = "rows that its journal lacked or an earlier ctxflow did"
+            why = f"of {which} nobody can tell whether they are as they were"
         raise ValueError(
             f"{called} has changed since {files.output} was begun, and its rows are known by their "
             f"numbers alone: {why}: {_INSTEAD}; another time, know rows by an --id-column"

@@ -19,9 +19,10 @@ from typing import BinaryIO
 
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_status import status_path
+from ctxflow.batch.ledger import CUT
 from ctxflow.batch.publish import PUBLISHED
 from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.files import part_of, sync_folder, written_whole
+from ctxflow.files import open_new, part_of, sync_folder, written_whole
 from ctxflow.ownership import AppendFile
 from ctxflow.rows.source import Source
 
@@ -45,11 +46,17 @@ class Files:
             ("the output", self.output),
             *([("the file of results", self.rows)] * made),
             ("the file of dead letters", self.errors),
+            ("the file of what is cut off results", self.rows.with_name(self.rows.name + CUT)),
             ("the job's journal", self.journal),
             ("the job's status file", status),
             ("the job's status file", part_of(status)),
             *([("the output", part_of(self.output))] * made),
         ]
+
+    @property
+    def input(self) -> Path:
+        """Return the copy of the standard input."""
+        return self.output.with_name(self.output.name + ".input")
 
 
 def files_of(output: Path, form: str) -> Files:
@@ -94,6 +101,7 @@ def check_files(job: Job, source: Source, files: Files) -> None:
 
     :raises UsageError: if not, saying which file is to have another name.
     """
+    check_names(files)
     if files.output.is_dir():
         raise UsageError(f"the output {job.output} is a folder: name a file")
     if not keeps(files.output):
@@ -107,6 +115,27 @@ def check_files(job: Job, source: Source, files: Files) -> None:
     check_apart(_read_beside(job), files.written)
     if job.input.is_dir():
         check_not_among(job.input, source.files, files.written)
+
+
+_NAME_BYTES = 255  # Of a name, where the filesystem does not say.
+
+
+def check_names(files: Files) -> None:
+    """Refuse an output whose name leaves no room for what is put beside it.
+
+    :raises UsageError: saying how long it may be.
+    """
+    try:
+        limit = os.pathconf(files.output.parent, "PC_NAME_MAX")
+    except OSError:  # It is not there yet.
+        limit = _NAME_BYTES
+    output = len(os.fsencode(files.output.name))
+    what, name = max(((what, path.name) for what, path in files.written), key=lambda each: len(os.fsencode(each[1])))
+    if (beside := len(os.fsencode(name))) > limit:
+        raise UsageError(
+            f"the output's name is too long, {output} bytes, for {what} beside it, {'...' + name[-20:]}: "
+            f"name one of at most {limit - (beside - output)} bytes"
+        )
 
 
 def _read_beside(job: Job) -> list[Named]:
@@ -181,7 +210,8 @@ def with_input(job: Job, stream: BinaryIO, told: Callable[[str], None]) -> Job:
     if not keeps(job.output):
         raise UsageError(f"what is piped in is kept beside the output, and {job.output} keeps nothing: name another")
     files = files_of(job.output, "jsonl")
-    copy = files.output.with_name(files.output.name + ".input")
+    check_names(files)
+    copy = files.input
     if stream.isatty():
         if not copy.is_file():
             raise UsageError("the input is the standard input, which is a terminal: pipe rows into it, or name a file")
@@ -193,10 +223,9 @@ def with_input(job: Job, stream: BinaryIO, told: Callable[[str], None]) -> Job:
 
 def _copy(stream: BinaryIO, copy: Path, files: Files, told: Callable[[str], None]) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=copy.parent, prefix=copy.name + ".", suffix=".part")
-    part = Path(name)
+    part = part_of(copy, f".{os.urandom(4).hex()}")
     try:
-        with open(descriptor, "wb") as file:
+        with open_new(part, 0o600) as file:
             try:
                 size = _pass_on(stream, file, told)
                 file.flush()

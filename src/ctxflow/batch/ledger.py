@@ -1,8 +1,9 @@
 """Keep what a job has done, on disk: its results, its dead letters, and the journal that says how much of both counts.
 
 A commit appends lines to the results and the errors, then a frame to the journal (OUTPUT.progress): both files' sizes,
-the rows' keys and numbers, and a digest of each that is done. What no whole frame covers is cut off when a job is
-opened; frames that say more than a file holds go too, and their rows run again. The journal's lock keeps others out.
+the rows' keys and numbers, and a digest of each that is done. Where the three do not agree when a job is opened, the
+results stand: rows whose lines they lack run again, and lines that the journal does not know count by what they say.
+Dead letters that are gone have their rows tried again. The journal's lock keeps others out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
+import re
+import shutil
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +24,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.ownership import AppendFile, uninterrupted
+from ctxflow.errors import counted
+from ctxflow.ownership import AppendFile, naming, uninterrupted
 
 Keys = NDArray[np.uint64]
 _IDS = 1 << 63
@@ -66,6 +71,8 @@ _HEAD = struct.Struct("<IIIIQQ")
 _SUM = struct.Struct("<I")
 ROWS, RETRY, FINISHED, FACTS, DIGESTED = range(1, 6)
 _LARGEST = 1 << 30
+_ANY_SIZE = 1 << 64
+CUT = ".cut"
 DIGEST_BYTES = 8
 
 Pair = tuple[int, int]  # A row's key and its number.
@@ -135,59 +142,155 @@ def _next(file: BinaryIO) -> Frame | None:
     return Frame(kind, done, dead, (sizes[0], sizes[1]), body, file.tell())
 
 
+def check_tail(journal: AppendFile, end: int) -> None:
+    """Check that nothing stands behind the last whole frame but part of one, as a kill or a power cut leaves it.
+
+    :raises ValueError: if anything else is there, so that there is damage before the journal's end.
+    """
+    with journal.reader() as file:
+        file.seek(end)
+        if not _is_torn(file.read()):
+            raise ValueError(
+                f"{journal.path} is damaged at byte {end:,}, so that the job cannot go on: put a copy of it back; or "
+                f"call truncate -s {end} {journal.path}, and results stay, but rows that failed after it run again"
+            )
+
+
+def _is_torn(tail: bytes) -> bool:
+    if len(tail) < _HEAD.size or not tail.strip(b"\0"):  # After a power cut zeros may stand for what was not written.
+        return True
+    kind, done, dead, length, *_ = _HEAD.unpack_from(tail)
+    body = tail[_HEAD.size :]
+    if kind == FACTS:
+        possible = b"\0" not in body
+    else:
+        lengths = {ROWS: 16 * (done + dead), DIGESTED: (16 + DIGEST_BYTES) * done + 16 * dead, RETRY: 0, FINISHED: 0}
+        possible = length == lengths.get(kind)
+    return possible and len(body) < length + _SUM.size
+
+
 class ValidPrefix(NamedTuple):
-    """The part of a journal that counts: up to the last frame whose files are as long as it says."""
+    """The part of a journal that counts: up to the last frame whose results are there."""
 
     end: int
     rows: int  # In it, at most.
     behind_retry: bool  # Whether dead letters were forgotten behind it.
-    forgotten: int  # Rows with results that do not count.
+    forgotten: int  # Rows whose results are not there.
 
 
-def valid_prefix(journal: AppendFile, actual: Sequence[int]) -> ValidPrefix:
-    """Return which frames count; the errors of frames before a retry do not matter, since it emptied them.
+def valid_prefix(journal: AppendFile, actual: int) -> ValidPrefix:
+    """Return which frames count.
 
-    :param actual: the sizes of the results and of the errors.
+    :param actual: the size of the results.
+    :raises ValueError: if the journal is damaged before its end.
     """
-    # Of the last frame that both files, or the results, are long enough for: its number, end, rows and rows done.
-    nothing = (-1, len(MAGIC), 0, 0)
-    both = results = before_retry = nothing
-    retried, rows, done = -1, 0, 0
-    for number, frame in enumerate(frames(journal)):
-        rows, done = rows + frame.done + frame.dead, done + frame.done
-        if frame.kind == RETRY:
-            before_retry, retried = results, number
-        if frame.sizes[0] <= actual[0]:
-            results = (number, frame.end, rows, done)
-            both = results if frame.sizes[1] <= actual[1] else both
-    good = max(both, before_retry)
-    return ValidPrefix(good[1], good[2], retried > good[0], done - good[3])
+    end = whole = len(MAGIC)
+    rows = forgotten = 0
+    behind_retry = False
+    for frame in frames(journal):
+        whole = frame.end
+        if frame.sizes[0] <= actual:
+            end, rows = frame.end, rows + frame.done + frame.dead
+        else:
+            forgotten += frame.done
+            behind_retry |= frame.kind == RETRY
+    check_tail(journal, whole)
+    return ValidPrefix(end, rows, behind_retry, forgotten)
+
+
+class _Told:
+    """What frames of a journal tell, one after the other.
+
+    :param rows: how many rows they have at most.
+    :ivar keys: those of rows that are done, the first `count`; `last`, the last of these rows.
+    :ivar dead: rows that are dead, each time with the size of the errors that holds their letters.
+    :ivar facts: what was noted of the job; `finished`, whether it had come to its end; `end`, the size of the results.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.keys: Keys = np.empty(rows, dtype=np.uint64)  # All at once, so that none is held twice.
+        self.count = self.end = 0
+        self.dead: list[tuple[int, Keys]] = []
+        self.last: Pair = (0, 0)
+        self.facts: dict[str, Any] = {}
+        self.finished = False
+        self._since = self._dead_since = 0  # Those from there on are of the input as it is now.
+        self._marks = bytearray()
+
+    def add(self, frame: Frame) -> None:
+        """Take in the next."""
+        self.end = frame.sizes[0]
+        self.finished = frame.kind == FINISHED
+        if frame.kind in (ROWS, DIGESTED):
+            pairs = frame.pairs
+            self.keys[self.count : self.count + frame.done] = pairs[: frame.done, 0]
+            _mark(self._marks, pairs[: frame.done, 1])
+            self.count += frame.done
+            self.last = tuple(pairs[frame.done - 1].tolist()) if frame.done else self.last
+            self.dead += [(frame.sizes[1], pairs[frame.done :].copy())] * bool(frame.dead)
+        elif frame.kind == RETRY:
+            self.forget_dead(frame.sizes[1])
+        elif frame.kind == FACTS:
+            facts = json.loads(frame.body)
+            self.facts.update(facts)
+            if "input" in facts:
+                self._since, self._dead_since, self._marks = self.count, len(self.dead), bytearray()
+
+    def forget_dead(self, size: int) -> int:
+        """Forget dead rows whose letters are not among the first bytes of the errors; return how many these are."""
+        kept = [each for each in self.dead if each[0] <= size]
+        lost = sum(len(pairs) for _, pairs in self.dead[len(kept) :])
+        self.dead, self._dead_since = kept, min(self._dead_since, len(kept))
+        return lost
+
+    def settle(self) -> tuple[bytes, Keys, Keys]:
+        """Return what `Ledger` calls `skip`, `skipped` and `settled`; nothing else can be asked any more."""
+        dead_now = [pairs for _, pairs in self.dead[self._dead_since :]]
+        for pairs in dead_now:
+            _mark(self._marks, pairs[:, 1])
+        all_now = not self._since and not self._dead_since
+        now = [self.keys[self._since : self.count], *(pairs[:, 0] for pairs in dead_now)]
+        skipped = as_keys(()) if all_now else np.sort(np.concatenate(now))
+        count = self.count
+        for _, pairs in self.dead:
+            self.keys[count : count + len(pairs)] = pairs[:, 0]
+            count += len(pairs)
+        settled = self.keys[:count]
+        settled.sort()
+        return bytes(self._marks), settled if all_now else skipped, settled
 
 
 class Ledger:
     """A job's files, opened for this driver alone.
 
     :param fresh: whether to forget an earlier job that wrote there.
+    :param made: the output that is made of the results, where they are not it.
     :ivar done: rows with a result; `dead`, rows in the dead letters.
     :ivar settled: their keys when the job was opened, sorted.
     :ivar skip: a byte for each of the first rows by their numbers, 1 for those that were settled since the input is
         what it is now; `skipped`, their keys.
     :ivar facts: what was noted of the job; `finished`, whether it had come to its end.
-    :ivar forgotten: rows that are run again since a file was shorter than it should be.
-    :raises ValueError: if another driver writes there, or the files are not those of a job.
+    :ivar lacking: whether results are missing of which `made` was made: then nothing is changed, or can be added.
+    :ivar forgotten: rows that are run again since a file was shorter than it should be; `notes`, sentences on what else
+        was not as the journal says.
+    :raises ValueError: if another driver writes there, or the files are not those of a job, or are damaged.
     """
 
-    def __init__(self, results: Path, errors: Path, journal: Path, fresh: bool = False) -> None:
+    def __init__(
+        self, results: Path, errors: Path, journal: Path, fresh: bool = False, made: Path | None = None
+    ) -> None:
         self.done = self.dead = self.forgotten = 0
-        self.finished = False
+        self.finished = self.lacking = self._usable = False
         self.facts: dict[str, Any] = {}
+        self.notes: list[str] = []
         self.settled: Keys = as_keys(())
         self.skip = b""
         self.skipped: Keys = as_keys(())
+        self._made, self._paths = made, (results, errors)
         there = any(path.exists() and path.stat().st_size for path in (results, errors))
         taken = ValueError(
             f"{results} is there already, without the journal {journal.name} of a job that could go on: "
-            "name another output, or begin anew with --fresh"
+            "put that back, name another output, or begin anew with --fresh"
         )
         if there and not fresh and not journal.exists():
             raise taken
@@ -197,12 +300,26 @@ class Ledger:
             self._begin()
             if fresh:
                 self._journal.cut(len(MAGIC))
-            # A journal without a frame may be what is left of a job that was refused here.
-            elif there and next(frames(self._journal), None) is None:
+            # A journal that tells of nothing may be what is left of a job that was refused here.
+            elif there and all(frame.kind == RETRY for frame in frames(self._journal)):
+                valid_prefix(self._journal, 0)  # Which says so if it is damaged.
                 raise taken
+            stack.callback(self._remove_empty, not results.exists())
             self._files = tuple(stack.enter_context(contextlib.closing(AppendFile(path))) for path in (results, errors))
+            if fresh:
+                for file in self._files:
+                    file.cut(0)
             self._load()
+            self._usable = not self.lacking
             self._stack = stack.pop_all()
+
+    def _remove_empty(self, new: bool) -> None:
+        """Leave no empty errors; nor empty results, where they are new and the job cannot go on."""
+        results, errors = self._paths
+        for path in (errors, *([results] * (new and not self._usable))):
+            with contextlib.suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink()
 
     def _begin(self) -> None:
         """See that it is a journal, which an empty or torn one becomes."""
@@ -213,70 +330,104 @@ class Ledger:
         if begin in (MAGIC, EARLIER):
             return
         if not MAGIC.startswith(begin):
-            raise ValueError(f"{self._journal.path} is not the journal of a job: name another output, or remove it")
+            raise ValueError(
+                f"{self._journal.path} is not the journal of a job: put that back, name another output, or remove it"
+            )
         self._journal.cut(0)
         self._journal.append(MAGIC)
 
     # --- opening
 
     def _load(self) -> None:
-        """Take over the frames that the files are long enough for, and cut the rest off."""
-        found = valid_prefix(self._journal, [file.actual_size() for file in self._files])
-        self.forgotten, sizes = found.forgotten, (0, 0)
-        keys: Keys = np.empty(found.rows, dtype=np.uint64)  # All at once, so that none is held twice.
-        count = since = 0  # Keys that are there; those from `since` on are of the input as it is now.
-        dead: list[Keys] = []
-        dead_since = 0
-        marks = bytearray()
-        last: Pair = (0, 0)
+        """Take over the frames whose results are there, and have the files hold no more than what counts."""
+        results, errors = self._files
+        found = valid_prefix(self._journal, results.actual_size())
+        self.lacking = bool(found.forgotten and self._made is not None and self._made.exists())
+        if self.lacking:
+            found = valid_prefix(self._journal, _ANY_SIZE)
+        told = _Told(found.rows)
         for frame in frames(self._journal, found.end):
-            sizes = frame.sizes
-            self.finished = frame.kind == FINISHED
-            if frame.kind in (ROWS, DIGESTED):
-                pairs = frame.pairs
-                keys[count : count + frame.done] = pairs[: frame.done, 0]
-                _mark(marks, pairs[: frame.done, 1])
-                count += frame.done
-                last = tuple(pairs[frame.done - 1].tolist()) if frame.done else last
-                dead += [pairs[frame.done :].copy()] * bool(frame.dead)
-            elif frame.kind == RETRY:
-                dead, dead_since = [], 0
-            elif frame.kind == FACTS:
-                facts = json.loads(frame.body)
-                self.facts.update(facts)
-                if "input" in facts:
-                    since, dead_since, marks = count, len(dead), bytearray()
-        if found.behind_retry:  # The errors are those of a later time: what they held at that one is gone.
-            dead, dead_since, sizes = [], 0, (sizes[0], 0)
-        self.done, self.dead = count, sum(map(len, dead))
-        for pairs in dead[dead_since:]:
-            _mark(marks, pairs[:, 1])
-        now = [keys[since:count], *(pairs[:, 0] for pairs in dead[dead_since:])]
-        all_now = not since and not dead_since
-        self.skipped = as_keys(()) if all_now else np.sort(np.concatenate(now))
-        for pairs in dead:
-            keys[count : count + len(pairs)] = pairs[:, 0]
-            count += len(pairs)
-        self.settled = keys[:count]
-        self.settled.sort()
-        if all_now:
-            self.skipped = self.settled
-        self.skip = bytes(marks)
-        self._check(sizes, last)
-        self._journal.cut(found.end)
-        for file, size in zip(self._files, sizes, strict=True):
-            file.cut(size)
-        if found.behind_retry:
+            told.add(frame)
+        self.facts.update(told.facts)
+        self.finished = told.finished
+        if not self.lacking:
+            # Behind a retry that is forgotten the errors are those of a later time: what they held then is gone.
+            lost = told.forget_dead(0 if found.behind_retry else errors.actual_size())
+            sizes = told.end, max((size for size, _ in told.dead), default=0)
+            self._check(sizes, told.last)
+            self._journal.cut(found.end)
+            errors.cut(sizes[1])
+            results.size = told.end
+            if lost:
+                self._add(RETRY)
+                self.notes.append(f"{errors.path} lacks dead letters: {counted(lost, 'row')} will be tried again")
+            taken = self._take_over(told)
+            self.forgotten = self.forgotten or max(0, found.forgotten - taken)
+            if taken:
+                self._load()
+                return
+        self.done, self.dead = told.count, sum(len(pairs) for _, pairs in told.dead)
+        self.skip, self.skipped, self.settled = told.settle()
+
+    def _take_over(self, told: _Told) -> int:
+        """Have whole lines of the results count that the journal does not know; return how many do.
+
+        From the first line on that is of no row, or of one that has its line, they are kept beside and cut off.
+
+        :param told: what the journal knows.
+        """
+        results, errors = self._files
+        begin, actual = told.end, results.actual_size()
+        if actual == begin:
+            return 0
+        settings = self.facts.get("settings")
+        found = list(_told_by(results.lines(begin), settings.get("id_column") if isinstance(settings, dict) else None))
+        keys = as_keys(pair[0] for _, pair in found)
+        known = contained(keys, np.sort(told.keys[: told.count]))
+        known[np.setdiff1d(np.arange(keys.size), np.unique(keys, return_index=True)[1])] = True
+        count = int(known.argmax()) if known.any() else keys.size
+        end = found[count - 1][0] if count else begin
+        torn = results.last_line(actual)
+        if end < actual - (0 if torn.endswith(b"\n") else len(torn)):
+            self._keep_beside(end)
+        results.cut(end)
+        if not count:
+            return 0
+        taken = np.sort(keys[:count])
+        if any(contained(pairs[:, 0], taken).any() for _, pairs in told.dead):  # Their letters are of before.
+            errors.cut(0)
             self._add(RETRY)
+        sizes = [file.size for file in self._files]
+        rows = packed(DIGESTED, rows_body([pair for _, pair in found[:count]], []), count, 0, sizes)
+        # Where they stand in the input is not known of all, so that from here on rows are known by their keys.
+        facts = packed(FACTS, json.dumps({"input": self.facts.get("input")}).encode(), 0, 0, sizes)
+        self._journal.append(rows + facts)
+        self._journal.sync()
+        self.notes.append(f"{results.path} holds {counted(count, 'row')} that its journal does not know: they are done")
+        return count
+
+    def _keep_beside(self, begin: int) -> None:
+        """Add what the results hold from a place on to a file beside them."""
+        path = self._files[0].path
+        beside = path.with_name(path.name + CUT)
+        with self._files[0].reader() as source, naming(beside), open(beside, "ab") as target:
+            source.seek(begin)
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        self.notes.append(f"{path} holds lines that are no results of rows to do: they are in {beside} now")
 
     def _check(self, sizes: tuple[int, int], last: Pair) -> None:
         """Check that what counts ends where the journal says, with the last row's line, before anything is cut off."""
+        what_to_do = (
+            "put it back, name another output, or begin anew with --fresh",
+            "put it back, or move it away to have its rows tried again",
+        )
         for n, (file, size) in enumerate(zip(self._files, sizes, strict=True)):
             end = file.last_line(size) if size else b"\n"
             if not end.endswith(b"\n") or (n == 0 and size and not _may_be_of(end, last)):
                 raise ValueError(
-                    f"{file.path} was changed by another program, so that the job cannot go on: "
-                    "put it back, name another output, or begin anew with --fresh"
+                    f"{file.path} was changed by another program, so that the job cannot go on: {what_to_do[n]}"
                 )
 
     def digests(self) -> tuple[Keys, Keys]:
@@ -346,7 +497,7 @@ class Ledger:
             yield
         except BaseException:
             for file, size in zip(self._files, before, strict=True):
-                file.size = size
+                file.roll_back(size)
             raise
 
     def _add(self, kind: int, body: bytes = b"", done: int = 0, dead: int = 0) -> None:
@@ -358,8 +509,6 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         """Close the files, which lets another driver write; no empty file of errors is left."""
-        if not self._files[1].size:
-            self._files[1].path.unlink(missing_ok=True)
         self._stack.close()
 
 
@@ -368,6 +517,36 @@ def _mark(data: bytearray, numbers: Keys) -> None:
     if numbers.size:
         data.extend(bytes(max(0, int(numbers.max()) + 1 - len(data))))
         np.frombuffer(data, dtype=np.uint8)[numbers] = 1
+
+
+def _told_by(lines: Iterable[tuple[int, bytes]], id_column: str | None) -> Iterator[tuple[int, Pair]]:
+    """Yield the row of each line of results, with where the line ends, up to the first that names none."""
+    for offset, line in lines:
+        if (pair := _row_of(line, id_column)) is None:
+            return
+        yield offset + len(line), pair
+
+
+_REQUEST = re.compile("batch_req_([0-9a-f]{16})")
+
+
+def _row_of(line: bytes, id_column: str | None) -> Pair | None:
+    """Return the row that a line of the results names, with 0 for a number that it does not; None if it names none.
+
+    >>> _row_of(b'{"row": 6, "result": "yes"}', None), _row_of(b'{"row": 6, "result": "yes"}', "id")
+    ((6, 6), None)
+    """
+    try:
+        record = json.loads(line)
+        if "row" not in record:
+            request = _REQUEST.fullmatch(record["id"])
+            return (int(request[1], 16), 0) if request else None
+        number, name = record["row"], None if id_column is None else str(record[id_column])
+    except (ValueError, LookupError, TypeError):
+        return None
+    if type(number) is not int or not 0 <= number < _IDS or (name is not None and "\ufffd" in name):
+        return None  # U+FFFD may stand for what no output can hold.
+    return (number if name is None else id_key(name)), number
 
 
 def _may_be_of(line: bytes, row: Pair) -> bool:

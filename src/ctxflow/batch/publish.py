@@ -33,7 +33,7 @@ def publish(
     columns: Sequence[str] = (),
     nested: Collection[str] = (),
 ) -> None:
-    """Make a job's output of its file of JSON lines, at once or not at all.
+    """Make a job's output of its file of JSON lines, at once or not at all; whoever has the job's lock calls it.
 
     :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
     :param types: the Arrow types of columns that are the input's own.
@@ -57,7 +57,7 @@ def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
     """
     names = list(dict.fromkeys(name for records in _records(rows) for record in records for name in record))
     delimiter = "\t" if output.suffix.lower() == ".tsv" else ","
-    with written_whole(output) as whole:
+    with written_whole(output, alone=True) as whole:
         file = io.TextIOWrapper(whole, encoding="utf-8", errors="backslashreplace", newline="")
         plain = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         quoted = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
@@ -97,7 +97,7 @@ def publish_parquet(
     found.update({name: _MIXED for name in nested if name in found})
     if embeddings and "embedding" in found:
         found["embedding"] = pyarrow.list_(pyarrow.float32())
-    with written_whole(output) as file:
+    with written_whole(output, alone=True) as file:
         while (unfit := _write(rows, file, found, known)) is not None:
             found[unfit] = _MIXED
 
@@ -204,8 +204,22 @@ def _storable(kind: Any) -> bool:
 
 def _records(path: Path) -> Iterator[list[dict[str, Any]]]:
     with open(path, "rb") as file:
-        while records := [json.loads(line) for line in itertools.islice(file, _ROWS)]:
+        lines = enumerate(file, 1)
+        while records := [_record(line, number, path) for number, line in itertools.islice(lines, _ROWS)]:
             yield records
+
+
+def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise CtxflowError(
+            f"{path}, line {number}, is no result, so that no output can be made: put the file back as it was, or "
+            "begin anew with --fresh"
+        )
+    return record
 
 
 _DURATION = re.compile(r"(?:(-?\d+) days?,? )?(\d+):(\d\d):(\d\d)(?:\.(\d{1,9}))?")

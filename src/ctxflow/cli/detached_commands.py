@@ -226,6 +226,8 @@ def cancel(job: _Job) -> None:
                 again = time.monotonic() + _AGAIN_SECONDS
             workers = len(set(left) - {chosen.cluster})
             parts = ["its driver"] * (chosen.cluster in left) + [counted(workers, "worker")] * bool(workers)
+            if not chosen.cluster:  # Its submission was interrupted: which of them is the driver is not known.
+                parts = [counted(len(left), "job")]
             spinner.update(f"job {chosen.id}: {' and '.join(parts)} end")
             time.sleep(_LOOK_SECONDS)
     if left:
