@@ -21,6 +21,7 @@ from ctxflow.files import (
     own_folder,
     part_of,
     read_own,
+    write_private,
     written_whole,
 )
 from waiting import happened
@@ -256,10 +257,60 @@ def test_file_and_name_are_on_the_disk_in_order(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    with written_whole(tmp_path / "file") as file:
+    with written_whole(tmp_path / "file", alone=True) as file:
         file.write(b"text")
     assert done == [("sync", "file.part"), ("rename", "file"), ("sync", tmp_path.name)]
     done.clear()
     with written_whole(tmp_path / "file", sync=False):
         pass
     assert done == [("rename", "file")]
+
+
+@pytest.mark.parametrize("name", ["page.html", "a" * 255, "\u00fc" * 127 + "b"], ids=["short", "long", "wide"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_that_write_a_file_both_end_well_and_it_is_never_half_of_one(tmp_path, name, order):
+    path, texts = tmp_path / name, [b"one" * 50_000, b"two" * 70_000]
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        stacks = first, second
+        opened = [stack.enter_context(written_whole(path)) for stack in stacks]
+        for file, text in zip(opened, texts, strict=True):
+            file.write(text[:100_000])
+            assert not path.exists()
+        for n in order:
+            opened[n].write(texts[n][100_000:])
+            stacks[n].close()
+            assert path.read_bytes() == texts[n]
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_private_files_of_many_writers_are_whole(tmp_path):
+    path, texts, ended = tmp_path / "private", [letter * 20_000 for letter in "abcd"], threading.Event()
+    write_private(str(path), texts[0])
+    seen = set()
+
+    def look():
+        while not ended.is_set():
+            seen.add(path.read_text())
+
+    def write(text):
+        for _ in range(30):
+            write_private(str(path), text)
+
+    threads = [threading.Thread(target=write, args=(text,)) for text in texts]
+    reader = threading.Thread(target=look)
+    for each in [reader, *threads]:
+        each.start()
+    for each in threads:
+        each.join()
+    ended.set()
+    reader.join()
+    assert seen <= set(texts) and os.listdir(tmp_path) == ["private"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_alone_it_writes_over_what_a_kill_left(tmp_path):
+    path = tmp_path / "out.parquet"
+    part_of(path).write_bytes(b"half")
+    with written_whole(path, alone=True) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole" and os.listdir(tmp_path) == ["out.parquet"]

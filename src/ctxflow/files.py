@@ -277,20 +277,22 @@ def make_own_folder(path: str) -> None:
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a file that nobody but this user can read, whatever was there before."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
+    """Write a file that nobody but this user can read, whole or not at all, whatever was there before."""
+    with written_whole(Path(path), sync=False, mode=0o600) as file:
+        file.write(text.encode())
 
 
 _ATTEMPTS = 5
 
 
-def part_of(path: Path) -> Path:
-    """Return where a file is written until it is whole."""
-    return path.with_name(path.name + ".part")
+_NAME_BYTES = 255  # Of a name in most filesystems.
+
+
+def part_of(path: Path, tag: str = "") -> Path:
+    """Return where a file is written until it is whole; of a long name only the beginning is in that."""
+    ending = f"{tag}.part"
+    name = os.fsencode(path.name)[: _NAME_BYTES - len(ending)].decode(errors="ignore")
+    return path.with_name(name + ending)
 
 
 def open_new(path: str | os.PathLike[str], mode: int = 0o666) -> BinaryIO:
@@ -305,13 +307,16 @@ def open_new(path: str | os.PathLike[str], mode: int = 0o666) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, sync: bool = True, mode: int = 0o666) -> Iterator[BinaryIO]:
+def written_whole(path: Path, sync: bool = True, mode: int = 0o666, alone: bool = False) -> Iterator[BinaryIO]:
     """Open a file that gets its name when the block has ended, and leaves no trace if that raises.
+
+    Of several that write one file each writes all of its own, and the last one's stays.
 
     :param sync: whether it outlives a power cut from then on, so that what is said of it later is true.
     :param mode: the file's, less the umask.
+    :param alone: whether nobody else writes it, as a lock ensures: then what a kill left is written over.
     """
-    part = part_of(path)
+    part = part_of(path, "" if alone else f".{os.urandom(4).hex()}")
     file = open_new(part, mode)
     try:
         with file:

@@ -11,6 +11,7 @@ from batch_helpers import read_lines, write_lines
 
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.job_files import check_files, files_of, with_input
 from ctxflow.batch.publish import publish
 from ctxflow.errors import UsageError
 
@@ -411,3 +412,36 @@ def test_an_output_that_cannot_be_made_for_want_of_room_is_named(folder, command
     status, said = command(*words)
     assert status == 0, said
     assert (folder / f"out.{form}").exists()
+
+
+URL, OTHER = "/v1/chat/completions", "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("requests", "task", "sentence"),
+    [
+        ([(OTHER, "POST")] * 3, None, "the url is '/v1/responses': known are .*: it fails so on each of the first 3"),
+        ([(OTHER, "POST")], None, "the url is '/v1/responses'.* fails so on the first row of in.jsonl"),
+        ([(OTHER, "POST"), (7, "POST")], None, "the url is '/v1/responses'"),
+        ([(URL, "GET")] * 2, None, "the method is 'GET': only POST is known"),
+        ([(URL, "POST")] * 2, "embed", "the url is /v1/chat/completions, but this job is to embed"),
+    ],
+)
+def test_requests_of_which_none_can_be_answered_are_one_refusal(folder, requests, task, sentence):
+    write_lines(
+        folder / "in.jsonl",
+        [{"custom_id": f"{n}", "url": url, "method": how, "body": {}} for n, (url, how) in enumerate(requests)],
+    )
+    with pytest.raises(UsageError, match=sentence):
+        run_job(load_job(None, input="in.jsonl", output="out.jsonl", model="package:any", task=task))
+    assert not (folder / "out.jsonl.errors.jsonl").exists()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_output_whose_name_leaves_no_room_is_refused(folder, stream):
+    name = "o" * 243
+    job = load_job(None, input="-" if stream else "in.csv", output=name, function="f:g")
+    with open(os.devnull, "rb") as empty, pytest.raises(UsageError, match=r"243 bytes, .*: name one of at most 242"):
+        if stream:
+            with_input(job, empty, print)
+        check_files(job, None, files_of(job.output, "jsonl"))

@@ -240,8 +240,7 @@ def ask(directory: str, hosts: Iterable[str], tiers: Iterable[str]) -> None:
     :raises OSError: if its directory cannot be written.
     """
     path = os.path.join(directory, NAME)
-    write_private(f"{path}.new", json.dumps({"hosts": sorted(set(hosts)), "tiers": sorted(set(tiers))}) + "\n")
-    os.replace(f"{path}.new", path)
+    write_private(path, json.dumps({"hosts": sorted(set(hosts)), "tiers": sorted(set(tiers))}) + "\n")
 
 
 class DrainRequests:

@@ -267,7 +267,7 @@ class WorkerTable:
 
         def put() -> None:
             self._waits = False
-            with contextlib.suppress(OSError), written_whole(self._path, sync=False, mode=0o600) as file:
+            with contextlib.suppress(OSError), written_whole(self._path, sync=False, mode=0o600, alone=True) as file:
                 file.write(json.dumps(told).encode())
 
         self._soon(put)

@@ -175,8 +175,7 @@ class SpendingRecord:
                 os.utime(self.path)
                 return
         make_own_folder(os.path.dirname(self.path))
-        write_private(f"{self.path}.new", json.dumps({"gpu_hours": spent.gpu_hours, "cost": spent.cost}) + "\n")
-        os.replace(f"{self.path}.new", self.path)
+        write_private(self.path, json.dumps({"gpu_hours": spent.gpu_hours, "cost": spent.cost}) + "\n")
         self._written = spent
 
     def _read_others(self) -> Spent:

@@ -270,6 +270,8 @@ def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
     for path in _files():
         name = os.path.basename(path)
         run = next((name.removesuffix(kind) for kind in _OF_A_RUN if name.endswith(kind)), None)
+        if name.endswith(".part"):  # What a kill left of one that was being written.
+            run = name.partition(".")[0]
         if run is None or run in live or run in away:
             continue
         with contextlib.suppress(OSError):
