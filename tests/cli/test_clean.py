@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import forked
+from ctxflow.cli import clean_command
 from ctxflow.cli.app import app
 from ctxflow.cli.clean_command import seconds_of
 from ctxflow.errors import UsageError
@@ -189,3 +190,91 @@ def test_what_killed_programs_left_elsewhere_is_shown_and_removed(folder):
     assert not any(map(os.path.exists, left)) and os.path.isdir(live.path)
     assert run("--yes").stdout == "there is nothing to remove\n"
     live.close()
+
+
+NUMBERS = ["abc", "", [], {}, True, float("nan"), 10**400, -(1 << 70)]
+MALFORMED = [
+    *({"updated": value} for value in NUMBERS),
+    *({"done": value} for value in [*NUMBERS, None]),
+    *({"total": value} for value in NUMBERS),
+    *({"pid": value} for value in NUMBERS),
+    *({name: value} for name in ("state", "reason", "host", "run", "output", "unit") for value in (1, None, [], {})),
+    *({"tiers": value} for value in (None, [], "a", {"a": 1}, {"a": {}}, {"a": {"joined": "x"}})),
+    *({"contexts": value} for value in (None, [1], {"a": 1}, {"a": {"warm": "x"}})),
+    *({"limits": value} for value in (None, 7, ["a"], [{}], [{"used": "a"}])),
+    {"sessions": {"idle": "a"}},
+]
+
+
+@pytest.mark.parametrize("facts", MALFORMED, ids=lambda facts: str(facts)[:60])
+def test_a_malformed_status_file_ends_no_command(folder, facts):
+    good = make_run(folder, "1")
+    bad = make_run(folder, "2", state="interrupted")
+    status = json.loads((bad / "status.json").read_text())
+    (bad / "status.json").write_text(json.dumps({**status, **facts}))
+    (folder / "out.jsonl.status.json").write_text(json.dumps({**status, "output": str(folder / "out.jsonl"), **facts}))
+    for words in (["status"], ["status", "--json"], ["status", str(bad)], ["top"], ["workers"], ["clean", "--json"]):
+        ended = CliRunner().invoke(app, words)
+        assert isinstance(ended.exception, (SystemExit, UsageError, type(None))), (words, ended.exception)
+    assert run("--yes").exit_code == 0
+    assert not good.exists() and bad.exists()
+
+
+@pytest.mark.parametrize("what", ["nothing", "text", "a list", "a pipe", "a folder", "deep"])
+def test_what_is_no_status_file_ends_no_command(folder, what):
+    good, bad = make_run(folder, "1"), make_run(folder, "2")
+    path = bad / "status.json"
+    path.unlink()
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a folder":
+        path.mkdir()
+    else:
+        path.write_text({"nothing": "", "text": "abc", "a list": "[1]", "deep": "[" * 100_000}[what])
+    assert run("--yes").exit_code == 0
+    assert not good.exists() and bad.exists()
+
+
+@pytest.mark.parametrize("level", ["runs", "1", "ctxflow"])
+@pytest.mark.parametrize("by", ["a link", "another folder"])
+def test_what_takes_a_runs_place_between_look_and_removal_stays(folder, tmp_path_factory, monkeypatch, level, by):
+    """As by somebody who may write to a folder above."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    theirs = make_run(elsewhere, "1")
+    mine = make_run(folder, "1")
+    places = {"runs": folder / "runs", "1": mine.parent, "ctxflow": mine}
+    aside = {"runs": elsewhere / "runs", "1": theirs.parent, "ctxflow": theirs}[level]
+
+    def swap(*_):
+        places[level].rename(folder / "away")
+        places[level].symlink_to(aside) if by == "a link" else aside.rename(places[level])
+        return True
+
+    monkeypatch.setattr(clean_command, "_asked", swap)
+    ended = run()
+    assert ended.exit_code == 1
+    assert (
+        "is left: its run goes on, or another folder has its place now" in ended.output or "cannot be" in ended.output
+    )
+    log = theirs if by == "a link" else mine
+    assert (log / "events.jsonl").exists()
+
+
+def test_runs_of_other_users_are_left(folder, monkeypatch):
+    mine = make_run(folder, "1")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    told = run("--yes")
+    assert told.exit_code == 0 and "left: 1 run of other users" in told.stdout and mine.exists()
+
+
+def test_all_that_is_in_a_runs_folder_goes_with_it(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "kept").write_text("kept")
+    run_folder = make_run(folder, "1")
+    (run_folder / "a" / "b").mkdir(parents=True)
+    (run_folder / "a" / "b" / "c").write_text("c")
+    (run_folder / "a" / "link").symlink_to(elsewhere)
+    (run_folder / "a" / "dangling").symlink_to("nowhere")
+    os.mkfifo(run_folder / "pipe")
+    assert run("--yes").exit_code == 0
+    assert not (folder / "runs" / "1").exists() and (elsewhere / "kept").exists()

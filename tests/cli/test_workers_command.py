@@ -84,3 +84,24 @@ def test_one_that_lives_is_meant_where_another_of_its_host_is_gone(make, tmp_pat
 def test_a_run_without_workers_says_where_to_look(make):
     make()
     assert "`ctxflow status` says why" in run().stdout
+
+
+def test_what_is_piped_has_all_of_every_name_and_error(make, monkeypatch):
+    """As `ctxflow workers | grep` needs it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    error = "RuntimeError: CUDA error: uncorrectable ECC error encountered " + "x" * 200
+    hosts = [f"gpu-node-{n:03}.hpc.example.org" for n in range(200)]
+    make(*(worker(f"{host}.a1", host, f"4821{n}.0", error=error * (n == 123)) for n, host in enumerate(hosts)))
+    lines = CliRunner().invoke(app, ["workers"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == hosts
+    assert [error in line for line in lines[1:]] == [n == 123 for n in range(200)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"version": 1}', '{"version": 1, "workers": 7}', '{"version": 1, "workers": ["a", {"host": "b"}]}'],
+)
+def test_a_malformed_list_of_workers_is_none(make, text):
+    folder = make(worker("4710.gpu1", "gpu1", "4710"))
+    (folder / "workers.json").write_text(text)
+    assert run().stdout == "the run has no workers yet: `ctxflow status` says why\n"

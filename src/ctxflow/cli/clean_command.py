@@ -35,9 +35,9 @@ def clean(
     """Remove what runs that have ended left: their folders, with event logs, summaries and what workers said.
 
     \b
-    ctxflow clean                     show what ended a week ago or earlier below ./runs, and ask
-    ctxflow clean --older-than 0 -y   all that have ended
-    ctxflow clean --json              what there is, for programs
+    ctxflow clean                      what ended a week ago or earlier; asks
+    ctxflow clean --older-than 0 -y    all that have ended
+    ctxflow clean --json               what there is, for programs
 
     Reports on these runs cannot be made any more. A run that goes on stays, and so does all that a job needs to be
     taken up again: OUTPUT.progress and what lies beside OUTPUT are never touched. Nothing else removes runs.
@@ -47,7 +47,8 @@ def clean(
 
     \b
     Exit status
-      0    all that was to be removed is      1    something could not be removed
+      0    all that was to be removed is
+      1    something could not be removed
       2    the command line is wrong
     """
     from ctxflow.factory.tier_providers import files_left, remove_files
@@ -58,10 +59,9 @@ def clean(
         raise UsageError(f"there is no folder {folder}: name the one that holds runs/")
     runs = known_runs(folder)
     chosen = removable(runs, age)
-    live = sum(not run.is_over for run in runs)
     left = files_left()
     if not as_json:
-        _show(chosen, left, len(runs) - len(chosen) - live, live, age)
+        _show(chosen, left, runs, age)
     wanted = yes or (not as_json and bool(chosen or left) and _asked())
     failed = [run for run in chosen if not _remove(run)] if wanted else []
     troubles = remove_files(left) if wanted else []
@@ -78,9 +78,11 @@ def clean(
     raise typer.Exit(1 if failed or troubles else 0)
 
 
-def _show(chosen: list[KnownRun], left: list[str], younger: int, live: int, age: float) -> None:
+def _show(chosen: list[KnownRun], left: list[str], runs: list[KnownRun], age: float) -> None:
     from ctxflow.batch.job_status import duration
 
+    others, live = sum(not run.own for run in runs), sum(run.own and not run.is_over for run in runs)
+    younger = len(runs) - len(chosen) - live - others
     for run in chosen:
         ago = duration(max(0.0, time.time() - run.updated))
         of = f"  {run.output}" if run.output else ""
@@ -89,6 +91,7 @@ def _show(chosen: list[KnownRun], left: list[str], younger: int, live: int, age:
         print(f"{'':>9}  left behind by what was killed  {path}")
     rest = [f"{counted(younger, 'run')} ended less than {duration(age)} ago"] if younger else []
     rest += [f"{counted(live, 'run')} not known to have ended"] if live else []
+    rest += [f"{counted(others, 'run')} of other users"] if others else []
     if chosen:
         print(f"{counted(len(chosen), 'run')}, {size_text(sum(run.size for run in chosen))} in all")
     elif not left:
@@ -110,9 +113,10 @@ def _remove(run: KnownRun) -> bool:
     try:
         if remove(run):
             return True
-        say(f"{run.folder} is left: its run goes on")
+        say(f"{run.folder} is left: its run goes on, or another folder has its place now")
     except OSError as error:
-        say(f"{error.filename or run.folder} cannot be removed: {error.strerror}")
+        inside = "" if error.filename in (None, run.folder.name, str(run.folder)) else f" ({error.filename} in it)"
+        say(f"{run.folder}{inside} cannot be removed: {error.strerror}")
     return False
 
 

@@ -324,9 +324,35 @@ def demo(
     if missing:
         raise CtxflowError(f"the demo needs {', '.join(missing)}: {how_to_install(extra='example')}")
     if fresh:
-        shutil.rmtree(out, ignore_errors=True)
+        _begin_anew(out)
+    if not out.is_dir() or not any(out.iterdir()):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / _MARK).touch()
     program = Path(ctxflow.__file__).parent / "examples" / "prompt_for_fact" / "prompt_for_fact.py"
     command = [sys.executable, str(program), "--workers", str(workers), "--out", str(out)]
     command += ["--evictions-per-minute", str(evictions_per_minute)]
     # In place of this process, so that Ctrl-C and the exit status are the program's own.
     os.execv(sys.executable, command)
+
+
+_MARK = ".ctxflow-demo"
+_MADE = ("results", "state", "runs", "evaluation.json", "run.json", "throughput.png")
+
+
+def _begin_anew(out: Path) -> None:
+    """Remove what a demo made in a folder of its own, and nothing else.
+
+    :raises UsageError: if the folder is not one that a demo made.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / _MARK).is_file():
+        raise UsageError(f"{out} was not made by a demo, so that nothing in it is removed: name another --out")
+    for path in (out / name for name in _MADE):
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CtxflowError(f"{error.filename or path} cannot be removed: {error.strerror}") from None

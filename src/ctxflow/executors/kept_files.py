@@ -23,7 +23,7 @@ from ctxflow.executors.contract import Engine, KnowsJobs
 from ctxflow.executors.figures import Status, figures_of
 from ctxflow.files import written_whole
 from ctxflow.host.linux import advice
-from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, write_status
+from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, has_type, owner, write_status
 from ctxflow.ownership import belongs_here, lead_nowhere
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Command
@@ -306,11 +306,21 @@ def _does(state: RunState, worker: Worker) -> str:
 
 def read_workers(directory: str) -> list[Mapping[str, Any]]:
     """Return the workers of the run in a directory, as it wrote them last; none where it has not."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads((Path(directory) / WORKERS).read_text(encoding="utf-8"))
-        if isinstance(found, dict) and found.get("version") == 1:
-            return list(found["workers"])
+        if isinstance(found, dict) and found.get("version") == 1 and isinstance(found.get("workers"), list):
+            return [each for each in found["workers"] if _is_line(each)]
     return []
+
+
+_LINE: dict[str, Any] = {
+    **dict.fromkeys(("worker", "host", "tier", "state", "error", "log"), str), "gpus": int, "gpu_model": str | None,
+    "job": str | None, "joined": float, "ended": float | None, "done": int, "failed": int,
+}  # fmt: skip
+
+
+def _is_line(told: Any) -> bool:
+    return isinstance(told, dict) and all(has_type(told.get(name), kind) for name, kind in _LINE.items())
 
 
 class DiskThread:

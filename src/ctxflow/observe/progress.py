@@ -9,12 +9,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
-import shutil
 import socket
 import time
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -225,20 +227,72 @@ def owner() -> dict[str, Any]:
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
-    """Write a status file at once or not at all, so that a reader never sees half of it."""
+    """Write a status file of this process's own at once or not at all, so that a reader never sees half of it."""
     text = json.dumps(status, indent=1) + "\n"
     # The last word is to outlive a power cut; the others are news for a second.
-    with written_whole(path, sync=status.get("state") in ENDED) as file:
+    with written_whole(path, sync=status.get("state") in ENDED, alone=True) as file:
         file.write(text.encode())
 
 
-def load_status(path: Path) -> dict[str, Any] | None:
-    """Return what a status file says, None if there is none, or none of this version."""
+def load_status(path: Path, folder: int | None = None) -> dict[str, Any] | None:
+    """Return what a status file says; None if there is none, or none of this version with values of the right types.
+
+    :param folder: the descriptor of the folder that the path is relative to.
+    """
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with open(path, encoding="utf-8", opener=functools.partial(_open_unwaited, dir_fd=folder)) as file:
+            status = json.load(file)
+    except (OSError, ValueError, RecursionError):
         return None
-    return status if isinstance(status, dict) and status.get("version") == VERSION else None
+    if not isinstance(status, dict) or status.get("version") != VERSION:
+        return None
+    if not all(has_type(status[name], kind) for name, kind in _types().items() if name in status):
+        return None
+    within = [(tier, _OF_A_TIER) for tier in status.get("tiers", {}).values()]
+    within += [(limit, _OF_A_LIMIT) for limit in status.get("limits", ())]
+    if not all(has_type(each.get(name), kind) for each, kinds in within for name, kind in kinds.items()):
+        return None
+    return {"state": "", "output": "", "run": "", **status}
+
+
+def _open_unwaited(path: str, flags: int, dir_fd: int | None) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)  # Should it be a pipe.
+
+
+_FACTS: dict[str, Any] = {
+    "state": str, "reason": str, "updated": float, "pid": int, "host": str, "born": str | None, "run": str,
+    "output": str,
+}  # fmt: skip
+_OF_A_TIER: dict[str, Any] = {
+    "joined": int, "asked": int | None, "cost": float | None, "reason": str | None, "gpu_hours": float,
+    "worker_hours": float,
+}  # fmt: skip
+_OF_A_LIMIT: dict[str, Any] = {"scope": str, "measure": str, "used": float, "limit": float}
+_LARGEST = 1 << 63
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """Return the types of a status file's values, as JSON has them."""
+    return {**typing.get_type_hints(Progress), **_FACTS}
+
+
+def has_type(value: Any, kind: Any) -> bool:
+    """Return whether a value of JSON has a type; a number that nobody can reckon with has none.
+
+    >>> has_type({"a": 1}, Mapping[str, int]), has_type(None, int | None), has_type(True, int), has_type(1e300, float)
+    (True, True, False, False)
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(has_type(value, each) for each in inner)
+    if origin is collections.abc.Mapping:
+        return isinstance(value, dict) and all(has_type(each, inner[1]) for each in value.values())
+    if origin is collections.abc.Sequence:
+        return isinstance(value, list) and all(has_type(each, inner[0]) for each in value)
+    if kind in (int, float):
+        return type(value) in (int, kind) and -_LARGEST < value < _LARGEST
+    return kind is Any or isinstance(value, kind)
 
 
 def condition(status: Mapping[str, Any], now: float | None = None) -> str:
@@ -306,6 +360,8 @@ class KnownRun:
     :ivar updated: when it said so last, in seconds since 1970.
     :ivar size: of all that is in the folder, in bytes.
     :ivar output: the output of the batch job that it was of, "" for another program's run.
+    :ivar identity: of the folder, by which another one that took its place is told.
+    :ivar own: whether the folder is this user's.
     """
 
     folder: Path
@@ -313,6 +369,8 @@ class KnownRun:
     updated: float
     size: int
     output: str
+    identity: tuple[int, int]
+    own: bool
 
     @property
     def is_over(self) -> bool:
@@ -327,20 +385,44 @@ def known_runs(base: Path) -> list[KnownRun]:
 
 
 def removable(runs: list[KnownRun], older_than: float) -> list[KnownRun]:
-    """Return those that are over, and have been for so many seconds."""
+    """Return this user's that are over, and have been for so many seconds."""
     then = time.time() - older_than
-    return [run for run in runs if run.is_over and run.updated <= then]
+    return [run for run in runs if run.own and run.is_over and run.updated <= then]
 
 
 def remove(run: KnownRun) -> bool:
-    """Remove a run's folder, and the one above it if nothing is left in that; False if the run goes on after all."""
-    status = load_status(run.folder / STATUS)
-    if status is None or condition(status) not in _OVER:
-        return False
-    shutil.rmtree(run.folder)
+    """Remove a run's folder, and the one above it if nothing is left in that; False if the run goes on after all.
+
+    The folder is opened once, so that nobody can put another in its place meanwhile.
+    """
+    with contextlib.ExitStack() as stack:
+        above = _open_folder(str(run.folder.parent), stack)
+        folder = _open_folder(run.folder.name, stack, above)
+        found = os.fstat(folder)
+        status = load_status(Path(STATUS), folder)
+        same = (found.st_dev, found.st_ino) == run.identity and found.st_uid == os.geteuid()
+        if not same or status is None or condition(status) not in _OVER:
+            return False
+        for _, folders, files, inside in os.fwalk(".", topdown=False, dir_fd=folder):
+            for name in (*folders, *files):
+                _remove_entry(name, inside)
+        os.rmdir(run.folder.name, dir_fd=above)
     with contextlib.suppress(OSError):  # Something else is in it.
         run.folder.parent.rmdir()
     return True
+
+
+def _open_folder(path: str, stack: contextlib.ExitStack, above: int | None = None) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _remove_entry(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        os.rmdir(name, dir_fd=folder)
 
 
 def _folders(parent: Path) -> Iterator[Path]:
@@ -355,9 +437,15 @@ def _folders(parent: Path) -> Iterator[Path]:
 def _runs_in(folder: Path) -> Iterator[KnownRun]:
     for place in _folders(folder):
         status = load_status(place / STATUS)
-        if status is not None and "run" in status:
-            updated = float(status.get("updated") or 0.0)
-            yield KnownRun(place, condition(status), updated, _size(place), str(status.get("output") or ""))
+        if status is None or not status["run"]:
+            continue
+        try:
+            found = os.lstat(place)
+        except OSError:  # It is gone.
+            continue
+        identity, own = (found.st_dev, found.st_ino), found.st_uid == os.geteuid()
+        state, updated = condition(status), status.get("updated", 0.0)
+        yield KnownRun(place, state, updated, _size(place), status["output"], identity, own)
 
 
 def _size(folder: Path) -> int:
