@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctxflow import ContextExecutor, batch_app
+from ctxflow import ContextExecutor, batch_app, resume
 from ctxflow.identity import identity_of, reading
-from ctxflow.resume import ResultsByContent
+from ctxflow.resume import ResultsByContent, fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +162,28 @@ def test_memory_is_16_bytes_a_result(executor, tmp_path):
     finally:
         tracemalloc.stop()
     assert held < 24 * count
+
+
+def test_items_whose_fingerprints_begin_alike_have_results_of_their_own(kept, monkeypatch):
+    """As those that somebody looks for who supplies them: 64 bits take an hour."""
+    whole = resume.fingerprint
+    monkeypatch.setattr(resume, "fingerprint", lambda item, size: "0" * 16 + whole(item, size)[16:])
+    assert kept.run([1, 2, 3]) == ([2, 4, 6], 3)
+    assert kept.run([3, 5])[0] == [6, 10]
+    assert kept.run([2, 1, 7])[0] == [4, 2, 14]
+
+
+@pytest.mark.parametrize("by", ["content", "index"])
+def test_a_file_with_shorter_fingerprints_is_read_and_added_to(kept, by):
+    items = [5, "a", 5]
+    assert kept.run(items)[1] == 3
+    header, *lines = kept.path.read_text().splitlines()
+    about = json.loads(header)
+    assert about.pop("key_bytes") == 16
+    records = [{**json.loads(line), "key": fingerprint((item,), 8)} for line, item in zip(lines, items, strict=True)]
+    kept.path.write_text("".join(json.dumps(each) + "\n" for each in [about, *records]))
+    for _ in range(2):
+        before = kept.lines()
+        assert list(double.map([*items, 6], resume=kept.path, resume_by=by)) == [10, "aa", 10, 12]
+        assert kept.lines() - before in (0, 1)
+    assert kept.lines() == 4 and len(json.loads(kept.path.read_text().splitlines()[-1])["key"]) == 16

@@ -34,14 +34,14 @@ _NOTHING = (1 << 64) - 1
 _BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
 
 
-def fingerprint(item: Any) -> str:
-    """Return a short digest of an item's inputs, a tuple: exact in types, as 1, 1.0 and True are not the same."""
+def fingerprint(item: Any, size: int = 16) -> str:
+    """Return a digest, of so many bytes, of an item's inputs, a tuple: exact in types, as 1, 1.0 and True differ."""
     try:
         exact = type(item) is tuple and all(map(_is_json, item))
         text = json.dumps(item, sort_keys=True) if exact else digest(item)
     except RecursionError:  # It contains itself.
         text = digest(item)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def encode(result: Any) -> dict[str, Any]:
@@ -84,6 +84,7 @@ class ResultsFile:
     ) -> None:
         whole = digest((app, dict(constants)))  # All that an earlier ctxflow kept of an app.
         self._path = Path(path)
+        self._key_bytes = 16
         self._offsets = array.array("Q")
         self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
         self._skipped: set[int] = set()
@@ -102,7 +103,7 @@ class ResultsFile:
 
     def _load(self, whole: str, identity: Identity, name: str) -> None:
         about = {"ctxflow": "map", "app": name, "identity": whole}
-        header = json.dumps({**about, "made_of": identity.as_json()}).encode() + b"\n"
+        header = json.dumps({**about, "key_bytes": 16, "made_of": identity.as_json()}).encode() + b"\n"
         first = self._reader.readline()
         if not first.endswith(b"\n") and (header.startswith(first) or first.startswith(header[:18])):  # Empty, or torn.
             self._file.cut(0)
@@ -111,6 +112,7 @@ class ResultsFile:
         known = _about(first)
         if known is None:
             raise InputError(f"{self._path} is not a results file of a map: name another file")
+        self._key_bytes = 16 if known.get("key_bytes") == 16 else 8  # As an earlier ctxflow had it.
         end, limit = len(first), self._file.actual_size()
         for offset, line in self._file.lines(end):
             end = offset + len(line)
@@ -154,7 +156,7 @@ class ResultsFile:
 
     def holds(self, index: int, item: Any) -> bool:
         """Return whether the file has the result of this item at this index; else remember its fingerprint."""
-        key = fingerprint(item)
+        key = fingerprint(item, self._key_bytes)
         known = index < len(self._offsets) and self._offsets[index] != _NOTHING
         if known and _is_of(self._line(index), index, key):
             self._skipped.add(index)
@@ -239,25 +241,25 @@ def _is_of(line: bytes, index: int, key: str) -> bool:
 
 
 _USED = _NOTHING
-_KEY = re.compile(rb'\{"index": [0-9]{1,18}, "key": "([0-9a-f]{16})", ')
+_KEY = re.compile(rb'\{"index": [0-9]{1,18}, "key": "((?:[0-9a-f]{16}){1,2})", ')
 
 
 class ResultsByContent(ResultsFile):
-    """A resume file that knows items by their fingerprints of 64 bits alone. In memory it keeps 16 bytes a result.
+    """A resume file that knows items by their fingerprints alone. In memory it keeps 16 bytes a result.
 
     Equal items have a result each: so many of them are answered as the file has results, in the order in which these
     were written; the others are computed.
     """
 
     def __init__(self, *what: Any) -> None:
-        self._by_key = array.array("Q")  # Fingerprints, in rising order once all are read.
+        self._by_key = array.array("Q")  # How fingerprints begin, in rising order once all are read.
         self._found: dict[int, int] = {}  # Index -> the offset of the result of an item that is on its way.
         super().__init__(*what)
 
     def _note(self, index: int, offset: int, line: bytes) -> None:
         key = _key(line)
         if key is not None:
-            self._by_key.append(key)
+            self._by_key.append(_beginning(key))
             self._offsets.append(offset)
 
     def _read_all(self) -> None:
@@ -269,16 +271,18 @@ class ResultsByContent(ResultsFile):
 
     def holds(self, index: int, item: Any) -> bool:
         """Return whether the file has a result of such an item that no other has got; else remember its fingerprint."""
-        key = fingerprint(item)
-        number = int(key, 16)
+        key = fingerprint(item, self._key_bytes)
+        number = _beginning(key)
         first = bisect.bisect_left(self._by_key, number)
         last = bisect.bisect_right(self._by_key, number, lo=first)
         # Of the results of equal items those that were used come first.
         place = bisect.bisect_left(self._offsets, True, lo=first, hi=last, key=lambda offset: offset != _USED)
-        if place == last:
+        if place < last:
+            self._found[index] = self._offsets[place]
+        if place == last or _key(self._line(index)) != key:  # Its beginning alone may be another's.
             self._keys[index] = key
+            self._found.pop(index, None)
             return False
-        self._found[index] = self._offsets[place]
         self._offsets[place] = _USED
         self._skipped.add(index)
         return True
@@ -294,13 +298,22 @@ class ResultsByContent(ResultsFile):
         return self._found[index]
 
 
-def _key(line: bytes) -> int | None:
+def _key(line: bytes) -> str | None:
     """Return the fingerprint in a result's line, None for one that a full disk tore: its item is computed again."""
     if not line.endswith(b"}\n"):
         return None
     if match := _KEY.match(line):
-        return int(match[1], 16)
+        return match[1].decode()
     try:
-        return int(json.loads(line)["key"], 16)
+        key = json.loads(line)["key"]
     except (ValueError, KeyError, TypeError):
         return None
+    return key if isinstance(key, str) and _HEXADECIMAL.fullmatch(key) else None
+
+
+_HEXADECIMAL = re.compile("(?:[0-9a-f]{16}){1,2}")
+
+
+def _beginning(key: str) -> int:
+    """Return the first 64 bits of a fingerprint."""
+    return int(key[:16], 16)
