@@ -147,6 +147,44 @@ def test_a_refused_job_leaves_nothing(work: Path, schedd: dict[str, Any], monkey
     assert found_jobs() == [] and os.listdir(work / "state/ctxflow/jobs") == []
 
 
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, condor_provider.OutcomeUnknown, OSError])
+def test_a_driver_that_was_being_submitted_is_known(
+    work: Path, schedd: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: type[BaseException], taken: bool
+) -> None:
+    """Whatever ends the submission: it is taken out of the queue again, or found by its tag."""
+    ended: list[str] = []
+
+    def submit(description: dict[str, str]) -> str:
+        assert [each.cluster for each in found_jobs()] == [""]
+        raise error("no answer")
+
+    monkeypatch.setattr(condor_provider, "submit_driver", submit)
+    monkeypatch.setattr(condor_provider, "end_jobs", ended.extend)
+    schedd["gone"] = not taken
+    with pytest.raises(error):
+        detach(job(), load_site("condor.toml"))
+    assert found_jobs() == [] and ended == ["1.0"] * taken
+
+
+def test_a_driver_of_which_nobody_says_whether_it_was_taken_stays_known(
+    work: Path, schedd: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any) -> Any:
+        raise condor_provider.OutcomeUnknown("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(condor_provider, "submit_driver", unknown)
+        patch.setattr(condor_provider, "jobs_there", unknown)
+        with pytest.raises(CtxflowError, match="no answer"):
+            detach(job(), load_site("condor.toml"))
+    [known] = found_jobs()
+    assert views([known])[0].standing.state == "queued", "as the schedd has it"
+    schedd["gone"] = True
+    standing = views([known])[0].standing
+    assert standing.state == "lost" and "never came to HTCondor" in standing.reason
+
+
 def test_sites_from_which_no_driver_can_be_submitted(
     work: Path, schedd: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

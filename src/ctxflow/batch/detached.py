@@ -123,7 +123,7 @@ class Detached:
     """A job that was detached.
 
     :ivar tag: by which HTCondor knows its driver and its workers.
-    :ivar cluster: the driver's job, CLUSTER.PROC; `host`, the machine whose schedd has it.
+    :ivar cluster: the driver's job, CLUSTER.PROC, "" while it is submitted; `host`, the machine whose schedd has it.
     :ivar directory: where the driver runs; `does`, what it does, in some words.
     :ivar submitted: when, in seconds since 1970.
     """
@@ -198,8 +198,13 @@ def views(jobs: Sequence[Detached]) -> list[DetachedView]:
         there = condor_provider.jobs_there([view.job.tag for view in here])
     except CtxflowError:  # Then what was written is the best that is known.
         return found
-    missing = {view.job.id for view in here if view.job.cluster not in there[view.job.tag]}
+    missing = {view.job.id for view in here if not _is_among(view.job, there[view.job.tag])}
     return [_lost(view_of(view.job)) if view.job.id in missing else view for view in found]
+
+
+def _is_among(job: Detached, queued: Mapping[str, int]) -> bool:
+    """Return whether a driver is among the jobs in the queue that have its tag."""
+    return job.cluster in queued if job.cluster else bool(queued)
 
 
 def view_of(job: Detached) -> DetachedView:
@@ -217,7 +222,8 @@ def _lost(view: DetachedView) -> DetachedView:
     """Return a job that the queue no longer has: it ended in this moment, or for an unknown reason."""
     if view.standing.state in ENDED:
         return view
-    reason = "HTCondor has it no more, and does not say why: the same ctxflow batch command goes on"
+    reason = "HTCondor has it no more, and does not say why" if view.job.cluster else "it never came to HTCondor"
+    reason += ": the same ctxflow batch command goes on"
     return dataclasses.replace(view, standing=dataclasses.replace(view.standing, state="lost", reason=reason))
 
 
@@ -290,6 +296,7 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
         does=what_it_does(job),
     )
     try:
+        _remember(folder, about)  # Before it is submitted: by its tag it is found, whatever happens then.
         write_private(str(folder / "job.json"), json.dumps(self_contained(job), indent=1) + "\n")
         environment = carried(os.environ, keep_runtime=site.acquire == "factory")
         write_private(str(folder / "driver.sh"), driver_script(about, folder, environment, flags))
@@ -298,13 +305,26 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
             str(folder / "driver.sh"), about.directory, str(folder / "events.log"), str(folder / "shell.log"), about.tag
         )
         about = dataclasses.replace(about, cluster=condor_provider.submit_driver(description))
-        write_private(str(folder / "about.json"), json.dumps(dataclasses.asdict(about), indent=1) + "\n")
-    except BaseException:
-        if about.cluster:
-            condor_provider.end_jobs({about.cluster: 0})
-        shutil.rmtree(folder, ignore_errors=True)
+        _remember(folder, about)
+    except BaseException as error:
+        refused = isinstance(error, CtxflowError) and not isinstance(error, condor_provider.OutcomeUnknown)
+        if refused or _withdrawn(about):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return about
+
+
+def _remember(folder: Path, about: Detached) -> None:
+    write_private(str(folder / "about.json"), json.dumps(dataclasses.asdict(about), indent=1) + "\n")
+
+
+def _withdrawn(about: Detached) -> bool:
+    """Take a driver out of the queue again, should it be there; return whether it is known that it is not."""
+    try:
+        condor_provider.end_jobs(condor_provider.jobs_there([about.tag])[about.tag])
+    except CtxflowError:
+        return False
+    return True
 
 
 def _new_folder() -> tuple[int, Path]:

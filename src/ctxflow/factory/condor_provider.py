@@ -354,8 +354,15 @@ def why_no_driver() -> str | None:
         return cast("str | None", _bindings().ask("refusal"))
 
 
+class OutcomeUnknown(ProviderError):
+    """HTCondor gave no answer: what it was asked may be done, or be done later."""
+
+
 def submit_driver(description: Mapping[str, str]) -> str:
-    """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC."""
+    """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC.
+
+    :raises OutcomeUnknown: if the schedd does not say whether it took the driver.
+    """
     try:
         with explained("HTCondor did not take the driver"):
             cluster, first = _bindings().ask("submit", _HERE, dict(description), 1, os.getcwd())
@@ -363,7 +370,7 @@ def submit_driver(description: Mapping[str, str]) -> str:
         if not isinstance(error.__context__, CutOff):
             raise
         theirs = f"{DRIVER_ATTRIBUTE} == {description[f'+{DRIVER_ATTRIBUTE}']}"
-        raise ProviderError(f"{error}; should it be queued all the same, condor_rm -constraint '{theirs}'") from None
+        raise OutcomeUnknown(f"{error}; should it be queued all the same, condor_rm -constraint '{theirs}'") from None
     return f"{cluster}.{first}"
 
 
