@@ -15,6 +15,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from waiting import eventually_async, exited, gone, nothing_left
 
@@ -25,7 +27,7 @@ from ctxflow.host.linux import descendants
 from ctxflow.models import openai_server
 from ctxflow.models.openai_engine import CHAT, EMBEDDINGS, OpenAIEngine
 from ctxflow.models.openai_server import start_server
-from ctxflow.models.server_process import ServerFailed, free_port, listening_sockets
+from ctxflow.models.server_process import Redaction, ServerFailed, free_port, listening_sockets
 
 PLAYED = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('played_server.py')))}"
 AT_SOCKET = f"{PLAYED} --socket {{socket}}"
@@ -78,7 +80,8 @@ def test_a_server_answers_at_a_socket_and_at_a_port(command):
             assert [each["echo"] for each in answers] == [{"model": "base", "number": number} for number in range(50)]
             assert (await server.answer(EMBEDDINGS, {"model": "adapter"}))["echo"] == {"model": "adapter"}
             lines = Path(f"/proc/{server.pid}/cmdline").read_text()
-            assert not server._process._secret or server._process._secret not in lines
+            secret = server._process._redaction._secret
+            assert not secret or secret not in lines
 
     asyncio.run(main())
 
@@ -328,3 +331,17 @@ def test_nothing_is_left_when_the_library_process_is_killed(number, tmp_path):
         assert exited(library) == -number
         nothing_left(lambda: [pid for pid in pids[1:] if os.path.exists(f"/proc/{pid}")])
         assert not os.path.exists(words[3])
+
+
+@pytest.mark.parametrize("secret", ["a", "key-0123456789", "aaab", "abababc"])
+@given(data=st.data())
+def test_a_secret_is_redacted_wherever_reads_cut_the_text(secret, data):
+    """As it is where the text comes at once; and none of the parts shows more of it than a few characters."""
+    text = "".join(data.draw(st.lists(st.sampled_from([secret, secret[:-1], secret[0], "x", "\n", "*"]), max_size=8)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    redaction = Redaction(secret)
+    parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    shown = "".join(redaction.redact(part) for part in parts) + redaction.redact("", final=True)
+    whole = text.replace(secret, "***")
+    rest = next((secret[:n] for n in range(len(secret) - 1, 3, -1) if whole.endswith(secret[:n])), "")
+    assert shown == whole.removesuffix(rest) + "***" * bool(rest)

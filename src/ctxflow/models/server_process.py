@@ -32,6 +32,33 @@ class ServerFailed(CtxflowError, RuntimeError):
     """A server that could not be started, or that failed at a request; the message says what it printed."""
 
 
+_TELLING = 4  # Characters of a secret's beginning that are not shown where the text ends.
+
+
+class Redaction:
+    """Puts *** in place of a secret in text that comes in parts: what may be its beginning waits for the next.
+
+    >>> redaction = Redaction("key-123")
+    >>> redaction.redact("my ke"), redaction.redact("y-123, a k"), redaction.redact("ey", final=True)
+    ('my ', '***, a ', 'key')
+    """
+
+    def __init__(self, secret: str) -> None:
+        self._secret, self._waits = secret, ""
+
+    def redact(self, text: str, final: bool = False) -> str:
+        """Return what can be shown by now; all of it after the last part."""
+        if not self._secret:
+            return text
+        text = (self._waits + text).replace(self._secret, "***")
+        beginnings = (self._secret[:size] for size in range(min(len(self._secret) - 1, len(text)), 0, -1))
+        self._waits = next(filter(text.endswith, beginnings), "")
+        shown = text.removesuffix(self._waits)
+        if final:
+            shown += "***" if len(self._waits) >= _TELLING else self._waits
+        return shown
+
+
 class ServerProcess:
     """A server with all that it started, while it runs; it is started by making one, in an event loop.
 
@@ -47,7 +74,8 @@ class ServerProcess:
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: str, secret: str
     ) -> None:
-        self.name, self._secret, self._folder = name, secret, folder
+        self.name, self._folder = name, folder
+        self._redaction = Redaction(secret)
         self.pid = 0
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()
@@ -128,11 +156,9 @@ class ServerProcess:
             if not block:
                 self._loop.remove_reader(self._log)
                 self._log_ended = True
-            self._keep(self._decoder.decode(block, final=not block))
+            self._keep(self._redaction.redact(self._decoder.decode(block, final=not block), final=not block))
 
     def _keep(self, text: str) -> None:
-        if self._secret:
-            text = text.replace(self._secret, "***")
         with contextlib.suppress(OSError, ValueError):  # Nobody may read what this process prints.
             sys.stdout.write(text)
             sys.stdout.flush()
