@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.live import Live
+from rich.table import Table
 
 from ctxflow import terminal as terminals
 from ctxflow.batch.display import JobView, LineDisplay
@@ -162,3 +163,36 @@ def test_the_log_of_a_plain_program_has_the_time_of_day_and_is_written_once(tmp_
     assert re.fullmatch(r"\d\d:\d\d:\d\d worker 3 is gone", line)
     assert said("own") == ["mine worker 3 is gone"]
     assert said("handler") == ["worker 3 is gone"]
+
+
+WORDS = [f"gpu-node-{n:03}.hpc.example.org.{'x' * n}" for n in range(0, 300, 50)]
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return io.StringIO()
+
+
+def test_a_table_that_goes_to_a_pipe_is_whole(pipe):
+    table = Table(*WORDS)
+    table.add_row(*reversed(WORDS))
+    with contextlib.redirect_stdout(pipe):
+        visible_console().print(table)
+        visible_console().print(" ".join(WORDS))
+    lines = pipe.getvalue().splitlines()
+    assert all(word in lines[1] and word in lines[3] for word in WORDS) and lines[-1] == " ".join(WORDS)
+
+
+def test_a_view_that_goes_to_a_pipe_is_whole_and_no_wider_than_it_has_to_be(pipe):
+    tier = {"joined": 1, "asked": 20, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None, "reason": WORDS[-1]}
+    now = Progress(newest_dead=WORDS[-1], done=1, total=2, seconds=3.0, workers=1, tiers=dict.fromkeys(WORDS, tier))
+    with contextlib.redirect_stdout(pipe):
+        visible_console().print(JobView(now, WORDS[-1]))
+        visible_console().print(JobView(now, "short"))
+    lines = pipe.getvalue().splitlines()
+    titles = [n for n, line in enumerate(lines) if line.rstrip().endswith("running for 3.0 s")]
+    assert lines[titles[0]].startswith(WORDS[-1]) and len(lines[titles[1]]) == 80
+    for word in WORDS:
+        assert sum(line.startswith(f"{word} ") for line in lines) >= 2, "its tier's line, in both"
+    assert f"newest dead letter: {WORDS[-1]}" in lines and any(line.endswith(WORDS[-1]) for line in lines)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -89,8 +90,14 @@ def guard_log(logger: logging.Logger) -> None:
         logger.addHandler(_Timed(logger))
 
 
+UNLIMITED = 1 << 16
+"""Columns of what is no terminal, unless COLUMNS says how many: a table that goes to a program is whole."""
+
+
 def visible_console(stderr: bool = False, **options: Any) -> Console:
     r"""Return a console of rich that leaves out of all text what a terminal would obey; rich leaves the escape in.
+
+    Where it is no terminal, it cuts and folds nothing.
 
     :param stderr: whether it is for the standard error; other options as rich has them.
 
@@ -115,4 +122,7 @@ def visible_console(stderr: bool = False, **options: Any) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if hasattr(stream, "rich_proxied_file"):  # What all else is printed to.
         options.setdefault("file", stream.rich_proxied_file)
-    return VisibleConsole(stderr=stderr, **options)
+    console = VisibleConsole(stderr=stderr, **options)
+    if not (console.is_terminal or console.is_jupyter or "width" in options or "COLUMNS" in os.environ):
+        console.width = UNLIMITED
+    return console

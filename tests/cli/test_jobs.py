@@ -163,3 +163,12 @@ def test_from_a_shell(home):
     assert unknown.returncode == 2 and "there is none yet" in unknown.stderr
     empty = ctxflow("jobs")
     assert (empty.returncode, empty.stdout) == (0, "") and "ctxflow batch --detach" in empty.stderr
+
+
+def test_jobs_that_are_piped_are_whole(schedd, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    output = f"/w/{'long/' * 60}out.jsonl"
+    remember(made(1, output=output))
+    verbs.jobs(every=False, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].strip() == output and all(line == line.rstrip() for line in lines)

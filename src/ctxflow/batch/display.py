@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
@@ -15,7 +16,7 @@ from rich.text import Text
 from ctxflow.batch.job_status import describe, duration, hours, lacking, number, time_left
 from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import Progress
-from ctxflow.terminal import timed, visible_console
+from ctxflow.terminal import UNLIMITED, timed, visible_console
 
 _SHOWN_ERRORS = 10
 _SHOWN_CHARACTERS = 500  # Of each.
@@ -104,7 +105,7 @@ def make_display(quiet: bool, title: str = "") -> Display:
     return LiveDisplay(console, title) if console.is_terminal else LineDisplay()
 
 
-_WIDE = 120
+_NARROW, _WIDE = 80, 120
 _TIERS = 8  # Lines; what is beyond becomes one.
 _SMALL_BAR = 12
 _SPARE = 20  # Columns of two lines that words may leave empty.
@@ -126,7 +127,9 @@ class JobView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield its lines."""
         now, width = self._now, options.max_width
-        yield self._headline(width)
+        whole = width >= UNLIMITED
+        width = _NARROW if whole else width
+        yield self._headline(width, whole)
         if now.total:
             share = min(1.0, (now.done + now.dead) / now.total)
             bar = _bar(now.done / now.total, now.dead / now.total, width - 7, options.ascii_only)
@@ -135,26 +138,29 @@ class JobView:
         job: RenderableType = _grid(rows + _session_lines(now, self._ended))
         run: RenderableType = _grid(_run_lines(now))
         if len(now.tiers) > 1:
-            run = Group(run, _tiers(now, options.ascii_only))
+            run = Group(run, _tiers(now, options.ascii_only, whole))
         if width >= _WIDE:
             yield _beside(job, run)
         else:
             yield job
             yield run
         if now.newest_dead:
-            yield Text(one_line(f"newest dead letter: {now.newest_dead}", 2 * width - _SPARE), "red")
+            letter = f"newest dead letter: {now.newest_dead}"
+            yield Text(one_line(letter, len(letter) if whole else 2 * width - _SPARE), "red")
         if self._note:
             yield Text(self._note, self._style)
 
-    def _headline(self, width: int) -> Table:
+    def _headline(self, width: int, whole: bool) -> Table:
         right = Text(self._state, f"bold {self._style}".strip(), no_wrap=True)
         if self._now.seconds:
             since = "for" if self._state in ("starting", "running") else "after"
             right.append(f" {since} {duration(self._now.seconds)}", "not bold")
+        title = self._title if whole else _end_of(self._title, width - len(right.plain) - 2)
         line = Table.grid(padding=(0, 2), expand=True)
+        line.width = max(width, cell_len(title) + len(right.plain) + 2)
         line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         line.add_column(justify="right", no_wrap=True)
-        line.add_row(Text(_end_of(self._title, width - len(right.plain) - 2), "bold"), right)
+        line.add_row(Text(title, "bold"), right)
         return line
 
 
@@ -227,13 +233,13 @@ def _limit(each: Mapping[str, Any]) -> str:
     return f"{each['used']:.4g} of {each['limit']:g} {unit} ({each['scope']})"
 
 
-def _tiers(now: Progress, ascii_only: bool) -> Table:
+def _tiers(now: Progress, ascii_only: bool, whole: bool) -> Table:
     """Return a line for each tier, those with the most workers first."""
     tiers = now.tiers
     used = "gpu_hours" if now.gpu_hours else "worker_hours"
     priced = any(tier["cost"] is not None for tier in tiers.values())
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column("tier", no_wrap=True, overflow="ellipsis", max_width=20, min_width=9)
+    table.add_column("tier", no_wrap=True, overflow="ellipsis", max_width=None if whole else 20, min_width=9)
     table.add_column("workers", no_wrap=True)
     for header in ["", "GPU-hours" if now.gpu_hours else "worker-hours", *["cost"] * priced]:
         table.add_column(header, justify="right", no_wrap=True)

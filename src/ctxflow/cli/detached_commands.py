@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import sys
 import time
 from datetime import datetime
@@ -95,8 +94,7 @@ def jobs(
     if not found:
         say("there are no jobs: `ctxflow batch --detach` makes one")
         return
-    width = None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)
-    console = visible_console(width=width)
+    console = visible_console()
     console.print(jobs_table([view for view in found if view.job.id not in hidden], time.time()))
     if hidden:
         console.print(f"[dim]{counted(len(hidden), 'job')} that ended earlier: ctxflow jobs --all[/dim]")
@@ -126,7 +124,8 @@ def jobs_table(found: list[DetachedView], now: float) -> Group:
         told.stylize(colours.get(line[1], ""), widths[0] + 2, widths[0] + 2 + len(line[1]))
         lines.append(told)
         if text:
-            lines.append(Padding(Text(text, style="dim", overflow="fold"), (0, 0, 0, widths[0] + 2)))
+            below_it = Text(text, style="dim", overflow="fold")
+            lines.append(Padding(below_it, (0, 0, 0, widths[0] + 2), expand=False))
     return Group(*lines)
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ctxflow.cli.screen import say
 from ctxflow.errors import UsageError, counted, one_line, visible
-from ctxflow.terminal import timed, visible_console
+from ctxflow.terminal import UNLIMITED, timed, visible_console
 
 if TYPE_CHECKING:
     from ctxflow.batch.display import JobView
@@ -38,17 +38,19 @@ def top(which: Which = None) -> None:
     """Follow a batch from another terminal, until it ends or you press Ctrl-C, which does nothing to the batch.
 
     \b
-    ctxflow top                   the newest live batch below this directory
-    ctxflow top results.jsonl     the one that writes there, on any machine that sees the file
-    ctxflow top runs/NAME         the one with that run
+    ctxflow top                  the newest live batch below this directory
+    ctxflow top results.jsonl    the one that writes there
+    ctxflow top runs/NAME        the one with that run
 
-    It reads OUTPUT.status.json, which the driver rewrites every second. Without a terminal it prints a line every
-    ten seconds.
+    It reads OUTPUT.status.json, which the driver rewrites every second, on any machine that sees the file. Without a
+    terminal it prints a line every ten seconds.
 
     \b
     Exit status
-      0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
-      3    it is done, some rows failed            2    none is found
+      0    it runs, or every row has a result
+      1    it failed, was stopped, died, or is silent
+      2    none is found
+      3    it is done, some rows failed
     """
     from ctxflow.batch.job_status import exit_status
     from ctxflow.observe.progress import StatusReader
@@ -70,13 +72,15 @@ def status(
     """Say once how a batch stands.
 
     \b
-    ctxflow status                       the newest live batch below this directory
-    ctxflow status results.jsonl --json  the one that writes there, for programs
+    ctxflow status                         the newest live batch below here
+    ctxflow status results.jsonl --json    the one that writes there, as JSON
 
     \b
     Exit status
-      0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
-      3    it is done, some rows failed            2    none is found
+      0    it runs, or every row has a result
+      1    it failed, was stopped, died, or is silent
+      2    none is found
+      3    it is done, some rows failed
     """
     from ctxflow.batch.job_status import exit_status
     from ctxflow.observe.progress import StatusReader, condition
@@ -156,7 +160,7 @@ def _lines(watched: StatusReader) -> dict[str, Any]:
     return status
 
 
-_LENGTH = 100  # Of an error in the table.
+_LENGTH = 100  # Of a cell of the table on a terminal.
 Worker = Mapping[str, Any]
 
 
@@ -171,15 +175,16 @@ def workers(
     """List the workers of a run: host, GPU, tier, job, age, calls done and failed, and the last error.
 
     \b
-    ctxflow workers                       those of the newest live run below this directory
-    ctxflow workers results.jsonl         those of the batch that writes there
-    ctxflow workers --log host1.site      what the worker on that host wrote
+    ctxflow workers                     those of the newest live run below here
+    ctxflow workers results.jsonl       those of the batch that writes there
+    ctxflow workers --log host1.site    what the worker on that host wrote
 
     The last that left are listed too. It reads what the run wrote some seconds ago.
 
     \b
     Exit status
-      0    done      2    no run is found, or no such worker
+      0    done
+      2    no run is found, or no such worker
     """
     from ctxflow.executors.kept_files import read_workers
 
@@ -192,10 +197,12 @@ def workers(
     elif not found:
         print("the run has no workers yet: `ctxflow status` says why")
     else:
-        visible_console().print(_table(found))
+        console = visible_console()
+        console.print(_table(found, _LENGTH if console.width < UNLIMITED else sys.maxsize))
 
 
-def _table(found: list[Worker]) -> Table:
+def _table(found: list[Worker], most: int) -> Table:
+    """Return a table of workers, with so many characters in a cell."""
     from ctxflow.batch.job_status import duration
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -213,8 +220,8 @@ def _table(found: list[Worker]) -> Table:
         job = each["job"] or each["worker"]
         failed = Text(f"{each['failed']:,}", "red" if each["failed"] else "")
         words = [each["host"], many, each["tier"], job, each["state"], age, f"{each['done']:,}"]
-        error = [Text(one_line(each["error"], _LENGTH))] * errors
-        table.add_row(*(Text(one_line(word, _LENGTH)) for word in words), failed, *error)
+        error = [Text(one_line(each["error"], most))] * errors
+        table.add_row(*(Text(one_line(word, most)) for word in words), failed, *error)
     return table
 
 
@@ -259,16 +266,17 @@ def drain(
     """Have a live run leave a host or a tier: workers there end what they run, and leave.
 
     \b
-    ctxflow drain host7.site                  the newest live run below this directory
-    ctxflow drain preemptible results.jsonl   the batch that writes there
-    ctxflow drain host7.site --undo           it may be used again
+    ctxflow drain host7.site                   the newest live run below here
+    ctxflow drain preemptible results.jsonl    the batch that writes there
+    ctxflow drain host7.site --undo            it may be used again
 
     No row is lost or counted as failed, and none is asked for there until --undo, or the run's end. A host is kept
     from by HTCondor and Slurm; other batch systems may start workers there, which get no work.
 
     \b
     Exit status
-      0    the run is asked to, and does so within seconds      2    there is no such run, host or tier
+      0    the run is asked to, and does so within seconds
+      2    there is no such run, host or tier
     """
     from ctxflow.batch.job_status import LIVE
     from ctxflow.executors.figures import ask, drained
