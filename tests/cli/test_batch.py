@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import random
 import re
 import signal
@@ -13,7 +14,8 @@ import pytest
 from in_process import ctxflow
 
 import forked
-from waiting import eventually, output
+from ctxflow.batch.job_status import read_status
+from waiting import eventually, output, patience
 
 FUNCTIONS = """
 import os
@@ -91,7 +93,7 @@ def test_exit_statuses_and_what_is_said(folder):
     write_numbers(folder, [1, 2, -1])
     status, out, said = run(folder)
     assert (status, out) == (3, "")
-    assert "in.jsonl, line 3: a negative number" in said
+    assert "in.jsonl, line 3: ValueError: a negative number" in said
     assert "1 row failed, see out.jsonl.errors.jsonl; --retry-errors tries them again" in said
     status, out, said = run(folder, "--quiet", "--json")
     assert (status, said) == (3, "")
@@ -162,3 +164,44 @@ def test_the_summary_in_json_and_in_quiet(folder):
     assert json.loads(out)["summary"] is None  # Nothing ran.
     _, out, said = run(folder, "--quiet", "--fresh")
     assert (out, said) == ("", "")
+
+
+def test_a_job_whose_terminal_goes_away_keeps_what_is_done(folder):
+    """Its last words are in its status file, since nobody reads what it prints."""
+    write_numbers(folder, range(50_000))
+    (folder / "hold").touch()
+    ours, terminal = pty.openpty()
+    words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", "out.jsonl", "--column", "n", "--workers", "2"]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(
+        [*words, "--function", "batch_doubling:double"], cwd=folder, env=environment, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    await_lines(folder / "out.jsonl", 40, process)
+    os.close(ours)  # From now on what it prints is an error.
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(patience()) == 130
+    assert read_status(folder / "out.jsonl")["state"] == "interrupted"
+    assert len(lines(folder / "out.jsonl")) >= 40
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sighup_ends_a_job_in_order_unless_it_is_ignored(folder, ignored):
+    write_numbers(folder, range(50_000))
+    (folder / "hold").touch()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        process = started(folder, program=subprocess)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    await_lines(folder / "out.jsonl", 40, process)
+    process.send_signal(signal.SIGHUP)
+    if ignored:
+        reached = len(lines(folder / "out.jsonl"))
+        await_lines(folder / "out.jsonl", reached + 40, process)
+        assert process.poll() is None, "as under nohup"
+        process.send_signal(signal.SIGTERM)
+    _, said = output(process)
+    assert process.returncode == 130 and "ctxflow: interrupted; what is done is kept" in said
+    assert read_status(folder / "out.jsonl")["state"] == "interrupted"

