@@ -170,6 +170,7 @@ def fetched(urls):
 
 
 ASYNC = r" is async, which workers do not await: write def \w+\(\.\.\.\), with asyncio\.run\(\.\.\.\) in it"
+ASYNC += ", or make it an @item_app"
 
 
 @pytest.mark.parametrize("function", [fetch, fetch_each, Fetcher(), functools.partial(fetch)])

@@ -192,6 +192,16 @@ def test_the_one_column_of_a_text_file_may_be_named(folder):
         pair.map("claims.txt", [1])
 
 
+def test_a_map_goes_through_the_results_of_another(folder):
+    assert list(echo.map(echo.map([1, 2]))) == ["'1'", "'2'"]
+    texts = list(echo.map("claims.txt"))
+    assert list(pair.map(echo.map([1, 2]), echo.map("claims.txt"))) == list(pair.map(["1", "2"], texts))
+    half = echo.map(range(3))
+    next(half)
+    assert inputs_of(echo, [half], ()).count is None, "of which one is taken"
+    assert list(echo.map(half)) == ["'1'", "'2'"]
+
+
 def test_how_many_there_are_side_by_side():
     assert inputs_of(pair, [range(5), [1, 2]], ()).count == 2
     assert inputs_of(pair, [range(5), numbers()], ()).count is None

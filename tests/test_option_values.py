@@ -237,7 +237,11 @@ def test_options_that_there_are_not_are_refused_with_those_that_there_are():
         (lambda: context(gpu=1), "@context has no option 'gpu': it takes files, .*; did you mean 'gpus'?"),
         (lambda: session_app(aheads=1), "a session app has no option 'aheads': it takes chunk_target"),
         (lambda: ContextExecutor.config(worker=1), "neither .* has an option 'worker': did you mean 'workers'?"),
-        (lambda: ContextExecutor(worker=1), "unexpected keyword argument 'worker'"),
+        (lambda: ContextExecutor(worker=1), "unexpected keyword argument 'worker': .* workers=, .* a site file"),
+        (
+            lambda: ContextExecutor(provider=None, max_workers_per_node=2),
+            "argument 'provider': .* workers=, .* site file",
+        ),
     ]:
         with pytest.raises(TypeError, match=sentence):
             call()

@@ -1,10 +1,14 @@
 """What functions and values refer to: pickled, or to blame where they cannot be; and looked at again at each call."""
 
+import asyncio
+import contextlib
 import functools
+import re
 import subprocess
 import sys
 import threading
 import types
+from concurrent.futures import Future
 
 import pytest
 
@@ -88,6 +92,19 @@ def test_what_cannot_be_pickled_is_named(case):
     assert where.count(" recursive()") <= 1
     with pytest.raises(TypeError, match=r"the value cannot be sent: the _thread.lock object at .*; create it inside"):
         dumps(value, "the value")
+
+
+@pytest.mark.parametrize("kind", [Future, asyncio.Future])
+@pytest.mark.parametrize("place", ["[0]", "['a'][1]", ".part"])
+def test_a_future_inside_a_value_is_told_as_what_it_is(kind, place):
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        future = kind(loop=loop) if kind is asyncio.Future else kind()
+    value = {"[0]": [future], "['a'][1]": {"a": [1, future]}, ".part": types.SimpleNamespace(part=future)}[place]
+    assert blame(value) == (place, future)
+    with pytest.raises(
+        TypeError, match=rf"Future object at {re.escape(place)} .*a future is waited for where .* result"
+    ):
+        dumps(value, "an item")
 
 
 PROGRAM = """

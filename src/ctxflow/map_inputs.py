@@ -72,6 +72,8 @@ def inputs_of(app: MappedApp, inputs: Sequence[Any], columns: Any, by_index: boo
 
 def count_of(given: Any, table: Table | None = None) -> int | None:
     """Return how many items there are in something, None where only reading tells."""
+    if hasattr(type(given), "__next__"):  # What an iterator has left nobody knows, such as another map's.
+        return None
     total = getattr(table, "total", None)  # Of a file, where it says so.
     if total is not None or isinstance(given, (str, os.PathLike)):
         return total
@@ -106,7 +108,7 @@ def _check(given: Any, by_index: bool) -> None:
         )
     elif isinstance(given, Future):
         advice = "a future is one value to come, not a sequence of items: give its result()"
-    elif hasattr(given, "__aiter__"):
+    elif hasattr(given, "__aiter__") and not hasattr(given, "__iter__"):
         advice = f"{article(kind)} is read with `async for`, which a map cannot do: collect its items in a list first"
     elif by_index and isinstance(given, (set, frozenset)):
         advice = (

@@ -155,7 +155,8 @@ def refuse_async(function: Any) -> None:
     if is_async(function):
         name = name_of(function)
         raise TypeError(
-            f"{name} is async, which workers do not await: write {header(name)}, with asyncio.run(...) in it"
+            f"{name} is async, which workers do not await: write {header(name)}, with asyncio.run(...) in it, or make "
+            "it an @item_app, whose calls are awaited"
         )
 
 

@@ -32,6 +32,8 @@ def dumps(
     except Exception as error:
         blamed, part = blame(value)
         place = f" at {blamed}" if blamed else ""
+        if _is_future(part):
+            advice = "a future is waited for where it is an item or in a tuple that is one: else give its result()"
         raise TypeError(
             f"{what} cannot be sent: the {type(part).__module__}.{type(part).__qualname__} object"
             f"{place} cannot be pickled ({type(error).__name__}: {error}); {advice}"
@@ -59,7 +61,7 @@ def blame(value: Any) -> tuple[str, Any]:
     import cloudpickle
 
     place, seen = "", {id(value)}
-    while True:
+    while not _is_future(value):
         for step, part in _parts(value):
             if id(part) in seen:  # A recursive function or structure.
                 continue
@@ -70,7 +72,12 @@ def blame(value: Any) -> tuple[str, Any]:
                 place, value = place + step, part
                 break
         else:
-            return place, value
+            break
+    return place, value
+
+
+def _is_future(value: Any) -> bool:
+    return callable(getattr(value, "add_done_callback", None)) and not isinstance(value, type)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import function_app
 from ctxflow.batch.job_files import check_files, files_of, form_of
 from ctxflow.batch.job_status import status_path
-from ctxflow.batch.row_items import URLS, Item, asked_of
+from ctxflow.batch.row_items import URLS, Item, asked_of, family_of, misaddressed
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, closest, counted
@@ -101,8 +101,22 @@ def _unsatisfied(head: Head, render: Callable[[Mapping[str, Any]], str], named: 
     if missing:
         yield from missing
     elif head.rows:
-        first = "the first row" if len(head.rows) == 1 else f"each of the first {len(head.rows):,} rows"
-        yield f"{reason}: it fails so on {first} of {head.name}"
+        yield f"{reason}: it fails so on {_first_rows(head)}"
+
+
+def _first_rows(head: Head) -> str:
+    first = "the first row" if len(head.rows) == 1 else f"each of the first {len(head.rows):,} rows"
+    return f"{first} of {head.name}"
+
+
+def _addresses(subject: Subject) -> Iterator[str]:
+    """Check for requests of which none of the first is to an address that is answered."""
+    job, head = subject.job, subject.head
+    if job.function is not None or job.input_format != "openai":
+        return
+    found = [misaddressed(row, family_of(job)) for row in head.rows if "url" in row]
+    if found and all(found):
+        yield f"{found[0]}: it fails so on {_first_rows(head)}"
 
 
 def _function(subject: Subject) -> Iterator[str]:
@@ -178,7 +192,7 @@ def _engine(subject: Subject) -> Iterator[str]:
     return (each for job in subject.job.by_model().values() for each in engine_problems(job, subject.told))
 
 
-CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates)
+CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates, _addresses)
 
 
 def prepare(job: Job, display: Display) -> Work:

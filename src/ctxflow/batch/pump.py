@@ -368,7 +368,7 @@ class Pump:
                 place = self.place(row.number)
                 errors.append(error_line(dead_letter(row.number, row.key, row.id, place, error)))
                 dead.append((row.key, row.number))
-                self.told(place, str(error))
+                self.told(place, _in_words(error))
                 self.tolerance.dead(row.number, type(error).__name__, str(error))
         self.tolerance.done(len(done))
         if done or dead:
@@ -376,6 +376,17 @@ class Pump:
             self.ledger.commit(lines, b"".join(errors), done, dead, b"".join(digests))
             if self.passed_on is not None:
                 self._passing.append(lines)
+
+
+def _in_words(error: BaseException) -> str:
+    """Return an error's message, behind its name unless it is one of ctxflow's own sentences.
+
+    >>> _in_words(KeyError("author")), _in_words(AssertionError()), _in_words(RowError("it is empty"))
+    ("KeyError: 'author'", 'AssertionError', 'it is empty')
+    """
+    if type(error).__module__.partition(".")[0] == "ctxflow":
+        return str(error)
+    return ": ".join(filter(None, [type(error).__name__, str(error)]))
 
 
 class _Turns:

@@ -81,13 +81,8 @@ def openai_maker(job: Job) -> Make:
         url, body = values.get("url"), values.get("body")
         if not isinstance(body, Mapping):
             raise RowError("the request has no body that is an object")
-        if values.get("method", "POST") != "POST":
-            raise RowError(f"the method is {shown(values['method'])}: only POST is known")
-        wanted = URLS.get(url) if isinstance(url, str) else None
-        if wanted is None:
-            raise RowError(f"the url is {shown(url)}: known are {', '.join(URLS)}")
-        if wanted != family:
-            raise RowError(f"the url is {url}, but this job is to {family}: put such requests in a file of their own")
+        if (wrong := misaddressed(values, family)) is not None:
+            raise RowError(wrong)
         if models:
             _check_named(body.get("model"), "the body's model", models)
         if (wrong := refusal(str(url), body, backend, names)) is not None:
@@ -100,6 +95,19 @@ def openai_maker(job: Job) -> Make:
         return (sent,) if batches else ((url, sent),)
 
     return make
+
+
+def misaddressed(request: Mapping[str, Any], family: str) -> str | None:
+    """Return what is wrong with a request's method or url, None if a job of that family can answer it."""
+    url = request.get("url")
+    wanted = URLS.get(url) if isinstance(url, str) else None
+    if request.get("method", "POST") != "POST":
+        return f"the method is {shown(request['method'])}: only POST is known"
+    if wanted is None:
+        return f"the url is {shown(url)}: known are {', '.join(URLS)}"
+    if wanted != family:
+        return f"the url is {url}, but this job is to {family}: put such requests in a file of their own"
+    return None
 
 
 def _own_names(job: Job) -> tuple[str, str]:

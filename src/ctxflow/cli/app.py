@@ -7,6 +7,7 @@ Exit statuses: 0 all went well, 1 it failed, 2 refused before anything was start
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Annotated, Any
 
@@ -128,11 +129,21 @@ def main() -> None:
             if not isinstance(error, UsageError) and not hasattr(error, "lines"):  # Else each of its lines is one.
                 text = one_line(text)
             refused = isinstance(error, UsageError) or getattr(error, "missing", False)
+            if not _has_directory():
+                text, refused = f"{text}; the current directory was removed: change to one that is there", True
             _say(text, refused)
             sys.exit(2 if refused else getattr(error, "exit_status", 1))
         except KeyboardInterrupt:
             _say("interrupted")
             sys.exit(130)
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _say(text: str, refused: bool = False) -> None:

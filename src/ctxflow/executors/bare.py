@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 from ctxflow.errors import CtxflowError, counted, one_line
 from ctxflow.executors.contract import SiteEngine, current_directory
@@ -108,6 +108,11 @@ class BareExecutor:
         :raises TypeError: if the function or an argument cannot be pickled, naming it.
         """
         return self.calls.submit(func, resource_specification, args, kwargs)
+
+    @property
+    def map(self) -> NoReturn:
+        """Say where the maps are."""
+        raise AttributeError(f"{type(self).__name__} has no map: call executor.pool().map(...), or the map of an app")
 
     def shutdown(self) -> None:
         """End the run: workers are ended, unanswered calls fail, which is told on stderr."""

@@ -61,8 +61,14 @@ def _taking_slowdowns(init: _Init) -> _Init:
             now = 'ContextExecutor(load_site("local", slowdowns=[...]))'
             tell("ContextExecutor(slowdowns=)", f"slowdowns= is an option of the embedded engine now: write {now}")
             site = load_site(site, slowdowns=slowdowns)
+        if unknown := [name for name in options if name not in known]:
+            raise TypeError(
+                f"ContextExecutor got an unexpected keyword argument {unknown[0]!r}: how many workers there are is "
+                "workers=, and where they come from is said by a site file, as in ContextExecutor('campus.toml')"
+            )
         init(self, site, *args, **options)
 
+    known = inspect.signature(init).parameters
     return cast(_Init, call)
 
 

@@ -95,7 +95,7 @@ class Calls:
         if not specification:
             return self.call(function, args, kwargs, _DEFAULT)
         if not isinstance(specification, Mapping):
-            wanted = 'a dict, such as {"priority": 10}'
+            wanted = 'a dict, such as {"priority": 10}, or call executor.pool().submit(...), as in concurrent.futures'
             raise refuse("parsl_resource_specification", specification, wanted, TypeError)
         own: Submission | None = specification.get(KEY)
         if own is not None:
