@@ -281,7 +281,7 @@ def finish(
     if as_json:
         print(json.dumps({**evaluation, "run": asdict(figures)}, ensure_ascii=False))
         return
-    shown = Console(width=None if sys.stdout.isatty() else 120)
+    shown = Console(width=None if sys.stdout.isatty() else 1000)  # A pipe gets all of it.
     shown.print(report.results_table(results, baseline, label))
     shown.print(report.verdict(results, baseline), highlight=False)
     shown.print(f"This run: {figures}.", highlight=False)

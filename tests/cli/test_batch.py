@@ -205,3 +205,23 @@ def test_sighup_ends_a_job_in_order_unless_it_is_ignored(folder, ignored):
     _, said = output(process)
     assert process.returncode == 130 and "ctxflow: interrupted; what is done is kept" in said
     assert read_status(folder / "out.jsonl")["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("reader", ["a pipe", "a terminal"])
+def test_a_job_goes_on_where_nobody_reads_what_it_says(folder, reader):
+    """As one that was disowned before its terminal closed, or whose messages went to `head`."""
+    write_numbers(folder, [*range(4000), *[-1] * 20])
+    (folder / "hold").touch()
+    ours, theirs = pty.openpty() if reader == "a terminal" else os.pipe()
+    words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", "out.jsonl", "--column", "n", "--workers", "2"]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(
+        [*words, "--function", "batch_doubling:double"], cwd=folder, env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    await_lines(folder / "out.jsonl", 40, process)
+    os.close(ours)
+    (folder / "hold").unlink()
+    assert process.wait(patience()) == 3
+    assert len(lines(folder / "out.jsonl")) == 4000 and read_status(folder / "out.jsonl")["state"] == "done"

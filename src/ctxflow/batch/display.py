@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +21,11 @@ from ctxflow.terminal import UNLIMITED, timed, visible_console
 
 _SHOWN_ERRORS = 10
 _SHOWN_CHARACTERS = 500  # Of each.
+
+
+def unheard() -> contextlib.AbstractContextManager[None]:
+    """Let a job go on where nobody reads what it says: a terminal that was closed, a pipe whose reader has ended."""
+    return contextlib.suppress(OSError)
 
 
 class Display:
@@ -70,7 +76,8 @@ class LineDisplay(Display):
             self._print(one_line(describe(now)))
 
     def _print(self, text: str) -> None:
-        print(timed(text), file=self._stream, flush=True)
+        with unheard():
+            print(f"{timed(text)}\n", end="", file=self._stream, flush=True)  # At once, whenever it is interrupted.
 
 
 class LiveDisplay(LineDisplay):
@@ -85,16 +92,19 @@ class LiveDisplay(LineDisplay):
 
     def progress(self, now: Progress) -> None:
         """Draw it anew."""
-        if not self._live.is_started:
-            self._live.start()
-        self._live.update(JobView(now, self._title), refresh=True)
+        with unheard():
+            if not self._live.is_started:
+                self._live.start()
+            self._live.update(JobView(now, self._title), refresh=True)
 
     def end(self) -> None:
         """Take the view away."""
-        self._live.stop()
+        with unheard():
+            self._live.stop()
 
     def _print(self, text: str) -> None:
-        self._console.print(timed(text), markup=False, highlight=False, soft_wrap=True)
+        with unheard():
+            self._console.print(timed(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def make_display(quiet: bool, title: str = "") -> Display:

@@ -6,9 +6,11 @@ Exit statuses: 0 all went well, 1 it failed, 2 refused before anything was start
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ from typer.core import TyperGroup
 
 from ctxflow.errors import CtxflowError, UsageError, one_line
 from ctxflow.installing import __version__
+from ctxflow.ownership import lead_nowhere
 from ctxflow.terminal import guarded_streams, timed
 
 VERBS = {
@@ -119,7 +122,7 @@ for _verb, _sentence in VERBS.items():
 
 def main() -> None:
     """Run the command."""
-    with guarded_streams():
+    with _whatever_is_read(), guarded_streams():
         try:
             app(standalone_mode=True)
         except (CtxflowError, ValueError, OSError) as error:
@@ -138,6 +141,19 @@ def main() -> None:
             sys.exit(130)
 
 
+@contextlib.contextmanager
+def _whatever_is_read() -> Iterator[None]:
+    """Keep the exit status where nobody reads a command's errors: Python, unable to flush them, makes it 120."""
+    try:
+        yield
+    finally:
+        if sys.stderr is not None:
+            try:
+                sys.stderr.flush()
+            except OSError:
+                lead_nowhere(sys.stderr.fileno())
+
+
 def _has_directory() -> bool:
     try:
         os.getcwd()
@@ -149,4 +165,5 @@ def _has_directory() -> bool:
 def _say(text: str, refused: bool = False) -> None:
     """Print how a command ended: with the time of day where it may have gone on for hours."""
     line, lasted = f"ctxflow: {text}", not refused and sys.argv[1:2] in (["batch"], ["factory"])
-    print(timed(line) if lasted else line, file=sys.stderr)
+    with contextlib.suppress(OSError):  # Nobody reads it.
+        print(timed(line) if lasted else line, file=sys.stderr)

@@ -242,12 +242,14 @@ _FIGURES = (
 
 
 def _tell(outcome: Outcome, output: str, filtering: bool) -> None:
+    from ctxflow.batch.display import unheard
     from ctxflow.batch.driver import summary
     from ctxflow.observe.summary import summary_text
 
-    print(timed(f"ctxflow: {summary(outcome, output, goes_on=not filtering)}"), file=sys.stderr)
-    if outcome.summary is not None:
-        print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
+    with unheard():
+        print(timed(f"ctxflow: {summary(outcome, output, goes_on=not filtering)}"), file=sys.stderr)
+        if outcome.summary is not None:
+            print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
 
 
 def _check_streams(reads: bool, writes: bool, dry_run: bool, detach: bool, retry_errors: bool, as_json: bool) -> None:
