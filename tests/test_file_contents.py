@@ -22,6 +22,7 @@ from ctxflow.files import (
     part_of,
     read_own,
     write_private,
+    written_out,
     written_whole,
 )
 from waiting import happened
@@ -314,3 +315,19 @@ def test_alone_it_writes_over_what_a_kill_left(tmp_path):
     with written_whole(path, alone=True) as file:
         file.write(b"whole")
     assert path.read_bytes() == b"whole" and os.listdir(tmp_path) == ["out.parquet"]
+
+
+def test_what_a_person_names_may_be_a_link_or_no_file(tmp_path):
+    real, link, pipe = (tmp_path / name for name in ("real", "link", "pipe"))
+    link.symlink_to(real)
+    for content in (b"one", b"two"):
+        with written_out(link) as file:
+            file.write(content)
+        assert link.is_symlink() and real.read_bytes() == content
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with written_out(pipe) as file:
+        file.write(b"three")
+    assert os.read(reader, 10) == b"three" and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "pipe", "real"]

@@ -333,6 +333,17 @@ def written_whole(path: Path, sync: bool = True, mode: int = 0o666, alone: bool 
         sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def written_out(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that a person names as `written_whole` does, where a link leads; pipes and devices as they are."""
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as file:
+            yield file
+        return
+    with written_whole(Path(os.path.realpath(path)), sync) as file:
+        yield file
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder reach the disk, where its filesystem can do that."""
     with contextlib.suppress(OSError):

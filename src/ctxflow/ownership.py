@@ -317,6 +317,13 @@ class AppendFile:
         with contextlib.suppress(OSError):
             self._file.truncate(size)
 
+    def remove_empty(self) -> None:
+        """Remove it if it is empty, and what has its path is still this very file."""
+        with contextlib.suppress(OSError):
+            own, there = os.fstat(self._file.fileno()), os.lstat(self.path)
+            if not own.st_size and os.path.samestat(own, there):
+                self.path.unlink()
+
     def change(self, offset: int, data: bytes) -> None:
         """Overwrite bytes with as many others."""
         os.pwrite(self._file.fileno(), data, offset)

@@ -164,7 +164,8 @@ def test_a_driver_that_was_being_submitted_is_known(
     schedd["gone"] = not taken
     with pytest.raises(error):
         detach(job(), load_site("condor.toml"))
-    assert found_jobs() == [] and ended == ["1.0"] * taken
+    late = error is condor_provider.OutcomeUnknown and not taken  # It may be queued after all.
+    assert len(found_jobs()) == late and ended == ["1.0"] * taken
 
 
 def test_a_driver_of_which_nobody_says_whether_it_was_taken_stays_known(

@@ -202,3 +202,34 @@ def test_rows_that_an_earlier_ctxflow_did_cannot_be_compared(folder):
         run_job(job(), retry_errors=True)
     assert run_job(job(output="ids.jsonl", id_column="id"), retry_errors=True).done == 3
     assert len({json.dumps(each) for each in read_lines(folder / "ids.jsonl")}) == 3
+
+
+def killed_before_its_last_frame(folder, texts):
+    """A job of one commit for each row, the last of which has its line in the output and no frame in the journal."""
+    write_lines(folder / "in.jsonl", rows_of(texts))
+    sizes = []
+    for limit in (len(texts) - 1, len(texts)):
+        run_job(job(limit=limit))
+        sizes.append((folder / "out.jsonl.progress").stat().st_size)
+    frames = (folder / "out.jsonl.progress").read_bytes()
+    (folder / "out.jsonl.progress").write_bytes(frames[: sizes[0]])
+
+
+def test_an_input_that_grows_after_a_kill_goes_on(folder):
+    killed_before_its_last_frame(folder, ["a", "b", "c"])
+    write_lines(folder / "in.jsonl", rows_of(["a", "b", "c", "d"]))
+    notes = Notes()
+    assert run_job(job(), display=notes).done_now == 2
+    assert [each["result"] for each in read_lines(folder / "out.jsonl")] == ["A", "B", "C", "D"]
+    assert any("1 row that its journal does not know, and the input has changed since" in said for said in notes.said)
+    assert [each["result"] for each in read_lines(folder / "out.jsonl.cut")] == ["C"]
+
+
+def test_a_job_that_went_on_after_a_kill_goes_on_where_its_input_grows_then(folder):
+    killed_before_its_last_frame(folder, ["a", "b", "c"])
+    assert run_job(job(limit=3)).done_now == 0
+    write_lines(folder / "in.jsonl", rows_of(["a", "b", "c", "d"]))
+    assert run_job(job()).done_now == 1
+    write_lines(folder / "in.jsonl", rows_of(["a", "b", "x", "d"]))
+    with pytest.raises(ValueError, match=r"line 3: .*another row in its place"):
+        run_job(job())

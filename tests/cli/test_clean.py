@@ -18,6 +18,7 @@ from ctxflow.cli.clean_command import seconds_of
 from ctxflow.errors import UsageError
 from ctxflow.host.linux import python_path
 from ctxflow.host.local_files import Scratch
+from ctxflow.observe import progress
 from ctxflow.observe.progress import VERSION, owner, write_status
 
 DAY = 86_400
@@ -278,3 +279,23 @@ def test_all_that_is_in_a_runs_folder_goes_with_it(folder, tmp_path_factory):
     os.mkfifo(run_folder / "pipe")
     assert run("--yes").exit_code == 0
     assert not (folder / "runs" / "1").exists() and (elsewhere / "kept").exists()
+
+
+@pytest.mark.parametrize("entries", range(4))
+def test_what_is_left_of_a_run_by_a_removal_that_fails_is_removed_by_the_next(folder, monkeypatch, entries):
+    run_folder = make_run(folder, "1")
+    (run_folder / "a").mkdir()
+    (run_folder / "a" / "b").touch()
+    with monkeypatch.context() as patch:
+        removed = progress._remove_entry
+
+        def remove_some(name, inside):
+            nonlocal entries
+            entries -= 1
+            if entries < 0:
+                raise OSError(39, "Directory not empty", name)
+            removed(name, inside)
+
+        patch.setattr(progress, "_remove_entry", remove_some)
+        run("--yes")
+    assert run("--yes").exit_code == 0 and not run_folder.exists()

@@ -307,8 +307,8 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
         about = dataclasses.replace(about, cluster=condor_provider.submit_driver(description))
         _remember(folder, about)
     except BaseException as error:
-        refused = isinstance(error, CtxflowError) and not isinstance(error, condor_provider.OutcomeUnknown)
-        if refused or _withdrawn(about):
+        unknown = isinstance(error, condor_provider.OutcomeUnknown)
+        if (isinstance(error, CtxflowError) and not unknown) or _withdrawn(about, late=unknown):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return about
@@ -318,13 +318,17 @@ def _remember(folder: Path, about: Detached) -> None:
     write_private(str(folder / "about.json"), json.dumps(dataclasses.asdict(about), indent=1) + "\n")
 
 
-def _withdrawn(about: Detached) -> bool:
-    """Take a driver out of the queue again, should it be there; return whether it is known that it is not."""
+def _withdrawn(about: Detached, late: bool) -> bool:
+    """Take a driver out of the queue again, should it be there; return whether it is known that it will not run.
+
+    :param late: whether it may still be queued, if it is not there now.
+    """
     try:
-        condor_provider.end_jobs(condor_provider.jobs_there([about.tag])[about.tag])
+        there = condor_provider.jobs_there([about.tag])[about.tag]
+        condor_provider.end_jobs(there)
     except CtxflowError:
         return False
-    return True
+    return bool(there) or not late
 
 
 def _new_folder() -> tuple[int, Path]:

@@ -154,7 +154,8 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
         with refused():
             files = stack.enter_context(_files(work))
             made = files.output if files.rows != files.output else None
-            ledger = stack.enter_context(Ledger(files.rows, files.errors, files.journal, fresh, made))
+            paths = files.rows, files.errors, files.journal
+            ledger = stack.enter_context(Ledger(*paths, fresh, made, input_of(work.source)))
             ended = _opened(work, files, ledger, fresh, retry_errors)
         yield _Begun(work, ledger, files, ended)
 
@@ -182,9 +183,11 @@ def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors:
     missing = True
     if ledger.done:
         check_same(ledger, facts, files, retry_errors, display)
+        whole = source.whole if isinstance(source, Limited) else source
         if input_changed(ledger, facts):
-            whole = source.whole if isinstance(source, Limited) else source
             missing = check_rows(whole, maker_then(ledger, job, work.maker), ledger, job, files, display)
+        elif ledger.undigested.size:
+            learn_rows(whole, maker_then(ledger, job, work.maker), ledger, job, display)
     if ledger.forgotten:
         lost = counted(ledger.forgotten, "row")
         display.note(f"{files.rows} is shorter than it was: {lost} that it lost will run again")
@@ -234,14 +237,19 @@ def _say_finished(ledger: Ledger, files: Files) -> None:
 
 def facts_of(job: Job, source: Source, identity: Identity, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the ledger keeps of a job, as JSON; `known` is what it has, for what this machine has no more."""
-    stats = [path.stat() for path in source.files]
     earlier = Identity.from_json(known.get("made_of", {}))
     facts = {
-        "input": {"digest": source.identity(), "files": [[each.st_size, each.st_mtime_ns] for each in stats]},
+        "input": input_of(source),
         "settings": job.identity(),
         "made_of": identity.knowing(earlier).as_json(),
     }
     return facts if job.limit is None and "limit" not in known else {**facts, "limit": job.limit}
+
+
+def input_of(source: Source) -> dict[str, Any]:
+    """Return what the ledger keeps of an input, as JSON."""
+    stats = [path.stat() for path in source.files]
+    return {"digest": source.identity(), "files": [[each.st_size, each.st_mtime_ns] for each in stats]}
 
 
 def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_errors: bool, display: Display) -> None:
@@ -323,6 +331,27 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
     done = f"its rows that are done ({compared:,}) are as they were" if compared else "done rows are not run again"
     display.note(f"the input has changed; {done}" + (f", {gone:,} are in it no more" if gone else ""))
     return new > 0
+
+
+def learn_rows(source: Source, make: Make, ledger: Ledger, job: Job, display: Display) -> None:
+    """Keep digests of the rows that are done without one, as those are which a kill left without a frame."""
+    intake = Intake(source, make, job.id_column, tuple(ledger.facts.get("settings", {}).get("keep", job.keep)))
+    learnt = 0
+    due = time.monotonic() + _PATIENCE
+    for rows in intake.chunks():
+        wanted = contained(as_keys([row.key for row in rows]), ledger.undigested).tolist()
+        digests = {
+            row.key: int.from_bytes(row_digest(known_as(row.item), row.kept), "little")
+            for row, is_wanted in zip(rows, wanted, strict=True)
+            if is_wanted and row.error is None
+        }
+        ledger.learn(digests)
+        learnt += len(digests)
+        if learnt == ledger.undigested.size:
+            return
+        if time.monotonic() > due:
+            due = time.monotonic() + _PATIENCE
+            display.note(f"the journal lacks what tells rows that are done: {source.fraction():.0%} are read again")
 
 
 def _check_row(row: Prepared, digest: int, source: Source, job: Job, files: Files) -> None:

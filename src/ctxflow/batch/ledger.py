@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
-import os
 import re
-import shutil
+import shlex
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxflow.errors import counted
-from ctxflow.ownership import AppendFile, naming, uninterrupted
+from ctxflow.ownership import AppendFile, uninterrupted
 
 Keys = NDArray[np.uint64]
 _IDS = 1 << 63
@@ -63,19 +63,50 @@ def contained(keys: Keys, among: Keys) -> NDArray[np.bool_]:
     return found
 
 
+class SeenKeys:
+    """The keys seen so far, as a few sorted runs of falling sizes."""
+
+    def __init__(self) -> None:
+        self._runs: list[Keys] = []
+
+    def take(self, keys: Keys) -> None:
+        """Take over keys that are sorted, without a copy of them."""
+        if keys.size:
+            self._runs.insert(0, keys)
+
+    def add(self, keys: Keys) -> NDArray[np.bool_]:
+        """Add keys; tells for each whether it was seen before, in an earlier chunk or earlier in this one."""
+        unique, firsts = np.unique(keys, return_index=True)
+        repeated = np.ones(keys.size, dtype=bool)
+        repeated[firsts] = False
+        for run in self._runs:
+            repeated |= contained(keys, run)
+        self._runs.append(unique)
+        while len(self._runs) > 1 and 2 * self._runs[-1].size >= self._runs[-2].size:
+            last = self._runs.pop()
+            merged = np.concatenate([self._runs.pop(), last])
+            merged.sort(kind="stable")
+            self._runs.append(merged)
+        return repeated
+
+
 MAGIC = b'{"ctxflow": "batch journal", "version": 2}\n'
 EARLIER = b'{"ctxflow": "batch journal", "version": 1}\n'  # Of journals without rows' digests.
 
 # Kind, rows done, rows dead, bytes after the head, size of the results, size of the errors; then the checksum.
 _HEAD = struct.Struct("<IIIIQQ")
 _SUM = struct.Struct("<I")
-ROWS, RETRY, FINISHED, FACTS, DIGESTED = range(1, 6)
+ROWS, RETRY, FINISHED, FACTS, DIGESTED, LEARNT = range(1, 7)
+_KIND = re.compile(rb"(?=[\x01-\x06]\0\0\0)")
 _LARGEST = 1 << 30
 _ANY_SIZE = 1 << 64
 CUT = ".cut"
 DIGEST_BYTES = 8
 
 Pair = tuple[int, int]  # A row's key and its number.
+UNKNOWN = (1 << 64) - 1  # Where a line does not tell its row's number.
+_CHUNK = 100_000  # Rows of a frame, where there is a choice.
+_ONE_COMMIT = 10_000  # Rows that a kill can have left without a frame, at most.
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,6 +128,11 @@ class Frame:
     def pairs(self) -> Keys:
         """Return keys and numbers of its rows, those that are done first."""
         return np.frombuffer(self.body, dtype="<u8", count=2 * (self.done + self.dead)).reshape(-1, 2)
+
+    @property
+    def learnt(self) -> Keys:
+        """Return the keys and digests of rows that a frame of `LEARNT` has."""
+        return np.frombuffer(self.body, dtype="<u8").reshape(-1, 2)
 
     @property
     def digests(self) -> Keys:
@@ -142,31 +178,40 @@ def _next(file: BinaryIO) -> Frame | None:
     return Frame(kind, done, dead, (sizes[0], sizes[1]), body, file.tell())
 
 
-def check_tail(journal: AppendFile, end: int) -> None:
-    """Check that nothing stands behind the last whole frame but part of one, as a kill or a power cut leaves it.
+def check_tail(journal: AppendFile, end: int, known: bool) -> None:
+    """Check that no whole frame stands behind what does not count: then that is what a kill or a full disk left.
 
-    :raises ValueError: if anything else is there, so that there is damage before the journal's end.
+    :param known: whether what counts says whose job it is, so that the job can go on with it alone.
+    :raises ValueError: if there is one, so that there is damage before the journal's end.
     """
     with journal.reader() as file:
         file.seek(end)
-        if not _is_torn(file.read()):
-            raise ValueError(
-                f"{journal.path} is damaged at byte {end:,}, so that the job cannot go on: put a copy of it back; or "
-                f"call truncate -s {end} {journal.path}, and results stay, but rows that failed after it run again"
-            )
+        damaged = _has_frame(file.read())
+    if damaged:
+        path = shlex.quote(str(journal.path))
+        instead = "name another output, or begin anew with --fresh"
+        if known:
+            instead = f"or call cp {path} {path}.damaged && truncate -s {end} {path}, and results stay, but rows that "
+            instead += "failed after it run again"
+        text = f"{journal.path} is damaged at byte {end:,}, so that the job cannot go on: put a copy of it back"
+        raise ValueError(f"{text}; {instead}")
 
 
-def _is_torn(tail: bytes) -> bool:
-    if len(tail) < _HEAD.size or not tail.strip(b"\0"):  # After a power cut zeros may stand for what was not written.
-        return True
-    kind, done, dead, length, *_ = _HEAD.unpack_from(tail)
-    body = tail[_HEAD.size :]
-    if kind == FACTS:
-        possible = b"\0" not in body
-    else:
-        lengths = {ROWS: 16 * (done + dead), DIGESTED: (16 + DIGEST_BYTES) * done + 16 * dead, RETRY: 0, FINISHED: 0}
-        possible = length == lengths.get(kind)
-    return possible and len(body) < length + _SUM.size
+def _has_frame(tail: bytes) -> bool:
+    for place in _KIND.finditer(tail):
+        start = place.start()
+        if len(tail) - start < _HEAD.size + _SUM.size:
+            return False
+        kind, done, dead, length, *_ = _HEAD.unpack_from(tail, start)
+        lengths = {
+            ROWS: 16 * (done + dead), DIGESTED: (16 + DIGEST_BYTES) * done + 16 * dead, RETRY: 0, FINISHED: 0,
+            FACTS: length, LEARNT: length,
+        }  # fmt: skip
+        end = start + _HEAD.size + length
+        whole = length == lengths[kind] and end + _SUM.size <= len(tail)
+        if whole and _SUM.unpack_from(tail, end)[0] == zlib.crc32(memoryview(tail)[start:end]):
+            return True
+    return False
 
 
 class ValidPrefix(NamedTuple):
@@ -174,6 +219,7 @@ class ValidPrefix(NamedTuple):
 
     end: int
     rows: int  # In it, at most.
+    published: int  # The size of the results when the job came to its end the last time; 0 if it never did.
     behind_retry: bool  # Whether dead letters were forgotten behind it.
     forgotten: int  # Rows whose results are not there.
 
@@ -185,17 +231,19 @@ def valid_prefix(journal: AppendFile, actual: int) -> ValidPrefix:
     :raises ValueError: if the journal is damaged before its end.
     """
     end = whole = len(MAGIC)
-    rows = forgotten = 0
-    behind_retry = False
+    rows = forgotten = published = 0
+    behind_retry = known = False
     for frame in frames(journal):
         whole = frame.end
+        known |= frame.kind == FACTS and "settings" in json.loads(frame.body)
+        published = frame.sizes[0] if frame.kind == FINISHED else published
         if frame.sizes[0] <= actual:
             end, rows = frame.end, rows + frame.done + frame.dead
         else:
             forgotten += frame.done
             behind_retry |= frame.kind == RETRY
-    check_tail(journal, whole)
-    return ValidPrefix(end, rows, behind_retry, forgotten)
+    check_tail(journal, whole, known)
+    return ValidPrefix(end, rows, published, behind_retry, forgotten)
 
 
 class _Told:
@@ -205,6 +253,7 @@ class _Told:
     :ivar keys: those of rows that are done, the first `count`; `last`, the last of these rows.
     :ivar dead: rows that are dead, each time with the size of the errors that holds their letters.
     :ivar facts: what was noted of the job; `finished`, whether it had come to its end; `end`, the size of the results.
+    :ivar undigested: keys of rows that are done of which no digest was kept, less those `learnt`.
     """
 
     def __init__(self, rows: int) -> None:
@@ -213,6 +262,8 @@ class _Told:
         self.dead: list[tuple[int, Keys]] = []
         self.last: Pair = (0, 0)
         self.facts: dict[str, Any] = {}
+        self.undigested: list[Keys] = []
+        self.learnt: list[Keys] = []
         self.finished = False
         self._since = self._dead_since = 0  # Those from there on are of the input as it is now.
         self._marks = bytearray()
@@ -223,18 +274,30 @@ class _Told:
         self.finished = frame.kind == FINISHED
         if frame.kind in (ROWS, DIGESTED):
             pairs = frame.pairs
-            self.keys[self.count : self.count + frame.done] = pairs[: frame.done, 0]
-            _mark(self._marks, pairs[: frame.done, 1])
+            done = pairs[: frame.done]
+            self.keys[self.count : self.count + frame.done] = done[:, 0]
             self.count += frame.done
-            self.last = tuple(pairs[frame.done - 1].tolist()) if frame.done else self.last
+            self.last = tuple(done[-1].tolist()) if frame.done else self.last
             self.dead += [(frame.sizes[1], pairs[frame.done :].copy())] * bool(frame.dead)
+            if not frame.digests.all():
+                self.undigested.append(done[frame.digests == 0, 0])
+            if (done[:, 1] == UNKNOWN).any():
+                self._know_by_keys()
+            else:
+                _mark(self._marks, done[:, 1])
+        elif frame.kind == LEARNT:
+            self.learnt.append(frame.learnt[:, 0])
         elif frame.kind == RETRY:
             self.forget_dead(frame.sizes[1])
         elif frame.kind == FACTS:
             facts = json.loads(frame.body)
             self.facts.update(facts)
             if "input" in facts:
-                self._since, self._dead_since, self._marks = self.count, len(self.dead), bytearray()
+                self._know_by_keys()
+
+    def _know_by_keys(self) -> None:
+        """Know the rows so far by their keys: where they stand in the input is not known of all."""
+        self._since, self._dead_since, self._marks = self.count, len(self.dead), bytearray()
 
     def forget_dead(self, size: int) -> int:
         """Forget dead rows whose letters are not among the first bytes of the errors; return how many these are."""
@@ -265,11 +328,13 @@ class Ledger:
 
     :param fresh: whether to forget an earlier job that wrote there.
     :param made: the output that is made of the results, where they are not it.
+    :param given: what is to be noted of the input as it is now.
     :ivar done: rows with a result; `dead`, rows in the dead letters.
     :ivar settled: their keys when the job was opened, sorted.
     :ivar skip: a byte for each of the first rows by their numbers, 1 for those that were settled since the input is
         what it is now; `skipped`, their keys.
     :ivar facts: what was noted of the job; `finished`, whether it had come to its end.
+    :ivar undigested: keys of rows that are done of which no digest was kept, sorted.
     :ivar lacking: whether results are missing of which `made` was made: then nothing is changed, or can be added.
     :ivar forgotten: rows that are run again since a file was shorter than it should be; `notes`, sentences on what else
         was not as the journal says.
@@ -277,7 +342,13 @@ class Ledger:
     """
 
     def __init__(
-        self, results: Path, errors: Path, journal: Path, fresh: bool = False, made: Path | None = None
+        self,
+        results: Path,
+        errors: Path,
+        journal: Path,
+        fresh: bool = False,
+        made: Path | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         self.done = self.dead = self.forgotten = 0
         self.finished = self.lacking = self._usable = False
@@ -286,7 +357,8 @@ class Ledger:
         self.settled: Keys = as_keys(())
         self.skip = b""
         self.skipped: Keys = as_keys(())
-        self._made, self._paths = made, (results, errors)
+        self.undigested: Keys = as_keys(())
+        self._made, self._given = made, given
         there = any(path.exists() and path.stat().st_size for path in (results, errors))
         taken = ValueError(
             f"{results} is there already, without the journal {journal.name} of a job that could go on: "
@@ -297,31 +369,33 @@ class Ledger:
         with contextlib.ExitStack() as stack:
             self._journal = stack.enter_context(contextlib.closing(AppendFile(journal)))
             self._journal.lock(results)
-            self._begin()
-            if fresh:
-                self._journal.cut(len(MAGIC))
+            self._begin(there)
             # A journal that tells of nothing may be what is left of a job that was refused here.
-            elif there and all(frame.kind == RETRY for frame in frames(self._journal)):
+            if there and not fresh and all(frame.kind == RETRY for frame in frames(self._journal)):
                 valid_prefix(self._journal, 0)  # Which says so if it is damaged.
                 raise taken
-            stack.callback(self._remove_empty, not results.exists())
-            self._files = tuple(stack.enter_context(contextlib.closing(AppendFile(path))) for path in (results, errors))
+            new = not results.exists()
+            self._files = tuple(self._opened(path, new or path == errors, stack) for path in (results, errors))
+            self._files[0].lock(results)  # Where the journal is gone, and another has a new one.
             if fresh:
-                for file in self._files:
-                    file.cut(0)
+                for file, size in ((self._journal, len(MAGIC)), *((file, 0) for file in self._files)):
+                    file.cut(size)
             self._load()
             self._usable = not self.lacking
             self._stack = stack.pop_all()
 
-    def _remove_empty(self, new: bool) -> None:
-        """Leave no empty errors; nor empty results, where they are new and the job cannot go on."""
-        results, errors = self._paths
-        for path in (errors, *([results] * (new and not self._usable))):
-            with contextlib.suppress(OSError):
-                if not path.stat().st_size:
-                    path.unlink()
+    def _opened(self, path: Path, brief: bool, stack: contextlib.ExitStack) -> AppendFile:
+        """Open a file; one that is to be brief is not left empty: results only where the job can go on."""
+        file = stack.enter_context(contextlib.closing(AppendFile(path)))
 
-    def _begin(self) -> None:
+        def left() -> None:
+            if brief and not (self._usable and file is self._files[0]):
+                file.remove_empty()
+
+        stack.callback(left)
+        return file
+
+    def _begin(self, there: bool) -> None:
         """See that it is a journal, which an empty or torn one becomes."""
         with self._journal.reader() as file:
             begin = file.read(len(MAGIC))
@@ -331,7 +405,8 @@ class Ledger:
             return
         if not MAGIC.startswith(begin):
             raise ValueError(
-                f"{self._journal.path} is not the journal of a job: put that back, name another output, or remove it"
+                f"{self._journal.path} is not the journal of a job: put that back, name another output, or "
+                + ("begin anew with --fresh" if there else "remove it")
             )
         self._journal.cut(0)
         self._journal.append(MAGIC)
@@ -342,7 +417,8 @@ class Ledger:
         """Take over the frames whose results are there, and have the files hold no more than what counts."""
         results, errors = self._files
         found = valid_prefix(self._journal, results.actual_size())
-        self.lacking = bool(found.forgotten and self._made is not None and self._made.exists())
+        short = found.forgotten and results.actual_size() < found.published
+        self.lacking = bool(short and self._made is not None and self._made.exists())
         if self.lacking:
             found = valid_prefix(self._journal, _ANY_SIZE)
         told = _Told(found.rows)
@@ -360,19 +436,23 @@ class Ledger:
             results.size = told.end
             if lost:
                 self._add(RETRY)
+                self._journal.sync()  # As in `retry`.
                 self.notes.append(f"{errors.path} lacks dead letters: {counted(lost, 'row')} will be tried again")
             taken = self._take_over(told)
             self.forgotten = self.forgotten or max(0, found.forgotten - taken)
             if taken:
                 self._load()
                 return
+        if told.undigested:
+            self.undigested = np.setdiff1d(np.concatenate(told.undigested), np.concatenate([as_keys(()), *told.learnt]))
         self.done, self.dead = told.count, sum(len(pairs) for _, pairs in told.dead)
         self.skip, self.skipped, self.settled = told.settle()
 
     def _take_over(self, told: _Told) -> int:
         """Have whole lines of the results count that the journal does not know; return how many do.
 
-        From the first line on that is of no row, or of one that has its line, they are kept beside and cut off.
+        From the first line on that is of no row, or of one that has its line, they are kept beside and cut off; so are
+        the few that a kill leaves, where the input has changed since, and nobody can tell whether they are of its rows.
 
         :param told: what the journal knows.
         """
@@ -381,41 +461,41 @@ class Ledger:
         if actual == begin:
             return 0
         settings = self.facts.get("settings")
-        found = list(_told_by(results.lines(begin), settings.get("id_column") if isinstance(settings, dict) else None))
-        keys = as_keys(pair[0] for _, pair in found)
-        known = contained(keys, np.sort(told.keys[: told.count]))
-        known[np.setdiff1d(np.arange(keys.size), np.unique(keys, return_index=True)[1])] = True
-        count = int(known.argmax()) if known.any() else keys.size
-        end = found[count - 1][0] if count else begin
+        lines = _told_by(results.lines(begin), settings.get("id_column") if isinstance(settings, dict) else None)
+        taken, end = _taken(lines, told.keys[: told.count], begin)
+        count = sum(map(len, taken))
+        what = "lines that are no results of rows to do"
+        changed = self._given is not None and self.facts.get("input") not in (self._given, self._given.get("digest"))
+        if changed and 0 < count <= _ONE_COMMIT and any((pairs[:, 0] < _IDS).any() for pairs in taken):
+            what = f"{counted(count, 'row')} that its journal does not know, and the input has changed since"
+            taken, end, count = [], begin, 0
         torn = results.last_line(actual)
-        if end < actual - (0 if torn.endswith(b"\n") else len(torn)):
-            self._keep_beside(end)
+        if end < actual - (len(torn) if _may_be_torn(torn) else 0):
+            self._keep_beside(end, what)
         results.cut(end)
         if not count:
             return 0
-        taken = np.sort(keys[:count])
-        if any(contained(pairs[:, 0], taken).any() for _, pairs in told.dead):  # Their letters are of before.
+        keys = np.sort(np.concatenate(taken)[:, 0])
+        if any(contained(pairs[:, 0], keys).any() for _, pairs in told.dead):  # Their letters are of before.
             errors.cut(0)
             self._add(RETRY)
-        sizes = [file.size for file in self._files]
-        rows = packed(DIGESTED, rows_body([pair for _, pair in found[:count]], []), count, 0, sizes)
-        # Where they stand in the input is not known of all, so that from here on rows are known by their keys.
-        facts = packed(FACTS, json.dumps({"input": self.facts.get("input")}).encode(), 0, 0, sizes)
-        self._journal.append(rows + facts)
+        for pairs in taken:
+            self._add(DIGESTED, pairs.tobytes() + bytes(DIGEST_BYTES * len(pairs)), len(pairs))
         self._journal.sync()
         self.notes.append(f"{results.path} holds {counted(count, 'row')} that its journal does not know: they are done")
         return count
 
-    def _keep_beside(self, begin: int) -> None:
+    def _keep_beside(self, begin: int, what: str) -> None:
         """Add what the results hold from a place on to a file beside them."""
         path = self._files[0].path
-        beside = path.with_name(path.name + CUT)
-        with self._files[0].reader() as source, naming(beside), open(beside, "ab") as target:
-            source.seek(begin)
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
-        self.notes.append(f"{path} holds lines that are no results of rows to do: they are in {beside} now")
+        with contextlib.closing(AppendFile(path.with_name(path.name + CUT))) as beside:
+            beside.size = beside.actual_size()
+            with self._files[0].reader() as source:
+                source.seek(begin)
+                while block := source.read(1 << 20):
+                    beside.append(block)
+            beside.sync()
+            self.notes.append(f"{path} holds {what}: they are in {beside.path} now")
 
     def _check(self, sizes: tuple[int, int], last: Pair) -> None:
         """Check that what counts ends where the journal says, with the last row's line, before anything is cut off."""
@@ -442,7 +522,17 @@ class Ledger:
                 count += frame.done
         digests = digests[np.argsort(keys)]
         keys.sort()
+        for frame in frames(self._journal, self._journal.size):
+            if frame.kind == LEARNT:
+                learnt = frame.learnt[contained(frame.learnt[:, 0], keys)]
+                digests[np.searchsorted(keys, learnt[:, 0])] = learnt[:, 1]
         return keys, digests
+
+    def learn(self, digests: Mapping[int, int]) -> None:
+        """Keep digests of rows that are done, of which none was kept, by their keys."""
+        pairs = np.array(list(digests.items()), dtype="<u8").reshape(-1, 2)
+        for begin in range(0, len(pairs), _CHUNK):
+            self._add(LEARNT, pairs[begin : begin + _CHUNK].tobytes())
 
     # --- writing
 
@@ -527,11 +617,45 @@ def _told_by(lines: Iterable[tuple[int, bytes]], id_column: str | None) -> Itera
         yield offset + len(line), pair
 
 
+def _taken(lines: Iterable[tuple[int, Pair]], known: Keys, begin: int) -> tuple[list[Keys], int]:
+    """Return the rows of lines as arrays of keys and numbers, up to the first that is known, and where its line begins.
+
+    :param begin: where the first line does.
+    """
+    taken: list[Keys] = []
+    seen = SeenKeys()
+    seen.take(np.sort(known))
+    lines = iter(lines)
+    while found := list(itertools.islice(lines, _CHUNK)):
+        pairs = np.array([pair for _, pair in found], dtype=np.uint64)
+        repeated = seen.add(pairs[:, 0])
+        count = int(repeated.argmax()) if repeated.any() else len(found)
+        if count:
+            taken.append(pairs[:count])
+            begin = found[count - 1][0]
+        if count < len(found):
+            break
+    return taken, begin
+
+
+def _may_be_torn(line: bytes) -> bool:
+    """Return whether the last line of results may be the begin of one, as a kill or a full disk leaves it."""
+    if line.endswith(b"\n") or not line.startswith(b"{"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
 _REQUEST = re.compile("batch_req_([0-9a-f]{16})")
 
 
 def _row_of(line: bytes, id_column: str | None) -> Pair | None:
-    """Return the row that a line of the results names, with 0 for a number that it does not; None if it names none.
+    """Return the row that a line of the results names, None if none; its number only where that is its key.
+
+    (Rows with ids may have stood elsewhere in the input when the line was written.)
 
     >>> _row_of(b'{"row": 6, "result": "yes"}', None), _row_of(b'{"row": 6, "result": "yes"}', "id")
     ((6, 6), None)
@@ -540,13 +664,13 @@ def _row_of(line: bytes, id_column: str | None) -> Pair | None:
         record = json.loads(line)
         if "row" not in record:
             request = _REQUEST.fullmatch(record["id"])
-            return (int(request[1], 16), 0) if request else None
+            return (int(request[1], 16), UNKNOWN) if request else None
         number, name = record["row"], None if id_column is None else str(record[id_column])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     if type(number) is not int or not 0 <= number < _IDS or (name is not None and "\ufffd" in name):
         return None  # U+FFFD may stand for what no output can hold.
-    return (number if name is None else id_key(name)), number
+    return (number, number) if name is None else (id_key(name), UNKNOWN)
 
 
 def _may_be_of(line: bytes, row: Pair) -> bool:
@@ -557,11 +681,11 @@ def _may_be_of(line: bytes, row: Pair) -> bool:
     """
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         return True
     if "row" in record:
-        return bool(record["row"] == row[1])
+        return row[1] in (record["row"], UNKNOWN)
     name = str(record.get("id"))
     return not name.startswith("batch_req_") or name == f"batch_req_{row[0]:016x}"

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxflow.batch.job_option import error_limit
-from ctxflow.batch.ledger import Keys, Ledger, Pair, as_keys, contained, id_key, row_digest
+from ctxflow.batch.ledger import Keys, Ledger, Pair, SeenKeys, as_keys, contained, id_key, row_digest
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.batch.row_items import Make, Prepared, known_as
 from ctxflow.errors import ContextError, CtxflowError, RunEnded, counted, one_line, short
@@ -25,33 +24,6 @@ from ctxflow.ownership import uninterrupted
 from ctxflow.rows.source import Row, RowError, Source
 
 _ITEM_OVERHEAD = 500  # Bytes that an item in flight takes beside its values.
-
-
-class SeenKeys:
-    """The keys seen so far, as a few sorted runs of falling sizes."""
-
-    def __init__(self) -> None:
-        self._runs: list[Keys] = []
-
-    def take(self, keys: Keys) -> None:
-        """Take over keys that are sorted, without a copy of them."""
-        if keys.size:
-            self._runs.insert(0, keys)
-
-    def add(self, keys: Keys) -> NDArray[np.bool_]:
-        """Add keys; tells for each whether it was seen before, in an earlier chunk or earlier in this one."""
-        unique, firsts = np.unique(keys, return_index=True)
-        repeated = np.ones(keys.size, dtype=bool)
-        repeated[firsts] = False
-        for run in self._runs:
-            repeated |= contained(keys, run)
-        self._runs.append(unique)
-        while len(self._runs) > 1 and 2 * self._runs[-1].size >= self._runs[-2].size:
-            last = self._runs.pop()
-            merged = np.concatenate([self._runs.pop(), last])
-            merged.sort(kind="stable")
-            self._runs.append(merged)
-        return repeated
 
 
 class Intake:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside, spinner
 from ctxflow.errors import counted
-from ctxflow.files import written_whole
+from ctxflow.files import written_out
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def plan(
             made = _made(site, job, live, measured)
         given = made.problem
         if save is not None:
-            with written_whole(save) as file:
+            with written_out(save) as file:
                 file.write(given.to_json().encode())
     with spinner("Solving ..."), native_output_aside():
         usual = [USUAL] * len(given.query_types) if made is None else made.margins

@@ -279,7 +279,7 @@ def topo(
 
 def _news(topology: Topology, state: Path) -> bool:
     """Return whether something is new; then it is kept, and told on stderr."""
-    from ctxflow.files import written_whole
+    from ctxflow.files import written_out
     from ctxflow.topology import changes, from_graph, to_graph
 
     asker = _asker()
@@ -293,7 +293,7 @@ def _news(topology: Topology, state: Path) -> bool:
         say(each)
     if before is not None and not different:
         return False
-    with written_whole(state, sync=False) as file:
+    with written_out(state, sync=False) as file:
         file.write(json.dumps({"asker": asker, "topology": to_graph(topology)}).encode())
     return True
 
@@ -347,7 +347,10 @@ def _begin_anew(out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / _MARK).is_file():
-        raise UsageError(f"{out} was not made by a demo, so that nothing in it is removed: name another --out")
+        raise UsageError(
+            f"{out} was not made by a demo (one of an earlier ctxflow left no {_MARK} in it), so that nothing in it is "
+            "removed: name another --out, or remove it"
+        )
     for path in (out / name for name in _MADE):
         try:
             if path.is_dir() and not path.is_symlink():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.files import written_whole
+from ctxflow.files import written_out
 from ctxflow.installing import __version__, how_to_install
 from ctxflow.observe import summary as summaries
 from ctxflow.observe.load_times import PARTS, load_rows
@@ -74,7 +74,7 @@ def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = 
 def write_page(path: Path, text: str) -> None:
     """Write a page, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with written_out(path) as file:
         file.write(text.encode(errors="replace"))
 
 

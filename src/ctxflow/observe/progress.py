@@ -403,9 +403,11 @@ def remove(run: KnownRun) -> bool:
         same = (found.st_dev, found.st_ino) == run.identity and found.st_uid == os.geteuid()
         if not same or status is None or condition(status) not in _OVER:
             return False
-        for _, folders, files, inside in os.fwalk(".", topdown=False, dir_fd=folder):
+        for where, folders, files, inside in os.fwalk(".", topdown=False, dir_fd=folder):
             for name in (*folders, *files):
-                _remove_entry(name, inside)
+                if (where, name) != (".", STATUS):
+                    _remove_entry(name, inside)
+        os.unlink(STATUS, dir_fd=folder)  # The last of all: what is left of it otherwise is known to be a run's.
         os.rmdir(run.folder.name, dir_fd=above)
     with contextlib.suppress(OSError):  # Something else is in it.
         run.folder.parent.rmdir()
