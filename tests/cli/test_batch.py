@@ -1,5 +1,6 @@
 """`ctxflow batch` as a person meets it: started, interrupted, killed, and started again."""
 
+import contextlib
 import json
 import os
 import pty
@@ -166,6 +167,16 @@ def test_the_summary_in_json_and_in_quiet(folder):
     assert (out, said) == ("", "")
 
 
+@contextlib.contextmanager
+def sighup(taken):
+    """What a process does at SIGHUP, and those that it starts: the tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, taken)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_job_whose_terminal_goes_away_keeps_what_is_done(folder):
     """Its last words are in its status file, since nobody reads what it prints."""
     write_numbers(folder, range(50_000))
@@ -173,10 +184,11 @@ def test_a_job_whose_terminal_goes_away_keeps_what_is_done(folder):
     ours, terminal = pty.openpty()
     words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", "out.jsonl", "--column", "n", "--workers", "2"]
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    process = subprocess.Popen(
-        [*words, "--function", "batch_doubling:double"], cwd=folder, env=environment, start_new_session=True,
-        stdin=terminal, stdout=terminal, stderr=terminal,
-    )  # fmt: skip
+    with sighup(signal.SIG_DFL):
+        process = subprocess.Popen(
+            [*words, "--function", "batch_doubling:double"], cwd=folder, env=environment, start_new_session=True,
+            stdin=terminal, stdout=terminal, stderr=terminal,
+        )  # fmt: skip
     os.close(terminal)
     await_lines(folder / "out.jsonl", 40, process)
     os.close(ours)  # From now on what it prints is an error.
@@ -190,11 +202,8 @@ def test_a_job_whose_terminal_goes_away_keeps_what_is_done(folder):
 def test_sighup_ends_a_job_in_order_unless_it_is_ignored(folder, ignored):
     write_numbers(folder, range(50_000))
     (folder / "hold").touch()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    try:
+    with sighup(signal.SIG_IGN if ignored else signal.SIG_DFL):
         process = started(folder, program=subprocess)
-    finally:
-        signal.signal(signal.SIGHUP, before)
     await_lines(folder / "out.jsonl", 40, process)
     process.send_signal(signal.SIGHUP)
     if ignored:

@@ -262,7 +262,7 @@ def test_probes_tell_which_statements_were_reached(monkeypatch):
 def test_what_a_killed_process_reached_is_kept(tmp_path):
     array, attach, module = tmp_path / "array", tmp_path / "attach.py", tmp_path / "killed.py"
     source = f"def f(n):\n    if n: os.kill(os.getpid(), {signal.SIGKILL:d})\n    return n\n"
-    source = f"import os\n{source}os.fork() or f(1)\nf(0)\n"
+    source = f"import os\n{source}child = os.fork()\nf(1) if child == 0 else os.waitpid(child, 0)\nf(0)\n"
     text, probes = instrument(source, 0, str(attach))
     array.write_bytes(bytes(probes.count))
     attach.write_text(attaching(str(array), probes.count))
