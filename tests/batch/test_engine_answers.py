@@ -7,7 +7,7 @@ import sys
 import pyarrow.parquet
 import pytest
 
-from ctxflow.batch import engine_answers
+from ctxflow.batch import bounded_validator
 from ctxflow.batch.engine_answers import nested_columns, schema_missed
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import row_digest
@@ -60,7 +60,7 @@ FORMS = {
 
 def test_without_jsonschema_nobody_can_tell_more_than_that_it_is_json(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    monkeypatch.setattr(engine_answers, "_has_jsonschema", engine_answers._has_jsonschema.__wrapped__)
+    bounded_validator._read.cache_clear()
     assert schema_missed(FORMS["vLLM's"], said({"content": '{"price": 12.5}'})) is None
     assert "is no JSON" in schema_missed(FORMS["vLLM's"], said({"content": "12,5 EUR"}))
 
@@ -108,6 +108,8 @@ def test_a_check_fetches_nothing():
         ({"properties": {"a": {"multipleOf": 0.01}}}, '{"a": 1e999}', "a number beyond all bounds"),
         ({"properties": {"a": {"pattern": r"^\p{L}+$"}}}, '{"a": "Ohm"}', None),
         ({"properties": {"a": {"$ref": "#none"}}}, '{"a": 1}', None),
+        ({"properties": {"a": {"pattern": "^(a+)+[[:digit:]]$"}}}, f'{{"a": "{"a" * 40}7"}}', None),
+        ({}, "[" * 100_000, "the answer is no JSON"),
     ],
 )
 def test_what_the_validator_cannot_judge_ends_no_job(schema, text, missed):
