@@ -18,7 +18,7 @@ from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 from ctxflow.models.openai_server import OpenAIServer, start_server
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB"}}
 
 
 @pytest.mark.timeout(600)

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.models import OutOfMemoryError, TextGenerator
+from ctxflow.models import OutOfMemoryError, TextGenerator, running_batch
 from ctxflow.models.padded_batches import PaddedBatches, _Sampler
-from ctxflow.models.results import Sampling, uniforms
+from ctxflow.models.results import Sampling, Uniforms
 from ctxflow.models.running_batch import RunningRow
 from ctxflow.models.transformers import InternalBatches
 
@@ -257,7 +257,7 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
     sampler = _Sampler(written, width=1, device=torch.device("cpu"))
     scores = sampler(torch.zeros(3, 1, dtype=torch.long), torch.from_numpy(logits))
     for number in (0, 1):
-        draw = uniforms(rows[number], [number])[0]
+        draw = Uniforms(rows[number], [number])[0]
         token, sums = reference_token(logits[number], rows[number], draw)
         # In float32 a draw within rounding of a boundary may fall on its other side.
         if np.abs(sums - draw).min() > 1e-5:
@@ -266,10 +266,25 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
     assert torch.equal(scores[2], torch.from_numpy(logits[2]))
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["running", "padded"])
+def test_an_error_at_a_rows_own_stop_string_is_raised(causal_lm, monkeypatch, padded):
+    def planted(*given):
+        raise RuntimeError("planted")
+
+    generator = TextGenerator(causal_lm)
+    if padded:
+        limits = InternalBatches(causal_lm, None, None, keeps_cache=True, cpu_tokens=4096)
+        generator._batch = PaddedBatches(causal_lm, limits)
+    monkeypatch.setattr(running_batch, "decoded", planted)
+    with pytest.raises(RuntimeError, match="planted"):
+        generator.generate(["a", "b"], max_new_tokens=3, stop=["never"])
+
+
 def test_a_draw_of_zero_picks_no_token_that_was_ruled_out():
     row = Sampling(max_new_tokens=1, temperature=1.0, top_k=2, seed=0)
-    sampler = _Sampler([RunningRow([1], row)], width=1, device=torch.device("cpu"))
-    sampler._draws.zero_()
+    running = RunningRow([1], row)
+    running.draws = [0.0]
+    sampler = _Sampler([running], width=1, device=torch.device("cpu"))
     scores = sampler(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[-5.0, 2.0, 1.0]]))
     assert int(scores.argmax()) == 1
 

@@ -2,11 +2,16 @@
 
 import base64
 import copy
+import io
+import json
+import re
+import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxflow.models.openai_contents import pixels_of
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
 from ctxflow.models.openai_requests import (
     BACKENDS,
@@ -33,6 +38,9 @@ SCHEMA = {
     "required": ["kind"],
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+
+
+TAG = b"ID3\4\0\0\0\0\1\2" + bytes(130)  # Of 1 * 128 + 2 bytes behind its header.
 
 
 def data(kind, content):
@@ -90,7 +98,7 @@ def test_what_every_backend_can_do_passes(backend, fields):
         chat(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False),
         chat({"type": "text", "text": "What is it?"}, image(PNG, detail="low")),
         chat({"type": "image_url", "image_url": PNG}),
-        chat(sound("wav", b"RIFF\0\0\0\0WAVE"), sound("mp3", b"ID3\4"), sound("mp3", b"\xff\xfb\x90")),
+        chat(sound("wav", b"RIFF\0\0\0\0WAVE"), sound("mp3", TAG + b"\xff\xfb\x90"), sound("mp3", b"\xff\xfb\x90")),
         chat({"type": "video_url", "video_url": {"url": data("video/mp4", b"\0\0\0\x18ftypisom")}}),
         chat(guided_json={"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "string"}}}, min_p=0.1),
         chat(presence_penalty=1, frequency_penalty=-1.5, logit_bias={"5": -100}, repetition_penalty=1.1, min_p=0.1),
@@ -130,7 +138,12 @@ def test_completions_and_embeddings():
     assert why({"input": ["One", "Two"]}, "transformers", EMBEDDINGS) is None
     assert "of tokens is not for the backend transformers" in why({"input": [1, 2]}, "transformers", EMBEDDINGS)
     assert "dimensions = 5 is not for the backend" in why({"input": "One", "dimensions": 5}, "transformers", EMBEDDINGS)
-    assert "leave it out" in why({"input": "One", "encoding_format": "base64"}, "vllm", EMBEDDINGS)
+    assert "give one of float, base64" in why({"input": "One", "encoding_format": "hex"}, "vllm", EMBEDDINGS)
+    for backend in BACKENDS:
+        assert why({"input": "One", "encoding_format": "base64"}, backend, EMBEDDINGS) is None
+        assert why({"prompt": ["One"]}, backend, COMPLETIONS) is None
+    assert as_sent(COMPLETIONS, {"prompt": ["One"]}, "transformers") == {"prompt": "One"}
+    assert as_sent(COMPLETIONS, {"prompt": ["One"]}, "vllm") == {"prompt": ["One"]}
     assert "is for answers of text" in why({"input": "One", "guided_choice": ["a"]}, "vllm", EMBEDDINGS)
 
 
@@ -163,20 +176,101 @@ def test_completions_and_embeddings():
         ({"temperature": float("nan")}, "give a number from 0"),
         ({"max_tokens": True}, "give a whole number from 1"),
         ({"stop": {"a": 1}}, "give a string or a list of strings"),
-        ({"logit_bias": {"five": 1}}, "an object of tokens' numbers"),
+        ({"logit_bias": {"five": 1}}, "an object of at most 1,000 tokens' numbers"),
         ({"stream": True}, "stream = True is not supported: leave it out"),
         ({"stream_options": {"include_usage": True}}, "is for answers that are streamed"),
         ({"functions": []}, "write tools"),
         ({"audio": {"voice": "alloy"}}, "asks for speech"),
         ({"temprature": 1}, "not known, and nothing is passed on unknown"),
         ({"stop": "\ud800"}, "the body's stop is no valid Unicode: character 0"),
+        ({"stop": ["a"] * 101}, "give at most 100 strings"),
+        ({"stop": "a" * 257}, "of at most 256 characters each"),
+        ({"top_k": 2**63}, "give a whole number from -1 to 2147483647"),
+        ({"max_tokens": 10**30}, "give a whole number from 1 to 2147483647"),
+        ({"temperature": 10**400}, "give a number from 0 to 1e"),
+        ({"repetition_penalty": 1e-320}, "give a number from 0.001"),
+        ({"seed": 2**63 - 2, "n": 3}, "have seeds from 9223372036854775806 on, beyond 64 bits"),
+        ({"stop_token_ids": [5, 2**20]}, "stop_token_ids has the token 1048576, and the model knows 1,048,576"),
+        ({"allowed_token_ids": [2**40]}, "allowed_token_ids has the token"),
+        ({"logit_bias": {str(2**20): 1}}, "logit_bias has the token"),
+        ({"logit_bias": {"\u0663": 1}}, "an object of at most 1,000 tokens' numbers"),
+        ({"logit_bias": {"9" * 5000: 1}}, "an object of at most 1,000 tokens' numbers"),
+        ({"moderation": {"model": "m"}}, "asks for OpenAI's own moderation"),
+        ({"guided_choice": ["a"] * 5001}, "give at most 5,000 texts"),
+        ({"guided_choice": ["a" * 10_001]}, "of at most 10,000 characters each"),
+        ({"guided_regex": "a" * 10_001}, "give a regex of at most 10,000 characters"),
+        ({"guided_grammar": "a" * 100_001}, "give a grammar of at most 100,000 characters"),
+        ({"guided_json": {"enum": list(range(10_001))}}, "too large: give one of at most 10,000 parts"),
+        ({"guided_json": {"pattern": "a" * 10_001}}, "too large: .* 10,000 in a text"),
+        ({"guided_json": {"properties": {"a" * 10_001: {}}}}, "too large: .* 10,000 in a text"),
+        ({"guided_json": {"enum": ["a" * 9_999] * 101}}, "too large: .* 1,000,000 characters"),
+        ({"tools": [TOOL] * 1000}, "too large: give one of at most 10,000 parts"),
     ],
 )
 def test_what_is_wrong_with_a_field_is_told(fields, sentence):
-    import re
-
     for backend in ("vllm", "server"):
         assert re.search(sentence, why(chat(**fields), backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_changes_nothing_is_not_sent_and_whole_numbers_are(backend):
+    body = {"prompt": "One", "suffix": "", "n": 2, "best_of": 2, "max_tokens": 3.0, "seed": -1.0, "verbosity": "low"}
+    assert refusal(COMPLETIONS, body | {"verbosity": None}, backend) is None
+    sent = as_sent(COMPLETIONS, body, backend)
+    assert sent == {"prompt": "One", "n": 2, "max_tokens": 3, "seed": -1}
+    assert all(type(each) in (int, str) for each in sent.values())
+    assert "best_of = 1 is less than its n = 2" in refusal(
+        COMPLETIONS, {"prompt": "One", "n": 2, "best_of": 1}, backend
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [300, None])
+def test_tokens_are_those_that_the_model_knows(vocabulary):
+    def wrong(endpoint, body):
+        return refusal(endpoint, body, "vllm", **({"vocabulary": vocabulary} if vocabulary else {}))
+
+    known, none = (vocabulary or 2**20) - 1, vocabulary or 2**20
+    for place in (lambda token: {"prompt": "a", "stop_token_ids": [1, token]},
+                  lambda token: {"prompt": "a", "allowed_token_ids": [token]},
+                  lambda token: {"prompt": "a", "logit_bias": {str(token): -1}},
+                  lambda token: {"prompt": [1, token]}, lambda token: {"prompt": [[1], [token]]}):  # fmt: skip
+        assert wrong(COMPLETIONS, place(known)) is None
+        assert f"has the token {none}, and the model knows {none:,}" in wrong(COMPLETIONS, place(none))
+    assert wrong(EMBEDDINGS, {"input": [[1], [none]]}) is not None
+
+
+def test_a_request_asks_for_so_many_answers_at_most():
+    assert why({"prompt": ["a"] * 16, "n": 128}, endpoint=COMPLETIONS) is None
+    assert "asks for 2176 answers: give 2,048 at most" in why({"prompt": ["a"] * 17, "n": 128}, endpoint=COMPLETIONS)
+    assert "asks for 2049 answers" in why({"input": ["a"] * 2049}, "transformers", EMBEDDINGS)
+    assert why({"prompt": [1] * 5000, "n": 2}, endpoint=COMPLETIONS) is None, "one prompt, of tokens"
+
+
+EXTREMES = [
+    0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**30, 10**400, -(10**400),
+    0.0, -0.0, 1e-320, 1e-46, 5e-324, 0.5, 1.0, 3.0, 1e6, 1e38, 1e308, float("inf"), float("-inf"), float("nan"), True,
+    False, None, "", "5", "x" * 10_000, [], {}, [[]], [None], [2**63], [-1], ["a"] * 3000, {"a": 1}, {"5": 10**400},
+    {"5": float("nan")}, {str(2**63): 1},
+]  # fmt: skip
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_passes_is_what_any_engine_can_hold(endpoint, backend):
+    for name in {*FIELDS[endpoint], *IGNORED, "guided_regex", "model", CONTENTS[endpoint]}:
+        for value in [*EXTREMES, deep(90), deep(900)]:
+            body = {CONTENTS[endpoint]: [{"role": "user", "content": "a"}] if endpoint == CHAT else "a", name: value}
+            if refusal(endpoint, body, backend) is None:
+                text = json.dumps(as_sent(endpoint, body, backend), allow_nan=False)
+                numbers = [abs(float(each)) for each in re.findall(r"-?[0-9][-+.e0-9]*", text)]
+                assert max(numbers, default=0) < 2**63 + 1
 
 
 @pytest.mark.parametrize("best_of", [0, 129, 2.5])
@@ -210,6 +304,17 @@ def test_the_best_of_too_many_is_told(best_of):
         ({"type": "audio_url", "audio_url": {"url": data("audio/mpeg", b"#EXTM3U\n/x")}}, "does not begin as those do"),
         (sound("mp3", b"ffconcat version 1.0\nfile a.wav"), "does not begin as those do"),
         (sound("wav", b"RIFF\0\0\0\0AVI "), "does not begin as those do"),
+        (sound("mp3", TAG + b"<?xml version"), "does not begin as those do"),
+        (sound("mp3", TAG + TAG + b"#EXTM3U\n"), "does not begin as those do"),
+        (sound("mp3", TAG[:-5] + b"\xff\xfb\x90"), "does not begin as those do"),
+        (sound("mp3", b"ID3\4"), "does not begin as those do"),
+        (sound("mp3", "\ufeff<MPD>".encode("utf-16-le")), "does not begin as those do"),
+        (
+            {"type": "video_url", "video_url": {"url": data("video/mp4", b"<!--ftyp--><MPD>")}},
+            "does not begin as those",
+        ),
+        (image(data("image/png", b"\x89PNG\r\n\x1a\n")), "of a size that cannot be read"),
+        (image(data("image/jpeg", b"\xff\xd8\xff\xd9")), "of a size that cannot be read"),
         ("text", "neither text nor an object"),
         ({"type": "text", "text": 5}, "is 5, not text"),
         ({"type": ["text"]}, "content of type"),
@@ -217,6 +322,104 @@ def test_the_best_of_too_many_is_told(best_of):
 )
 def test_what_is_wrong_with_a_part_of_a_message_is_told(part, sentence):
     assert sentence in why(chat(part))
+
+
+def picture(form, width, height):
+    """An image's header, or a whole one where Pillow makes it."""
+    if form == "gif":  # Larger than its screen.
+        return b"GIF89a" + struct.pack("<HH", 1, 1) + b"\x80\0\0" + bytes(6) + b"!\xfe\3abc\0," + struct.pack(
+            "<HHHH", 0, 0, width, height)  # fmt: skip
+    if form == "png":
+        return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
+    if form == "jpeg":
+        return (
+            b"\xff\xd8\xff\xe0\0\4ab\xff\xff\xc2\0\x11\x08"
+            + struct.pack(">HH", height, width)
+            + bytes(10)
+            + b"\xff\xda"
+        )
+    if form == "bmp":
+        return b"BM" + bytes(12) + struct.pack("<Iii", 40, width, -height)
+    return b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "gif", "webp", "bmp"])
+def test_images_have_so_many_pixels_at_most_alone_and_together(form):
+    def asked(*sizes):
+        parts = [image(data(f"image/{form}", picture(form, *size))) for size in sizes]
+        return why(chat(*parts)), hazard(CHAT, chat(*parts))
+
+    assert asked((10_000, 5_000)) == (None, None)
+    for wrong in asked((10_000, 5_001)):
+        assert wrong.endswith("has an image of 50,010,000 pixels: give 50,000,000 at most")
+    assert asked(*[(10_000, 5_000)] * 4) == (None, None)
+    for wrong in asked(*[(10_000, 5_000)] * 4, (1, 1)):
+        assert wrong.endswith("have images of 200,000,001 pixels: give 200,000,000 together at most")
+    assert asked(*[(1, 1)] * 250) == (None, None)
+    assert "have 251 images: give 250 at most" in asked(*[(1, 1)] * 251)[0]
+
+
+@pytest.mark.parametrize("options", [("png", {}), ("jpeg", {}), ("jpeg", {"progressive": True}), ("gif", {}),
+                                     ("webp", {}), ("webp", {"lossless": True}), ("bmp", {})])  # fmt: skip
+def test_an_image_has_the_pixels_that_pillow_finds(options):
+    pillow = pytest.importorskip("PIL.Image")
+    form, more = options
+    kept = io.BytesIO()
+    pillow.new("RGB", (67, 41), "red").save(kept, form, **more)
+    assert pixels_of(kept.getvalue()) == 67 * 41
+    for end in range(30):
+        assert pixels_of(kept.getvalue()[:end]) in (0, 67 * 41)
+
+
+def test_arguments_of_calls_that_nest_too_deeply_are_refused():
+    def called(arguments):
+        call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": arguments}}
+        return why({"messages": [{"role": "assistant", "tool_calls": [call]}]}, "transformers")
+
+    assert called('{"a": 1}') is None and called("no JSON") is None
+    for levels in (101, 5000, 200_000):
+        assert called('{"a": ' + "[" * levels + "]" * levels + "}").endswith("nested too deeply")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5}, {"properties": {"a": {"type": "strin"}}}, {"items": [{}]}, {"required": "a"}, {"enum": 5},
+        {"$defs": 1}, {"anyOf": []}, {"minLength": -1}, {"not": 5}, {"$anchor": "#a"},
+        {"dependentRequired": {"a": [1]}}, {"format": 5}, {"prefixItems": [{"$ref": 5}]},
+        {"additionalProperties": {"if": 5}}, {"definitions": {"a": {"type": "x"}}}, {"dependencies": {"a": ["b", 5]}},
+        {"$vocabulary": 5}, {"contentSchema": 5}, {"unevaluatedItems": 5}, {"title": 5}, {"pattern": "("},
+        {"type": ["string", "null"]}, {"x": {"type": 5}}, {"items": True, "prefixItems": [{}, False]},
+    ],
+)  # fmt: skip
+def test_a_schema_is_one_where_jsonschema_finds_it_one(schema):
+    import jsonschema
+
+    kind = jsonschema.Draft202012Validator
+    wrong = next(kind(kind.META_SCHEMA).iter_errors(schema), None)
+    found = why(chat(guided_json=schema))
+    assert (found is None) == (wrong is None)
+    assert wrong is None or ("no JSON schema" in found and wrong.message[:50] in found)
+
+
+def test_references_to_anchors_take_time_in_proportion():
+    parts = {f"p{n}": {"$ref": "#zz"} for n in range(4000)}
+    assert why(chat(guided_json={"properties": parts, "z": {"$anchor": "zz"}})) is None
+    assert "nothing is there" in why(chat(guided_json={"properties": parts, "z": {"$anchor": "z"}}))
+
+
+def test_every_field_of_openai_s_own_types_is_passed_on_or_refused_knowingly():
+    types = pytest.importorskip("openai.types")
+    for endpoint, made in (
+        (CHAT, types.chat.completion_create_params.CompletionCreateParamsBase),
+        (COMPLETIONS, types.completion_create_params.CompletionCreateParamsBase),
+        (EMBEDDINGS, types.EmbeddingCreateParams),
+    ):
+        names = {*made.__annotations__, *([] if endpoint == EMBEDDINGS else ["stream"])}
+        known = {*FIELDS[endpoint], *IGNORED, "model", CONTENTS[endpoint]}
+        body = {CONTENTS[endpoint]: "a"} if endpoint != CHAT else chat()
+        for name in names - known:
+            assert "is not known" not in refusal(endpoint, {**body, name: "?"}, "vllm"), name
 
 
 def test_models_are_the_jobs_and_its_adapters():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxflow.models.results import Sampling, per_row, uniforms
+from ctxflow.models.results import LARGEST, Sampling, Uniforms, per_row
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,10 @@ from ctxflow.models.results import Sampling, per_row, uniforms
         ({"top_p": 1.5}, "top_p=1.5 is out of range"),
         ({"top_k": -1}, "top_k=-1 is out of range"),
         ({"seed": "one"}, "seed='one' is a str: give a whole number or None"),
+        ({"max_new_tokens": 2**31}, "max_new_tokens=2147483648 is out of range"),
+        ({"temperature": 10**400}, "temperature=1000.* is out of range"),
+        ({"top_k": 2**63}, "top_k=9223372036854775808 is out of range"),
+        ({"seed": 2**63}, "seed=9223372036854775808 is out of range: give a whole number of 64 bits, or None"),
         ({"stop": ("",)}, "empty one: give strings"),
     ],
 )
@@ -44,17 +48,16 @@ def test_lists_of_another_length_and_unknown_parameters_are_errors():
 
 
 def test_draws_depend_on_seed_and_prompt_alone():
-    row = Sampling(seed=3, max_new_tokens=50)
-    assert (uniforms(row, [1, 2]) == uniforms(row, [1, 2])).all()
-    for other in (
-        uniforms(Sampling(seed=4, max_new_tokens=50), [1, 2]),
-        uniforms(row, [12]),
-        uniforms(row, [2, 1]),
-    ):
-        assert (uniforms(row, [1, 2]) != other).any()
-    assert (uniforms(Sampling(max_new_tokens=50), [1]) != uniforms(Sampling(max_new_tokens=50), [1])).any()
-    draws = uniforms(row, [1, 2])
-    assert draws.shape == (50,)
-    assert ((draws >= 0) & (draws < 1)).all()
-    # A longer row begins with the same draws, so that a limit changes nothing before it.
-    assert (uniforms(Sampling(seed=3, max_new_tokens=80), [1, 2])[:50] == draws).all()
+    def draws(prompt, count=50, **choices):
+        found = Uniforms(Sampling(**choices), prompt)
+        return [found[number] for number in range(count)]
+
+    once = draws([1, 2], seed=3)
+    assert once == draws([1, 2], seed=3)
+    for other in (draws([1, 2], seed=4), draws([12], seed=3), draws([2, 1], seed=3)):
+        assert once != other
+    assert draws([1]) != draws([1])
+    assert all(0 <= draw < 1 for draw in once)
+    assert draws([1, 2], 1000, seed=3)[:50] == once, "however many are drawn at a time"
+    assert Uniforms(Sampling(seed=3), [1, 2])[999] == draws([1, 2], 1000, seed=3)[999]
+    assert Uniforms(Sampling(seed=3, max_new_tokens=LARGEST), [1, 2])[0] == once[0], "a limit costs nothing"

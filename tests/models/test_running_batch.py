@@ -41,9 +41,9 @@ def batch(loaded, tokens=10_000, rows=None, slots=False):
     return running
 
 
-def rows_of(prompts=PROMPTS, limits=LIMITS, **parameters):
+def rows_of(prompts=PROMPTS, limits=LIMITS, likely=None, **parameters):
     pairs = zip(prompts, limits, strict=True)
-    return [RunningRow(prompt, Sampling(max_new_tokens=limit, **parameters)) for prompt, limit in pairs]
+    return [RunningRow(prompt, Sampling(max_new_tokens=limit, **parameters), likely=likely) for prompt, limit in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,16 @@ def test_rows_get_what_they_get_alone_however_few_run_together(causal_lm, expect
     running = batch(causal_lm, tokens, rows, slots)
     running._prompt_tokens = 30
     assert [row.written for row in running.run(rows_of())] == expected
+    assert running.idle
+
+
+@pytest.mark.parametrize("slots", [False, True], ids=["segments", "slots"])
+@pytest.mark.parametrize(("tokens", "likely"), [(10_000, 1), (90, 3), (1, 2), (400, 50)])
+def test_rows_whose_room_grows_get_what_they_get_alone(causal_lm, expected, tokens, likely, slots):
+    running = batch(causal_lm, tokens, None, slots)
+    rows = rows_of(likely=likely)
+    assert [row.room - len(row.prompt) for row in rows] == [min(likely, limit) for limit in LIMITS]
+    assert [row.written for row in running.run(rows)] == expected
     assert running.idle
 
 

@@ -38,7 +38,7 @@ from ctxflow.models.server_process import ServerFailed
 from ctxflow.testing.small_models import make_gguf
 
 HI = [{"role": "user", "content": "Which worker should take which batch?"}]
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB"}}
 SCHEMA = {
     "type": "object",
     "properties": {"verdict": {"enum": ["SUPPORTED", "REFUTED"]}, "sure": {"type": "boolean"}},

@@ -6,14 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ctxflow.models.results import Sampling, uniforms
+from ctxflow.models.results import Sampling
 
 LARGEST_BELOW_ONE = 1 - 2**-22
-
-
-def draws_of(sampling: Sampling, prompt_ids: Sequence[int]) -> torch.Tensor:
-    """Return a row's number in [0, 1) for each token that it may draw."""
-    return torch.from_numpy(uniforms(sampling, prompt_ids)).clamp_(max=LARGEST_BELOW_ONE)
 
 
 def drawn(
@@ -53,6 +48,7 @@ def _kept(probabilities: torch.Tensor, top_p: torch.Tensor | None, top_k: torch.
     if top_p is not None:
         before = ranked.cumsum(dim=-1) - ranked
         keep &= (before < top_p) | (top_p >= 1)
+    keep[:, 0] = True  # The likeliest, also where top_p is 0 in this type.
     return torch.zeros_like(keep).scatter_(1, order, keep)
 
 

@@ -276,6 +276,13 @@ def ability_of(folder: Path) -> Ability:
     return Ability(f"{kind} ({shown})", tuple(task for task in TASKS if tasks[task]), length)
 
 
+def vocabulary_of(folder: Path) -> int | None:
+    """Return how many tokens a model's folder says that it knows; None if it does not say."""
+    config = read_json(folder / "config.json")
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def refusal(name: str, ability: Ability, task: str) -> str | None:
     """Return why a model cannot do a task, None if it can.
 

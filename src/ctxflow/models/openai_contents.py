@@ -1,4 +1,4 @@
-"""What is wrong with the parts of a request of OpenAI's form: messages, images, tools, JSON schemas. Pure.
+"""What is wrong with what a request of OpenAI's form is about: messages, images, sound, calls of tools. Pure.
 
 Contents come with the request or not at all: what would be fetched from an address, or read from a file, is refused.
 """
@@ -10,10 +10,14 @@ import binascii
 import functools
 import json
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_DEEPEST = 100  # Levels of objects and lists, beyond what any request has.
+from ctxflow.errors import article
+
+DEEPEST = 100
+"""Levels of objects and lists, beyond what any request has."""
 
 
 def shown(value: Any) -> str:
@@ -22,7 +26,10 @@ def shown(value: Any) -> str:
     >>> shown(None), shown("x" * 80)[-5:]
     ('missing', 'xx...')
     """
-    text = "missing" if value is None else repr(value)
+    try:
+        text = "missing" if value is None else repr(value)
+    except (RecursionError, ValueError):  # Of more levels, or digits, than Python writes.
+        text = article(type(value).__name__)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -45,7 +52,7 @@ def _half(value: Any, level: int) -> int | None:
         return None
     if not isinstance(value, (Mapping, list)):
         return None
-    if level == _DEEPEST:
+    if level == DEEPEST:
         raise RecursionError
     parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     return next((found for each in parts if (found := _half(each, level + 1)) is not None), None)
@@ -73,13 +80,18 @@ def messages_problem(value: Any, what: str, media: bool) -> str | None:
     """
     if not isinstance(value, list) or not value:
         return f"{what} is {shown(value)}, not a list of messages"
+    images: list[int] = []
     for number, message in enumerate(value):
-        if (wrong := _message_problem(message, f"{what}[{number}]", media)) is not None:
+        if (wrong := _message_problem(message, f"{what}[{number}]", media, images)) is not None:
             return wrong
+    if len(images) > _MOST_IMAGES:
+        return f"{what} have {len(images):,} images: give {_MOST_IMAGES} at most"
+    if sum(images) > _MOST_PIXELS_TOGETHER:
+        return f"{what} have images of {sum(images):,} pixels: give {_MOST_PIXELS_TOGETHER:,} together at most"
     return None
 
 
-def _message_problem(message: Any, what: str, media: bool) -> str | None:
+def _message_problem(message: Any, what: str, media: bool, images: list[int]) -> str | None:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return f"{what} is no message: it needs a role and a content"
     if (wrong := text_problem(message, f"the content of {what}")) is not None:
@@ -99,10 +111,10 @@ def _message_problem(message: Any, what: str, media: bool) -> str | None:
         return None
     if not isinstance(content, list):
         return f"the content of {what} is {shown(content)}, not text"
-    return next((wrong for part in content if (wrong := _part_problem(part, what, media)) is not None), None)
+    return next((wrong for part in content if (wrong := _part_problem(part, what, media, images)) is not None), None)
 
 
-def _part_problem(part: Any, what: str, media: bool) -> str | None:
+def _part_problem(part: Any, what: str, media: bool, images: list[int]) -> str | None:
     if not isinstance(part, Mapping):
         return f"{what} has content that is neither text nor an object: {shown(part)}"
     kind = part.get("type", "text")
@@ -116,7 +128,7 @@ def _part_problem(part: Any, what: str, media: bool) -> str | None:
     if holder is not None:
         text = part.get(holder)
         return None if isinstance(text, (str, type(None))) else f"the content of {what} is {shown(text)}, not text"
-    if (wrong := _media_problem(part.get(kind), kind, what)) is not None or media:
+    if (wrong := _media_problem(part.get(kind), kind, what, images)) is not None or media:
         return wrong
     return (
         f"{what} has content that is not text ({kind}), which is not for the backend transformers: run it with "
@@ -124,37 +136,38 @@ def _part_problem(part: Any, what: str, media: bool) -> str | None:
     )
 
 
-def _media_problem(given: Any, kind: str, what: str) -> str | None:
+def _media_problem(given: Any, kind: str, what: str, images: list[int]) -> str | None:
     if kind == "input_audio":
         return _audio_problem(given, what)
     if isinstance(given, Mapping):
         if others := [key for key in given if key not in ("url", "detail") and given[key] is not None]:
             return f"the {kind} of {what} has {others[0]!r}, which is not known there: leave it out"
         given = given.get("url")
-    return data_problem(given, _MEDIA[kind], f"the content of {what}")
+    return data_problem(given, _MEDIA[kind], f"the content of {what}", images)
 
 
 _DATA = re.compile(r"data:([a-z]+)/([A-Za-z0-9.+-]+)((?:;[A-Za-z0-9_=.+-]+)*?);base64,", re.ASCII)
 # How data of each type begins. None goes without: decoders of sound and films guess what they are given, and some forms
-# have them open other files, or the network.
-_MP3 = rb"ID3|\xff[\xe0-\xff]"
+# have them open other files, or the network. What is here begins no XML: neither <!--ftyp nor a mark of UTF-16.
+_MP3 = rb"\xff[\xe2-\xe5\xf2-\xf5\xfa-\xfd]"  # Behind its tags.
 _KINDS = {
     "image": {"png": rb"\x89PNG\r\n\x1a\n", "jpeg": rb"\xff\xd8\xff", "jpg": rb"\xff\xd8\xff", "gif": rb"GIF8[79]a",
               "webp": rb"RIFF....WEBP", "bmp": rb"BM"},
     "audio": {"wav": rb"RIFF....WAVE", "x-wav": rb"RIFF....WAVE", "wave": rb"RIFF....WAVE", "mpeg": _MP3, "mp3": _MP3,
               "ogg": rb"OggS", "flac": rb"fLaC"},
-    "video": {"mp4": rb"....ftyp", "webm": rb"\x1aE\xdf\xa3", "jpeg": rb"\xff\xd8\xff"},
+    "video": {"mp4": rb"\0\0..ftyp", "webm": rb"\x1aE\xdf\xa3", "jpeg": rb"\xff\xd8\xff"},
 }  # fmt: skip
 _ARTICLE = {"image": "an image", "audio": "sound", "video": "a film"}
 _EXAMPLE = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
 
 
-def data_problem(url: Any, kind: str, what: str) -> str | None:
+def data_problem(url: Any, kind: str, what: str, images: list[int] | None = None) -> str | None:
     """Return what is wrong with an image (or "audio", "video") that is to be in the request itself.
 
     :param url: as it stands in the request; only data URLs in base64 of a known type, which begin as those do, pass.
+    :param images: gets an image's number of pixels.
 
-    >>> data_problem("data:image/png;base64,iVBORw0KGgo=", "image", "it")
+    >>> data_problem("data:image/gif;base64,R0lGODlhAQABAAAAACw=", "image", "it")
     >>> data_problem("data:image/png;base64,R0lGODlh", "image", "it")
     'it has an image that says image/png, and does not begin as those do: it is broken, or of another type'
     """
@@ -175,19 +188,120 @@ def data_problem(url: Any, kind: str, what: str) -> str | None:
     if found[1] != kind or found[2].lower() not in known:
         types = ", ".join(f"{kind}/{each}" for each in known)
         return f"{what} has {noun} of the type {found[1]}/{found[2]}: known are {types}"
-    return _base64_problem(url[found.end() :], known[found[2].lower()], f"{found[1]}/{found[2]}", f"{what} has {noun}")
+    said, named = f"{what} has {noun}", f"{found[1]}/{found[2]}"
+    wrong, data = _decoded(url[found.end() :], known[found[2].lower()], named, said)
+    if wrong is not None or kind != "image":
+        return wrong
+    pixels = pixels_of(data)
+    if not pixels:
+        return f"{said} of a size that cannot be read: it is broken, make the request anew"
+    if pixels > _MOST_PIXELS:
+        return f"{said} of {pixels:,} pixels: give {_MOST_PIXELS:,} at most"
+    if images is not None:
+        images.append(pixels)
+    return None
 
 
-def _base64_problem(text: str, mark: bytes, named: str, said: str) -> str | None:
+def _decoded(text: str, mark: bytes, named: str, said: str) -> tuple[str | None, bytes]:
+    """Return what is wrong with data in base64, which are to begin in a way, and the data."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        return f"{said} that is not base64 ({str(error).lower()}): it is broken, make the request anew"
+        return f"{said} that is not base64 ({str(error).lower()}): it is broken, make the request anew", b""
     if not data:
-        return f"{said} without any data: it is broken, make the request anew"
-    if not re.match(mark, data, re.DOTALL):
-        return f"{said} that says {named}, and does not begin as those do: it is broken, or of another type"
-    return None
+        return f"{said} without any data: it is broken, make the request anew", data
+    if not re.compile(mark, re.DOTALL).match(data, _tags_end(data) if mark is _MP3 else 0):
+        return f"{said} that says {named}, and does not begin as those do: it is broken, or of another type", data
+    return None, data
+
+
+def _tags_end(data: bytes) -> int:
+    """Return where ID3 tags end, which decoders pass over, whatever is behind them."""
+    place = 0
+    while data.startswith(b"ID3", place) and len(data) >= place + 10:
+        size = functools.reduce(lambda high, byte: high << 7 | byte & 0x7F, data[place + 6 : place + 10], 0)
+        place += 10 + size + (10 if data[place + 5] & 0x10 else 0)
+    return place
+
+
+_MOST_IMAGES = 250
+_MOST_PIXELS = 50_000_000
+_MOST_PIXELS_TOGETHER = 200_000_000
+
+
+def pixels_of(data: bytes) -> int:
+    """Return how many pixels an image's header says that it has: a PNG's, JPEG's, GIF's, WebP's or BMP's; 0 if none.
+
+    >>> pixels_of(b"GIF89a" + bytes([3, 0, 2, 0, 0, 0, 0]))
+    6
+    """
+    try:
+        for begins, read in _SIZES.items():
+            if data.startswith(begins):
+                width, height = read(data)
+                return abs(width * height)
+    except (struct.error, IndexError):  # It ends too soon.
+        pass
+    return 0
+
+
+def _size_of_png(data: bytes) -> tuple[int, int]:
+    return struct.unpack_from(">II", data, 16) if data[12:16] == b"IHDR" else (0, 0)
+
+
+def _size_of_jpeg(data: bytes) -> tuple[int, int]:
+    place, width, height = 2, 0, 0
+    while data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xFF:  # What fills up.
+            place += 1
+        elif marker in (0x01, *range(0xD0, 0xD8)):  # Without a length.
+            place += 2
+        elif marker in (0xD9, 0xDA):  # The end, or what is drawn.
+            break
+        else:
+            if marker in range(0xC0, 0xD0) and marker not in (0xC4, 0xC8, 0xCC):
+                found = struct.unpack_from(">HH", data, place + 5)
+                height, width = max(height, found[0]), max(width, found[1])
+            place += 2 + struct.unpack_from(">H", data, place + 2)[0]
+    return width, height
+
+
+def _size_of_gif(data: bytes) -> tuple[int, int]:
+    width, height = struct.unpack_from("<HH", data, 6)
+    place = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
+    while data[place : place + 1] == b"!":  # What is said before the first image, in blocks.
+        place += 2
+        while size := data[place]:
+            place += 1 + size
+        place += 1
+    if data[place : place + 1] == b"," and len(data) >= place + 9:  # An image may be larger than the screen.
+        left, top, wide, high = struct.unpack_from("<HHHH", data, place + 1)
+        width, height = max(width, left + wide), max(height, top + high)
+    return width, height
+
+
+def _size_of_webp(data: bytes) -> tuple[int, int]:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(data[place : place + 3], "little") for place in (24, 27))
+        return width + 1, height + 1
+    if kind == b"VP8L":
+        [bits] = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _size_of_bmp(data: bytes) -> tuple[int, int]:
+    [header] = struct.unpack_from("<I", data, 14)
+    return struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
+
+
+_SIZES: dict[bytes, Callable[[bytes], tuple[int, int]]] = {
+    b"\x89PNG": _size_of_png, b"\xff\xd8": _size_of_jpeg, b"GIF8": _size_of_gif, b"RIFF": _size_of_webp,
+    b"BM": _size_of_bmp,
+}  # fmt: skip
 
 
 def _audio_problem(given: Any, what: str) -> str | None:
@@ -196,8 +310,8 @@ def _audio_problem(given: Any, what: str) -> str | None:
         return f"the input_audio of {what} is {shown(given)}: give an object of its data, in base64, and its format"
     if not isinstance(given.get("format"), str) or given["format"] not in kinds:
         return f"the input_audio of {what} is of the format {shown(given.get('format'))}: known are {', '.join(kinds)}"
-    said = f"the content of {what} has sound"
-    return _base64_problem(given["data"], kinds[given["format"]], given["format"], said)
+    wrong, _ = _decoded(given["data"], kinds[given["format"]], given["format"], f"the content of {what} has sound")
+    return wrong
 
 
 # --- tools
@@ -211,26 +325,19 @@ def _calls_problem(value: Any, what: str) -> str | None:
             return f"the tool_calls of {what} have {shown(call)}: give objects of the type function"
         if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), (str, Mapping)):
             return f"the tool_calls of {what} have {shown(function)}: give each function's name and arguments"
+        if isinstance(text := function["arguments"], str) and _nests_too_deeply(text):
+            return f"the arguments in tool_calls of {what} are nested too deeply"
     return None
 
 
-def tools_problem(value: Any) -> str | None:
-    """Return what is wrong with the tools that a model may call; none but functions, whose callers run them."""
-    if not isinstance(value, list):
-        return "give a list of tools"
-    for number, tool in enumerate(value):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if kind != "function":
-            return f"tools[{number}] is of type {shown(kind)}, and only functions are known, which the asker runs"
-        function = tool.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            return f"tools[{number}] has no function with a name"
-        if set(tool) - {"type", "function"} or set(function) - {"name", "description", "parameters", "strict"}:
-            return f"tools[{number}] has more than a function's name, description, parameters and strict"
-        parameters = function.get("parameters")
-        if parameters is not None and (wrong := schema_problem(parameters)) is not None:
-            return f"the parameters of tools[{number}] are {wrong}"
-    return None
+def _nests_too_deeply(text: str) -> bool:
+    """Return whether JSON text has more levels than any request has; what is no JSON has none."""
+    try:
+        return text_problem(json.loads(text), "") == " is nested too deeply"
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
 
 
 def call_missing(body: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
@@ -269,132 +376,3 @@ def answers_missing(body: Mapping[str, Any], answer: Mapping[str, Any]) -> str |
         f"{came} came where the body's n = {wanted}: what was asked passes over n; leave it out, or run it with "
         "--backend vllm"
     )
-
-
-# --- what answers are bound to
-
-
-def format_problem(value: Any) -> str | None:
-    """Return what is wrong with a response_format.
-
-    >>> format_problem({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strin"}}})
-    "its schema is no JSON schema: 'strin' is not valid under any of the given schemas (at type)"
-    """
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind in ("text", "json_object"):
-        return None if set(value) == {"type"} else f"give nothing beside the type {kind}"
-    if kind != "json_schema":
-        return "give an object of the type text, json_object or json_schema"
-    inner = value.get("json_schema")
-    if not isinstance(inner, Mapping) or set(value) != {"type", "json_schema"} or inner.get("schema") is None:
-        return "give a json_schema with a name and a schema beside the type"
-    if others := set(inner) - {"name", "description", "schema", "strict"}:
-        return f"its json_schema has {min(others)!r}, which is not known there"
-    wrong = schema_problem(inner["schema"])
-    return None if wrong is None else f"its schema is {wrong}"
-
-
-_IMPORT = re.compile(r"%\s*import\s+(?!common\b)")
-
-
-def constraint_problem(kind: str, value: Any) -> str | None:
-    """Return what is wrong with what an answer is bound to: of kind "json", "regex", "choice", "grammar"."""
-    if kind == "json_object":
-        return None if value is True else "give true for json_object"
-    if kind == "choice":
-        right = isinstance(value, list) and value and all(isinstance(each, str) and each for each in value)
-        return None if right else "give a list of texts to choose among, none of them empty"
-    if kind in ("regex", "grammar"):
-        if not isinstance(value, str) or not value:
-            return f"give the {kind} as text"
-        return "a grammar imports nothing" if kind == "grammar" and _IMPORT.search(value) else None
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return "its schema is no JSON"
-    wrong = schema_problem(value)
-    return None if wrong is None else f"its schema is {wrong}"
-
-
-def schema_problem(schema: Any) -> str | None:
-    """Return why something is no JSON schema that stands for itself; None if it is.
-
-    What it refers to lies in it: a schema at an address is not fetched.
-
-    >>> schema_problem({"$ref": "https://example.org/schema.json"})
-    "one with a $ref to 'https://example.org/schema.json', which lies outside of it: put that into the schema"
-    """
-    if not isinstance(schema, Mapping):
-        return f"no JSON schema: {shown(schema)} is no object"
-    try:
-        text = json.dumps(schema, sort_keys=True)
-        return _known_problem(text)
-    except RecursionError:
-        return "no JSON schema that can be read: it is nested too deeply"
-    except (ValueError, TypeError) as error:
-        return f"no JSON schema: {error}"
-
-
-@functools.lru_cache(maxsize=512)
-def _known_problem(text: str) -> str | None:
-    """Return what is wrong with a schema; most rows of a job have the same."""
-    schema = json.loads(text)
-    return _reference_problem(schema, schema, 0) or _metaschema_problem(schema)
-
-
-def _reference_problem(part: Any, whole: Any, level: int) -> str | None:
-    if level > _DEEPEST:
-        raise RecursionError
-    if isinstance(part, list):
-        return next((wrong for each in part if (wrong := _reference_problem(each, whole, level + 1))), None)
-    if not isinstance(part, dict):
-        return None
-    for key, value in part.items():
-        if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
-            if not value.startswith("#"):
-                return f"one with a {key} to {shown(value)}, which lies outside of it: put that into the schema"
-            if value != "#" and not (_points(whole, value) if value.startswith("#/") else _anchored(whole, value[1:])):
-                return f"one with a {key} to {shown(value)}, and nothing is there"
-        elif key == "$id" and level and isinstance(value, str) and not value.startswith("#"):
-            return f"one with a part of an address of its own, {shown(value)}: leave that $id out"
-        elif (wrong := _reference_problem(value, whole, level + 1)) is not None:
-            return wrong
-    return None
-
-
-def _points(schema: Any, pointer: str) -> bool:
-    for part in pointer[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
-            schema = schema[int(name)]
-        elif isinstance(schema, dict) and name in schema:
-            schema = schema[name]
-        else:
-            return False
-    return True
-
-
-def _anchored(part: Any, name: str) -> bool:
-    """Return whether a schema has an anchor of that name somewhere."""
-    if isinstance(part, list):
-        return any(_anchored(each, name) for each in part)
-    if not isinstance(part, dict):
-        return False
-    named = (part.get("$anchor"), part.get("$dynamicAnchor"), str(part.get("$id")).removeprefix("#"))
-    return name in named or any(_anchored(each, name) for each in part.values())
-
-
-def _metaschema_problem(schema: Any) -> str | None:
-    try:
-        from jsonschema import Draft202012Validator, FormatChecker, SchemaError
-        from jsonschema.validators import validator_for
-    except ImportError:  # An engine says then what is wrong with it.
-        return None
-    try:
-        # Without formats: patterns are not of Python's dialect, by which it would judge them.
-        validator_for(schema, default=Draft202012Validator).check_schema(schema, format_checker=FormatChecker(()))
-    except SchemaError as error:
-        where = "/".join(map(str, error.absolute_path))
-        return f"no JSON schema: {error.message[:200]}" + (f" (at {where})" if where else "")
-    return None

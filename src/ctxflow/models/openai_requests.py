@@ -6,19 +6,14 @@ file, fetching an address, or loading what the job does not name; whatever is no
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ctxflow.models.openai_contents import (
-    constraint_problem,
-    format_problem,
-    messages_problem,
-    shown,
-    text_problem,
-    tools_problem,
-)
+from ctxflow.models.openai_contents import messages_problem, shown, text_problem
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
+from ctxflow.models.openai_schemas import constraint_problem, format_problem, tools_problem
+from ctxflow.models.results import LARGEST, RANGES
 
 BACKENDS = ("transformers", "vllm", "server")
 _ALL = frozenset(BACKENDS)
@@ -34,28 +29,43 @@ class RequestField(NamedTuple):
     :ivar backends: those that can do it.
     :ivar check: says what is wrong with a value.
     :ivar neutral: values that change nothing, so that any backend takes them.
+    :ivar whole: whether it is a whole number, which may be written as 3.0.
     """
 
     backends: frozenset[str]
     check: Check
     neutral: tuple[Any, ...] = ()
+    whole: bool = False
 
 
-def _whole(least: int, most: int | None = None) -> Check:
-    wanted = f"give a whole number from {least}" + (f" to {most}" if most is not None else "")
+MOST_TOKENS = 2**20
+"""More tokens than any model knows: the numbers of tokens that requests may name, where a model's own are not known."""
+
+COMPLETION_TOKENS = 16
+"""How many tokens a completion has at most that says nothing of it, as OpenAI's API has it."""
+
+_MOST_ANSWERS = 2048  # Of a request: texts, times its n.
+_MOST_STOPS, _MOST_WORDS, _LONGEST_TEXT = 100, 1000, 256
+
+
+def _count(
+    backends: frozenset[str], least: float, most: float = LARGEST, neutral: tuple[Any, ...] = ()
+) -> RequestField:
+    """Return a field that is a whole number."""
+    wanted = f"give a whole number from {int(least)} to {int(most)}"
 
     def check(value: Any) -> str | None:
-        right = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return None if right and (most is None or value <= most) else wanted
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        return None if whole and not isinstance(value, bool) and least <= value <= most else wanted
 
-    return check
+    return RequestField(backends, check, neutral, whole=True)
 
 
-def _number(least: float, most: float = math.inf, *, above: bool = False) -> Check:
-    wanted = f"give a number {'over' if above else 'from'} {least:g}" + ("" if most == math.inf else f" to {most:g}")
+def _number(least: float, most: float, *, above: bool = False) -> Check:
+    wanted = f"give a number {'over' if above else 'from'} {least:g} to {most:g}"
 
     def check(value: Any) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             return wanted
         return None if least <= value <= most and not (above and value == least) else wanted
 
@@ -77,24 +87,53 @@ def _one_of(*values: str) -> Check:
     return lambda value: None if isinstance(value, str) and value in values else f"give one of {', '.join(values)}"
 
 
-def _texts(value: Any) -> str | None:
-    texts = [value] if isinstance(value, str) else value
-    right = isinstance(texts, list) and all(isinstance(each, str) and each for each in texts)
-    return None if right else "give a string or a list of strings, none of them empty"
+def _texts(most: int) -> Check:
+    """Return the check of texts that are looked for in an answer, at each token of it."""
+
+    def check(value: Any) -> str | None:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts):
+            return "give a string or a list of strings, none of them empty"
+        few = len(texts) <= most and all(len(each) <= _LONGEST_TEXT for each in texts)
+        return None if few else f"give at most {most:,} strings, of at most {_LONGEST_TEXT} characters each"
+
+    return check
+
+
+def _tokens(value: Any) -> list[int] | None:
+    """Return tokens' numbers; None if a value is no list of such."""
+    right = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    return value if right else None
 
 
 def _ids(value: Any) -> str | None:
-    token = _whole(0)
-    return None if isinstance(value, list) and not any(map(token, value)) else "give a list of tokens' numbers"
+    return "give a list of tokens' numbers" if _tokens(value) is None or len(value) > MOST_TOKENS else None
 
 
 def _bias(value: Any) -> str | None:
-    wanted = "give an object of tokens' numbers, each with a number from -100 to 100"
-    if not isinstance(value, Mapping):
+    wanted = f"give an object of at most {_MOST_WORDS:,} tokens' numbers, each with a number from -100 to 100"
+    if not isinstance(value, Mapping) or len(value) > _MOST_WORDS:
         return wanted
     amount = _number(-100, 100)
-    wrong = any(not str(token).isdecimal() or amount(each) for token, each in value.items())
+    wrong = any(not _TOKEN.fullmatch(str(token)) or amount(each) for token, each in value.items())
     return wanted if wrong else None
+
+
+_TOKEN = re.compile("[0-9]{1,9}")
+
+
+def _named_tokens(endpoint: str, body: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield the tokens that a body names by numbers, with what names them."""
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if body.get(name):
+            yield f"the body's {name}", body[name]
+    if body.get("logit_bias"):
+        yield "the body's logit_bias", [int(token) for token in body["logit_bias"]]
+    contents = CONTENTS[endpoint]
+    given = body.get(contents)
+    for tokens in [given, *given] if isinstance(given, list) and endpoint != CHAT else []:
+        if isinstance(tokens, list) and tokens and type(tokens[0]) is int:
+            yield contents, tokens
 
 
 # What `apply_chat_template` and engines take beside a template's own variables.
@@ -116,46 +155,46 @@ def _variables(value: Any) -> str | None:
 
 
 _SAMPLING = {
-    "max_tokens": RequestField(_ALL, _whole(1)),
-    "temperature": RequestField(_ALL, _number(0)),
-    "top_p": RequestField(_ALL, _number(0, 1, above=True)),
-    "top_k": RequestField(_ALL, _whole(-1)),
-    "seed": RequestField(_ALL, _whole(-(2**63), 2**63 - 1)),
-    "stop": RequestField(_ALL, _texts),
-    "n": RequestField(_ALL, _whole(1, 128)),
+    "max_tokens": _count(_ALL, *RANGES["max_new_tokens"][:2]),
+    "temperature": RequestField(_ALL, _number(*RANGES["temperature"][:2])),
+    "top_p": RequestField(_ALL, _number(*RANGES["top_p"][:2], above=True)),
+    "top_k": _count(_ALL, -1, RANGES["top_k"].most),
+    "seed": _count(_ALL, *RANGES["seed"][:2]),
+    "stop": RequestField(_ALL, _texts(_MOST_STOPS)),
+    "n": _count(_ALL, 1, 128),
     "presence_penalty": RequestField(_ENGINES, _number(-2, 2), (0,)),
     "frequency_penalty": RequestField(_ENGINES, _number(-2, 2), (0,)),
-    "repetition_penalty": RequestField(_ENGINES, _number(0, above=True), (1,)),
+    "repetition_penalty": RequestField(_ENGINES, _number(0.001, 1000), (1,)),
     "min_p": RequestField(_ENGINES, _number(0, 1), (0,)),
     "logit_bias": RequestField(_ENGINES, _bias, ({},)),
     "response_format": RequestField(_ALL, format_problem, ({"type": "text"},)),
-    "min_tokens": RequestField(_ENGINES, _whole(0), (0,)),
+    "min_tokens": _count(_ENGINES, 0, neutral=(0,)),
     "ignore_eos": RequestField(_ENGINES, _flag, (False,)),
     "stop_token_ids": RequestField(_ENGINES, _ids, ([],)),
     "include_stop_str_in_output": RequestField(_ENGINES, _flag, (False,)),
-    "bad_words": RequestField(_ENGINES, _texts, ([],)),
+    "bad_words": RequestField(_ENGINES, _texts(_MOST_WORDS), ([],)),
     "allowed_token_ids": RequestField(_ENGINES, _ids),
     "skip_special_tokens": RequestField(_ENGINES, _flag, (True,)),
-    "prompt_logprobs": RequestField(_ENGINES, _whole(0, 20)),
+    "prompt_logprobs": _count(_ENGINES, 0, 20),
     "return_token_ids": RequestField(_ENGINES, _flag, (False,)),
     "return_tokens_as_token_ids": RequestField(_ENGINES, _flag, (False,)),
     "add_special_tokens": RequestField(_ENGINES, _flag),
-    "best_of": RequestField(_SERVER, _whole(1, 128), (1,)),
+    "best_of": _count(_SERVER, 1, 128, (1,)),
     "stream": RequestField(frozenset(), _only(False), (False,)),
 }
 
 FIELDS: dict[str, dict[str, RequestField]] = {
     CHAT: {
         **_SAMPLING,
-        "max_completion_tokens": RequestField(_ALL, _whole(1)),
+        "max_completion_tokens": _count(_ALL, *RANGES["max_new_tokens"][:2]),
         "logprobs": RequestField(_ALL, _flag, (False,)),
-        "top_logprobs": RequestField(_ALL, _whole(0, 20), (0,)),
+        "top_logprobs": _count(_ALL, 0, 20, (0,)),
         "tools": RequestField(_ENGINES, tools_problem, ([],)),
         "tool_choice": RequestField(_ENGINES, lambda value: None, ("none",)),
         "parallel_tool_calls": RequestField(_ENGINES, _flag, (True,)),
         "reasoning_effort": RequestField(_ENGINES, _one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")),
         "include_reasoning": RequestField(_ENGINES, _flag, (True,)),
-        "thinking_token_budget": RequestField(_ENGINES, _whole(-1)),
+        "thinking_token_budget": _count(_ENGINES, -1),
         "chat_template_kwargs": RequestField(_ALL, _variables, ({},)),
         "add_generation_prompt": RequestField(_ENGINES, _flag, (True,)),
         "continue_final_message": RequestField(_ENGINES, _flag, (False,)),
@@ -163,13 +202,13 @@ FIELDS: dict[str, dict[str, RequestField]] = {
     },
     COMPLETIONS: {
         **_SAMPLING,
-        "logprobs": RequestField(_ALL, _whole(0, 20), (False,)),
+        "logprobs": _count(_ALL, 0, 20, (False,)),
         "echo": RequestField(_ENGINES, _flag, (False,)),
         "suffix": RequestField(_SERVER, lambda value: None if isinstance(value, str) else "give a string", ("",)),
     },
     EMBEDDINGS: {
-        "dimensions": RequestField(_ENGINES, _whole(1)),
-        "encoding_format": RequestField(frozenset(), _only("float"), ("float",)),
+        "dimensions": _count(_ENGINES, 1),
+        "encoding_format": RequestField(_ALL, _one_of("float", "base64"), ("float",)),
     },
 }
 """What a body may have beside its contents, by endpoint."""
@@ -180,11 +219,14 @@ CONTENTS = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}
 TURNING_OFF = frozenset({"repetition_penalty", "min_tokens", "bad_words", "logit_bias"})
 """Fields whose neutral values turn off what a model's own generation settings ask, with the backend transformers."""
 
+_NO_SETTINGS = frozenset({"best_of", "suffix"})
+"""Fields that no model or server sets otherwise, so that a neutral value need not be sent."""
+
 IGNORED = frozenset({
-    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "prediction",
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+    "safety_identifier", "prediction", "verbosity",
 })  # fmt: skip
-"""Fields that say nothing about the answer, and go to no engine."""
+"""Fields that say nothing about the answer, or what none but OpenAI's own models heed, and go to no engine."""
 
 # Ways in which engines wrote, and write, what an answer is bound to.
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
@@ -206,11 +248,18 @@ _REFUSED = {
     "stream_options": "is for answers that are streamed, and a batch's come whole: leave it out",
     "functions": "is OpenAI's earlier way to write tools: write tools",
     "function_call": "is OpenAI's earlier way to write tool_choice: write tool_choice",
+    "moderation": "asks for OpenAI's own moderation, which no backend has: leave it out",
     "audio": "asks for speech, and a batch's answers are text: leave it out",
 }  # fmt: skip
 
 
-def refusal(endpoint: str, body: Mapping[str, Any], backend: str, names: Collection[str] | None = None) -> str | None:
+def refusal(
+    endpoint: str,
+    body: Mapping[str, Any],
+    backend: str,
+    names: Collection[str] | None = None,
+    vocabulary: int = MOST_TOKENS,
+) -> str | None:
     """Return why a request goes to no engine, in a sentence that says what to change; None if it may.
 
     What it returns None for neither has an engine read a file, fetch an address, nor load an adapter, template or
@@ -220,6 +269,7 @@ def refusal(endpoint: str, body: Mapping[str, Any], backend: str, names: Collect
     :param body: plain JSON data.
     :param backend: one of `BACKENDS`.
     :param names: what the body's "model" may be, the job's model and its adapters; None where it is ignored.
+    :param vocabulary: how many tokens the model knows.
 
     >>> hello = {"messages": [{"role": "user", "content": "Hello"}], "n": 2, "logprobs": True}
     >>> refusal("/v1/chat/completions", hello, "transformers")
@@ -232,8 +282,10 @@ def refusal(endpoint: str, body: Mapping[str, Any], backend: str, names: Collect
         if wrong is not None:
             return wrong
         if name != contents and name not in IGNORED and value is not None:
-            wrong = _field_problem(endpoint, name, value, backend, names)
-    return wrong or _together(body)
+            wrong = (
+                None if _is_best_of_all(name, value, body) else _field_problem(endpoint, name, value, backend, names)
+            )
+    return wrong or _together(endpoint, body) or _unknown_token(endpoint, body, vocabulary)
 
 
 def hazard(endpoint: str, body: Mapping[str, Any]) -> str | None:
@@ -258,56 +310,76 @@ def hazard(endpoint: str, body: Mapping[str, Any]) -> str | None:
 
 
 def _field_problem(endpoint: str, name: str, value: Any, backend: str, names: Collection[str] | None) -> str | None:
-    said = f"the body's {name} = {shown(value)}"
+    def said(why: str) -> str:
+        return f"the body's {name} = {shown(value)} {why}"
+
     if (wrong := text_problem(value, f"the body's {name}")) is not None:
         return wrong
     if name == "model":
         if names is None or (isinstance(value, str) and value in names):
             return None
-        return f"{said} is neither the job's model nor one of its adapters: there are {', '.join(sorted(names))}"
+        return said(f"is neither the job's model nor one of its adapters: there are {', '.join(sorted(names))}")
     if name in _GUIDED or name == "structured_outputs":
         if endpoint == EMBEDDINGS:
-            return f"{said} is for answers of text: leave it out"
-        return _constraints(name, value, said, backend)
+            return said("is for answers of text: leave it out")
+        wrong = _constraints(name, value, backend)
+        return None if wrong is None else said(wrong)
     if name in _REFUSED:
-        return f"{said} {_REFUSED[name]}"
+        return said(_REFUSED[name])
     field = FIELDS[endpoint].get(name)
     if field is None:
-        return f"{said} is not known, and nothing is passed on unknown: leave it out"
+        return said("is not known, and nothing is passed on unknown: leave it out")
     if _is_neutral(value, field):
         return None
     if (wrong := field.check(value)) is not None:
-        return f"{said} is not supported: {wrong}"
-    return None if backend in field.backends else _other_backend(said, field.backends, backend)
+        return said(f"is not supported: {wrong}")
+    return None if backend in field.backends else said(_other_backend(field.backends, backend))
 
 
 def _is_neutral(value: Any, field: RequestField) -> bool:
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in field.neutral)
 
 
-def _other_backend(said: str, able: Collection[str], backend: str) -> str:
+def _other_backend(able: Collection[str], backend: str) -> str:
     others = " or ".join(f"--backend {each}" for each in BACKENDS if each in able)
-    return f"{said} is not for the backend {backend}: " + (f"run it with {others}" if others else "leave it out")
+    return f"is not for the backend {backend}: " + (f"run it with {others}" if others else "leave it out")
 
 
-def _constraints(name: str, value: Any, said: str, backend: str) -> str | None:
+def _constraints(name: str, value: Any, backend: str) -> str | None:
     """Return what is wrong with what an answer is bound to, in any of the ways to write it."""
     parts = {_GUIDED[name]: value} if name in _GUIDED else value
     if not isinstance(parts, Mapping):
-        return f"{said} is not supported: give an object with one of {', '.join(_CONSTRAINED)}"
+        return f"is not supported: give an object with one of {', '.join(_CONSTRAINED)}"
     parts = {kind: each for kind, each in parts.items() if each is not None}
     for kind, each in parts.items():
         if kind not in _CONSTRAINED:
-            return f"{said} is not supported: {kind!r} is none of {', '.join(_CONSTRAINED)}"
+            return f"is not supported: {kind!r} is none of {', '.join(_CONSTRAINED)}"
         if (wrong := constraint_problem(kind, each)) is not None:
-            return f"{said} is not supported: {wrong}"
+            return f"is not supported: {wrong}"
         if backend not in _CONSTRAINED[kind]:
-            return _other_backend(said, _CONSTRAINED[kind], backend)
-    return None if len(parts) == 1 else f"{said} is not supported: give one of {', '.join(_CONSTRAINED)}"
+            return _other_backend(_CONSTRAINED[kind], backend)
+    return None if len(parts) == 1 else f"is not supported: give one of {', '.join(_CONSTRAINED)}"
 
 
-def _together(body: Mapping[str, Any]) -> str | None:
+def _unknown_token(endpoint: str, body: Mapping[str, Any], vocabulary: int) -> str | None:
+    """Return which of the tokens that a body names by their numbers is none: some engines end at it, for all rows."""
+    for what, tokens in _named_tokens(endpoint, body):
+        if (largest := max(tokens)) >= vocabulary:
+            return f"{what} has the token {largest}, and the model knows {vocabulary:,}: leave it out"
+    return None
+
+
+def _together(endpoint: str, body: Mapping[str, Any]) -> str | None:
     """Return what is wrong with fields that depend on each other."""
+    answers = body.get("n") or 1
+    if (seed := body.get("seed")) is not None and seed + answers - 1 > RANGES["seed"].most:
+        return f"the body's n = {shown(answers)} answers have seeds from {seed} on, beyond 64 bits: give a smaller seed"
+    if (best := body.get("best_of")) is not None and best < answers:
+        return f"the body's best_of = {shown(best)} is less than its n = {shown(answers)}: leave best_of out"
+    given = body.get(CONTENTS[endpoint])
+    answers *= len(given) if isinstance(given, list) and endpoint != CHAT and type(given[0]) is not int else 1
+    if answers > _MOST_ANSWERS:
+        return f"the body asks for {shown(answers)} answers: give {_MOST_ANSWERS:,} at most, of several requests"
     bound = [name for name in (*_GUIDED, "structured_outputs") if body.get(name) is not None]
     bound += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
     if len(bound) > 1:
@@ -343,9 +415,8 @@ def _prompt_problem(value: Any, what: str, backend: str) -> str | None:
                 return f"{what}[{number}] is {shown(each)}, not text"
             if (wrong := text_problem(each, f"{what}[{number}]")) is not None:
                 return wrong
-    if backend == "transformers" and (tokens or what == "prompt"):
-        said = f"the body's {what} of {'tokens' if tokens else 'several texts'}"
-        return _other_backend(said, _ENGINES, backend)
+    if backend == "transformers" and (tokens or (what == "prompt" and len(value) > 1)):
+        return f"the body's {what} of {'tokens' if tokens else 'several texts'} {_other_backend(_ENGINES, backend)}"
     return None
 
 
@@ -366,7 +437,9 @@ def as_sent(endpoint: str, body: Mapping[str, Any], backend: str, adapters: Coll
     {'prompt': 'One', 'structured_outputs': {'regex': 'a+'}}
     """
     contents = CONTENTS[endpoint]
-    sent = {contents: body[contents]}
+    given = body[contents]
+    alone = backend == "transformers" and endpoint == COMPLETIONS and isinstance(given, list)
+    sent = {contents: given[0] if alone else given}
     for name, value in body.items():
         if name == contents or name in IGNORED or value is None or (name == "model" and value not in list(adapters)):
             continue
@@ -374,16 +447,30 @@ def as_sent(endpoint: str, body: Mapping[str, Any], backend: str, adapters: Coll
             sent["structured_outputs"] = {_GUIDED[name]: value}
         elif name == "structured_outputs":
             sent[name] = {kind: each for kind, each in value.items() if each is not None}
-        elif not _says_nothing(name, FIELDS[endpoint].get(name), value, backend):
-            sent[name] = max(value, 0) if name == "top_k" and backend == "transformers" else value
+        elif not (
+            _says_nothing(name, FIELDS[endpoint].get(name), value, backend) or _is_best_of_all(name, value, body)
+        ):
+            sent[name] = _as_written(name, FIELDS[endpoint].get(name), value, backend)
     return sent
+
+
+def _as_written(name: str, field: RequestField | None, value: Any, backend: str) -> Any:
+    if field is not None and field.whole and isinstance(value, float):
+        value = int(value)
+    return max(value, 0) if name == "top_k" and backend == "transformers" else value
 
 
 def _says_nothing(name: str, field: RequestField | None, value: Any, backend: str) -> bool:
     """Return whether a field can be left out: it changes nothing, and is empty or not for the backend."""
     if backend == "transformers" and name in TURNING_OFF:
         return False
-    return field is not None and _is_neutral(value, field) and (value in ([], {}) or backend not in field.backends)
+    if field is None or not _is_neutral(value, field):
+        return False
+    return value in ([], {}) or name in _NO_SETTINGS or backend not in field.backends
+
+
+def _is_best_of_all(name: str, value: Any, body: Mapping[str, Any]) -> bool:
+    return name == "best_of" and type(value) is int and value == (body.get("n") or 1)
 
 
 _NAMES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}

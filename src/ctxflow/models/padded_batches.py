@@ -13,7 +13,7 @@ from ctxflow.models.drawing import column, drawn, parameters
 from ctxflow.models.own_settings import TURNED_OFF
 from ctxflow.models.reading import rotary_limit
 from ctxflow.models.results import OutOfMemoryError
-from ctxflow.models.running_batch import RunningRow, decoded, end_tokens
+from ctxflow.models.running_batch import RunningRow, end_tokens
 from ctxflow.models.transformers import InternalBatches, LoadedModel, left_padded
 
 
@@ -53,7 +53,12 @@ class PaddedBatches:
 
         :param at_once: nobody looks at one before all are there, so that any may be together.
         """
+        for row in self._ended(rows, at_once):
+            if row.error is not None:
+                raise row.error
+            yield row
 
+    def _ended(self, rows: Sequence[RunningRow], at_once: bool) -> Iterator[RunningRow]:
         def write(numbers: list[int]) -> list[RunningRow]:
             chosen = [rows[number] for number in numbers]
             for part in self._parts(chosen):
@@ -72,7 +77,7 @@ class PaddedBatches:
         for row in chosen:
             self._waiting.remove(row)
         try:
-            list(self.run(chosen, at_once=True))
+            list(self._ended(chosen, at_once=True))
         except OutOfMemoryError as error:  # Of one row, which was tried alone.
             self._last[0].error = error
             self._waiting.extendleft(row for row in reversed(chosen) if not row.ended)
@@ -173,23 +178,25 @@ class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
         self._tokenizer = tokenizer
         self._width = width
         self._limits = torch.tensor(limits, device=device)
-        self._stops = [row.sampling.stop for row in rows]
-        self._tails = [row.tail for row in rows]
+        self._rows = rows
+        self._stopping = any(row.sampling.stop for row in rows)
         # For each row the number of new tokens at which a stop string was complete.
         self.stopped_at: list[int | None] = [None] * len(rows)
-        self.needed = any(self._stops) or min(limits) < max(limits)
+        self.needed = self._stopping or min(limits) < max(limits)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         new = input_ids.shape[1] - self._width
         done = self._limits <= new
-        if not any(self._stops):
+        if not self._stopping:
             return done
-        longest = max(self._tails)
+        longest = max(row.tail for row in self._rows)
         for row, tail in enumerate(input_ids[:, self._width :][:, -longest:].tolist()):
-            if self._stops[row] and self.stopped_at[row] is None and new <= self._limits[row]:
-                text = decoded(self._tokenizer, tail[-self._tails[row] :])
-                if any(stop in text for stop in self._stops[row]):
-                    self.stopped_at[row] = new
+            if (
+                self.stopped_at[row] is None
+                and new <= self._limits[row]
+                and self._rows[row].stops(tail, self._tokenizer)
+            ):
+                self.stopped_at[row] = new
         return done | torch.tensor([place is not None for place in self.stopped_at], device=input_ids.device)
 
 
@@ -200,14 +207,11 @@ class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
         self._width = width
         self._greedy = column([row.sampling.greedy for row in rows], device)
         self._parameters = parameters([row.sampling for row in rows], device)
-        draws = torch.zeros(len(rows), max(row.sampling.max_new_tokens for row in rows))
-        for number, row in enumerate(rows):
-            if row.draws is not None:
-                draws[number, : len(row.draws)] = row.draws
-        self._draws = draws.to(device)
+        self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self._width
-        found = drawn(scores, self._draws[:, step : step + 1], *self._parameters)
+        draws = column([row.draw(step) for row in self._rows], scores.device)
+        found = drawn(scores, draws, *self._parameters)
         chosen = torch.full_like(scores, float("-inf")).scatter_(1, found, 0.0)
         return torch.where(self._greedy, scores, chosen)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ctxflow.errors import article
-from ctxflow.models.results import InputTooLong, MissingPackageError, Sampling, check_choice, per_row
+from ctxflow.models.results import LARGEST, InputTooLong, MissingPackageError, Sampling, check_choice, per_row
 
 Message = Mapping[str, Any]
 
@@ -149,7 +149,7 @@ def _call(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
@@ -249,6 +249,12 @@ class Reader:
         return TokenRoom(
             fitting, f"the model reads and writes {self._length} tokens together, of which {reserved} are for {whose}"
         )
+
+    def reserved(self, asked: int | None) -> int:
+        """Return how many tokens to keep free for an answer: if nobody said it one, or some where inputs are cut."""
+        if asked is not None:
+            return asked
+        return 1 if self.too_long == "error" else min(Sampling.max_new_tokens, max(1, (self._length or LARGEST) // 2))
 
     def _rooms(self, sampling: Iterable[Sampling]) -> list[TokenRoom]:
         return [self.room(row.max_new_tokens, "max_new_tokens") for row in sampling]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +131,36 @@ class OutOfMemoryError(CtxflowError, MemoryError):
     """One row alone does not fit in the device's memory."""
 
 
+class Range(NamedTuple):
+    """The numbers that a generation parameter may be.
+
+    :ivar wanted: says what to give.
+    :ivar above: whether the least itself is none of them.
+    """
+
+    least: float
+    most: float
+    wanted: str
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Return whether a number is one of them; one that is none (NaN) never is."""
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+
+LARGEST = 2**31 - 1
+"""The largest count that is given to an engine: many keep counts in 32 bits."""
+
+RANGES = {
+    "max_new_tokens": Range(1, LARGEST, f"1 or more, up to {LARGEST}"),
+    "temperature": Range(0, 1e6, "0 (greedy) or more, up to 1,000,000"),
+    "top_p": Range(0, 1, "a number over 0, up to 1 (all tokens)", above=True),
+    "top_k": Range(0, LARGEST, f"1 or more, up to {LARGEST}, or 0 for all tokens"),
+    "seed": Range(-(2**63), 2**63 - 1, "a whole number of 64 bits, or None"),
+}
+"""What generation parameters may be, by name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """The generation parameters of one prompt.
@@ -145,7 +176,7 @@ class Sampling:
     >>> Sampling(temperature=-1)
     Traceback (most recent call last):
     ...
-    ValueError: temperature=-1 is out of range: give 0 (greedy) or more
+    ValueError: temperature=-1 is out of range: give 0 (greedy) or more, up to 1,000,000
     """
 
     max_new_tokens: int = 256
@@ -160,16 +191,12 @@ class Sampling:
             _check(name, getattr(self, name), int, "a whole number")
         for name in ("temperature", "top_p"):
             _check(name, getattr(self, name), (int, float), "a number")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens} is out of range: give 1 or more")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is out of range: give a number over 0, up to 1 (all tokens)")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} is out of range: give 1 or more, or 0 for all tokens")
         if self.seed is not None:
             _check("seed", self.seed, int, "a whole number or None")
+        for name, known in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not known.holds(value):
+                raise ValueError(f"{name}={value!r} is out of range: give {known.wanted}")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise TypeError(f"stop={self.stop!r} holds something that is no string, or an empty one: give strings")
 
@@ -231,21 +258,40 @@ def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def uniforms(sampling: Sampling, prompt_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return one number in [0, 1) for each token that a row may sample, from its seed and its prompt alone.
+class Uniforms:
+    """The numbers in [0, 1) by which a row's tokens are drawn, from its seed and its prompt alone.
 
     So what a row samples does not depend on which rows share its batch, and a retried batch gives the same
     text. Different prompts under one seed draw independently.
 
-    >>> bool((uniforms(Sampling(seed=1), [5, 6]) == uniforms(Sampling(seed=1), [5, 6])).all())
+    >>> Uniforms(Sampling(seed=1), [5, 6])[300] == Uniforms(Sampling(seed=1), [5, 6])[300]
     True
     """
-    if sampling.seed is None:
-        generator = np.random.default_rng()
-    else:
-        content = f"{sampling.seed}:{','.join(map(str, prompt_ids))}"
-        generator = np.random.default_rng(int.from_bytes(hashlib.sha256(content.encode()).digest(), "big"))
-    return generator.random(sampling.max_new_tokens, dtype=np.float32)
+
+    def __init__(self, sampling: Sampling, prompt_ids: Sequence[int]) -> None:
+        if sampling.seed is None:
+            self._generator = np.random.default_rng()
+        else:
+            content = f"{sampling.seed}:{','.join(map(str, prompt_ids))}"
+            digest = hashlib.sha256(content.encode()).digest()
+            self._generator = np.random.default_rng(int.from_bytes(digest, "big"))
+        self._drawn = np.empty(0, dtype=np.float32)
+
+    def __getitem__(self, number: int) -> float:
+        """Return the number for a token."""
+        while number >= self._drawn.size:  # As many as are needed: a row may stop long before its limit.
+            more = self._generator.random(self._drawn.size or 256, dtype=np.float32)
+            self._drawn = np.append(self._drawn, more)
+        return float(self._drawn[number])
+
+
+def as_base64(vector: Sequence[float] | NDArray[np.float32]) -> str:
+    """Return a vector as OpenAI's encoding_format "base64" has it.
+
+    >>> as_base64([1.0, 0.5])
+    'AACAPwAAAD8='
+    """
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_limits import AHEAD, too_little_memory
-from ctxflow.models.drawing import column, drawn, draws_of, parameters
+from ctxflow.models.drawing import LARGEST_BELOW_ONE, column, drawn, parameters
 from ctxflow.models.own_settings import OwnSettings
-from ctxflow.models.results import Sampling
+from ctxflow.models.results import Sampling, Uniforms
 from ctxflow.models.row_cache import make_store
 from ctxflow.models.row_forward import RowsForward
 from ctxflow.models.transformers import LoadedModel
@@ -25,10 +25,11 @@ from ctxflow.models.transformers import LoadedModel
 CPU_PROMPT_TOKENS = 512  # Prompts that enter in one step, on a CPU: more gain nothing (measured).
 GPU_PROMPT_TOKENS = 8192
 NO_TOKEN = -1
+T = TypeVar("T")
 
 
 class Constraint(Protocol):
-    """What a row may write. What it raises as `ValueError` is the row's own error."""
+    """What a row may write. What it raises is the row's own error."""
 
     def allowed(self, tokens: int) -> torch.Tensor:
         """Return which of so many tokens may come next, as bools."""
@@ -43,10 +44,12 @@ class RunningRow:
     :param top: tokens whose log-probabilities are kept at each place, beside that of the one that was taken; None for
         none at all.
     :param off: what of the model's own settings does not hold for it, of `ctxflow.models.own_settings.TURNED_OFF`.
+    :param likely: how many tokens it may write before it needs more room, where its limit is far away; None: all.
     :ivar written: the tokens so far.
     :ivar logprobs: for each of them its log-probability, and those of the likeliest tokens.
     :ivar finish_reason: "stop" or "length", once it has ended.
     :ivar error: why it ended without.
+    :ivar room: how many tokens it has room for.
     :ivar draws: the numbers by which its tokens are drawn, None for a greedy row.
     :ivar tail: the last so many tokens hold a stop string that has just been written.
     """
@@ -58,6 +61,7 @@ class RunningRow:
         constraint: Constraint | None = None,
         top: int | None = None,
         off: Collection[str] = (),
+        likely: int | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.sampling = sampling
@@ -68,7 +72,8 @@ class RunningRow:
         self.logprobs: list[tuple[float, list[tuple[int, float]]]] = []
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
-        self.draws = None if sampling.greedy else draws_of(sampling, prompt)
+        self.room = self.capacity if likely is None else min(self.capacity, len(self.prompt) + likely)
+        self.draws = None if sampling.greedy else Uniforms(sampling, prompt)
         # A token is at least a byte of text, so that many tokens hold the whole stop string; four more keep a
         # tokenizer that drops leading spaces from dropping the stop string's.
         self.tail = 4 + max((len(stop.encode()) for stop in sampling.stop), default=0)
@@ -83,35 +88,42 @@ class RunningRow:
         """How many tokens it may have in the end."""
         return len(self.prompt) + self.sampling.max_new_tokens
 
-    @property
-    def draw(self) -> float:
-        """The number by which the next token is drawn."""
-        assert self.draws is not None
-        return float(self.draws[len(self.written)])
+    def draw(self, number: int) -> float:
+        """Return the number by which a token is drawn."""
+        draws = self.draws
+        return 0.0 if draws is None else self._own(lambda: min(draws[number], LARGEST_BELOW_ONE), 0.0)
 
     def allowed(self, tokens: int) -> torch.Tensor:
         """Return which of so many tokens may come next, as bools."""
-        assert self.constraint is not None
-        try:
-            return self.constraint.allowed(tokens)
-        except ValueError as error:
-            self.error = error
-            return torch.ones(tokens, dtype=torch.bool)
+        constraint, every = self.constraint, torch.ones(tokens, dtype=torch.bool)
+        return every if constraint is None else self._own(lambda: constraint.allowed(tokens), every)
+
+    def stops(self, written: Sequence[int], tokenizer: Any) -> bool:
+        """Return whether a stop string stands at the end of what was written."""
+
+        def found() -> bool:
+            tail = decoded(tokenizer, written[-self.tail :])
+            return any(stop in tail for stop in self.sampling.stop)
+
+        return bool(self.sampling.stop) and self._own(found, True)
 
     def take(self, token: int, ends: frozenset[int], tokenizer: Any) -> None:
         """Write a token, and see whether the row has ended."""
         self.written.append(token)
-        try:
-            whole = self.constraint is not None and token not in ends and self.constraint.take(token)
-        except ValueError as error:
-            self.error = error
-            return
-        stops = self.sampling.stop
-        tail = decoded(tokenizer, self.written[-self.tail :]) if stops else ""
-        if whole or token in ends or any(stop in tail for stop in stops):
+        constraint = self.constraint
+        whole = constraint is not None and token not in ends and self._own(lambda: constraint.take(token), True)
+        if self.stops(self.written, tokenizer) or whole or token in ends:
             self.finish_reason = "stop"
         elif len(self.written) >= self.sampling.max_new_tokens:
             self.finish_reason = "length"
+
+    def _own(self, compute: Callable[[], T], otherwise: T) -> T:
+        """Return what its own values make; what that raises is its own error, and ends no other row."""
+        try:
+            return compute()
+        except Exception as error:
+            self.error = self.error or error
+            return otherwise
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -194,6 +206,7 @@ class RunningBatch:
     def step(self) -> list[RunningRow]:
         """Take every row a token further, and return those that ended."""
         with self._lock, torch.inference_mode():
+            self._grow()
             entering = self._entering()
             if not self._rows:
                 return []
@@ -206,6 +219,13 @@ class RunningBatch:
             # Outside the clause: with the error went the frames that held tensors.
             return self._shrink(reason)
 
+    def _grow(self) -> None:
+        """Have rows that have filled their room wait for one of twice the size; what they wrote is not lost."""
+        for row in [row for row in self._rows if len(row.prompt) + len(row.written) > row.room]:
+            row.room = min(row.capacity, 2 * row.room)
+            self._leave(row)
+            self._waiting.appendleft(row)
+
     def _entering(self) -> int:
         """Let rows in that wait; return how many."""
         if not self._rows and self._waiting:
@@ -216,10 +236,10 @@ class RunningBatch:
             row = self._waiting[0]
             new = len(row.prompt) + len(row.written)
             if (entered and tokens + new > self._prompt_tokens) or (
-                self._rows and not self._store.fits(row.capacity, self._budget)
+                self._rows and not self._store.fits(row.room, self._budget)
             ):
                 break
-            self._store.enter(row.capacity, self._budget)
+            self._store.enter(row.room, self._budget)
             self._settings.enter(row)
             self._rows.append(self._waiting.popleft())
             entered += 1
@@ -240,7 +260,7 @@ class RunningBatch:
         for row in self._rows[: kept - 1 : -1]:
             self._leave(row)
             self._waiting.appendleft(row)
-        self._ceiling = self._budget = sum(row.capacity for row in self._rows)
+        self._ceiling = self._budget = sum(row.room for row in self._rows)
         # Those that stay may have entered in this step: all are read anew.
         for row in list(self._rows)[::-1]:
             self._leave(row)
@@ -297,7 +317,7 @@ class RunningBatch:
             device = scores.device
             chosen = [self._rows[number] for number in drawing]
             where = torch.tensor(drawing, device=device)
-            draws = column([row.draw for row in chosen], device)
+            draws = column([row.draw(len(row.written)) for row in chosen], device)
             found = drawn(scores[where], draws, *parameters([row.sampling for row in chosen], device))
             tokens[where] = found[:, 0]
         self._keep_logprobs(raw, tokens)
@@ -322,7 +342,8 @@ class RunningBatch:
         where = torch.tensor(asked, device=scores.device)
         logs = torch.log_softmax(scores[where].float(), dim=-1)
         own = logs.gather(1, tokens[where, None])[:, 0].tolist()
-        best = logs.topk(max(1, *(self._rows[number].top or 0 for number in asked), 1))
+        most = max(1, *(self._rows[number].top or 0 for number in asked), 1)
+        best = logs.topk(min(most, logs.shape[1]))
         columns = zip(asked, own, best.indices.tolist(), best.values.tolist(), strict=True)
         for number, value, ids, values in columns:
             row = self._rows[number]

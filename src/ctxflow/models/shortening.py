@@ -8,7 +8,7 @@ from typing import Any
 from ctxflow.errors import ItemRefused
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, OpenAIEngine
 from ctxflow.models.reading import Reader, messages_of, render_chat, tokenize
-from ctxflow.models.results import InputTooLong, Sampling
+from ctxflow.models.results import InputTooLong
 
 
 class ShorteningEngine:
@@ -46,7 +46,7 @@ class ShorteningEngine:
 
     def _cut(self, endpoint: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int] | None:
         """Return what takes the place of an input, and its tokens before; None if it fits, or is left as it is."""
-        most = body.get("max_completion_tokens") or body.get("max_tokens") or Sampling().max_new_tokens
+        most = self._reader.reserved(body.get("max_completion_tokens") or body.get("max_tokens"))
         room = self._reader.room(most, "max_new_tokens")
         tokenizer = self._reader.tokenizer
         if endpoint == COMPLETIONS and isinstance(body["prompt"], str):

@@ -14,7 +14,7 @@ from ctxflow.errors import ContextLost, ItemRefused, closest, short
 from ctxflow.host.private_shm import one_path
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import as_sent, refusal
+from ctxflow.models.openai_requests import MOST_TOKENS, as_sent, refusal
 from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
 from ctxflow.models.vllm_options import check_vllm_options, parse_options
@@ -55,6 +55,8 @@ class VLLMEngine:
 
         self._processes, self._names, self._adapters = processes, names, adapters
         self.max_model_len = max_model_len if (max_model_len or 0) > 0 else None
+        config = getattr(processes.client, "model_config", None)
+        self._vocabulary = config.get_vocab_size() if config is not None else MOST_TOKENS
         self._handlers: dict[str, tuple[Any, Any]] = {}
         chat, completion = (getattr(state, f"openai_serving_{kind}", None) for kind in ("chat", "completion"))
         if chat is not None:
@@ -117,7 +119,7 @@ class VLLMEngine:
         if endpoint not in self._handlers:
             can = " and ".join(each for each in ENDPOINTS if each in self._handlers) or "nothing that can be asked here"
             raise ItemRefused(f"this model in vLLM does {can}, not {short(endpoint)}: name another model")
-        if (why := refusal(endpoint, body, "vllm")) is not None:
+        if (why := refusal(endpoint, body, "vllm", vocabulary=self._vocabulary)) is not None:
             raise ItemRefused(why)
         kind, handler = self._handlers[endpoint]
         request = self._request(kind, as_sent(endpoint, body, "vllm"), body.get("model"))
