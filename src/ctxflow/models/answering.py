@@ -10,7 +10,9 @@ from ctxflow.context import context
 from ctxflow.errors import ItemRefused
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.openai_contents import answers_missing, call_missing
-from ctxflow.models.results import InputTooLong, MissingPackageError
+from ctxflow.models.openai_engine import COMPLETIONS
+from ctxflow.models.openai_requests import COMPLETION_TOKENS
+from ctxflow.models.results import InputTooLong, MissingPackageError, as_base64
 
 if TYPE_CHECKING:
     from ctxflow.models.openai_engine import OpenAIEngine
@@ -28,8 +30,6 @@ async def respond(
 ) -> Answer:
     """Have an engine answer one request of OpenAI's form; returns the response's body.
 
-    A body that says nothing of it is answered greedily, unless it asks for several answers, which would be one.
-
     :param request: an endpoint and a body.
     :param parameters: fields of a body that has none of its own.
     :raises ItemRefused: as `OpenAIEngine.answer`, and for an answer without the call of a tool that the body demands,
@@ -37,16 +37,16 @@ async def respond(
     :raises ContextLost: as `OpenAIEngine.answer`.
     """
     endpoint, body = request
-    answer = await engine.answer(endpoint, {**_missing(body, parameters), **body})
+    answer = await engine.answer(endpoint, {**_missing(endpoint, body, parameters), **body})
     if (lacking := call_missing(body, answer) or answers_missing(body, answer)) is not None:
         raise ItemRefused(lacking)
     return answer
 
 
-def _missing(body: Request, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _missing(endpoint: str, body: Request, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that a body lacks; it may name the most tokens in two ways."""
     known = {"max_tokens", *body} if "max_completion_tokens" in body else body.keys()
-    default = {} if "input" in body else {"temperature": 0 if body.get("n", 1) == 1 else 1}
+    default = {"max_tokens": COMPLETION_TOKENS} if endpoint == COMPLETIONS else {}
     return {name: value for name, value in {**default, **parameters}.items() if name not in known}
 
 
@@ -114,7 +114,7 @@ def _shortening(engine: VLLMEngine, model: str, options: Mapping[str, Any], limi
 def embed(model: Any, requests: Sequence[Request]) -> Iterator[Answer | InputTooLong]:
     """Have an encoder turn texts into vectors; answers come as soon as the model gives them.
 
-    :param requests: each with "input", a text or a list of texts.
+    :param requests: each with "input", a text or a list of texts, and maybe an "encoding_format".
     """
     lists = [[given] if isinstance(given := request["input"], str) else given for request in requests]
     each_read = iter(model.read([text for each in lists for text in each]))
@@ -122,8 +122,13 @@ def embed(model: Any, requests: Sequence[Request]) -> Iterator[Answer | InputToo
     wrong = [next((each for each in row if isinstance(each, InputTooLong)), None) for row in read]
     good = [tokens for row, error in zip(read, wrong, strict=True) if error is None for tokens in row]
     vectors = iter(model.encode_each(good))
-    for row, error in zip(read, wrong, strict=True):
-        yield error if error is not None else {"embeddings": [next(vectors).tolist() for _ in row], **_read_of(row)}
+    for request, row, error in zip(requests, read, wrong, strict=True):
+        if error is not None:
+            yield error
+            continue
+        found = [next(vectors) for _ in row]
+        packed = request.get("encoding_format") == "base64"
+        yield {"embeddings": [as_base64(each) if packed else each.tolist() for each in found], **_read_of(row)}
 
 
 def _read_of(texts: Sequence[Tokens]) -> Answer:

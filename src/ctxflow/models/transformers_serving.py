@@ -7,11 +7,10 @@ import dataclasses
 import functools
 import os
 import re
-import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_thread import BatchThread
@@ -20,13 +19,17 @@ from ctxflow.models.encode import SentenceEncoder
 from ctxflow.models.generate import batch_of, generation
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import TURNING_OFF, as_sent, refusal
+from ctxflow.models.openai_requests import COMPLETION_TOKENS, TURNING_OFF, as_sent, refusal
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.reading import Read, Reader, Tokens, context_length, tokenize
-from ctxflow.models.results import Generation, InputTooLong, Sampling
+from ctxflow.models.results import RANGES, Generation, InputTooLong, Sampling, as_base64
 from ctxflow.models.running_batch import RunningRow, end_tokens
 from ctxflow.models.transformers import LoadedModel, load_language_model
 
+_NO_END = 2**17  # Tokens of a context whose model says of no end.
+_LONG = 20_000  # Characters, which take some hundredths of a second to read.
+_LIKELY = 256  # Tokens for which an answer has room at first, where it may go on to the context's end.
+T = TypeVar("T")
 OTHERS = "run it with --backend vllm or --backend server"
 
 
@@ -34,8 +37,9 @@ class TransformersEngine:
     """A causal language model, or a sentence encoder, that answers requests of OpenAI's form (`OpenAIEngine`).
 
     An answer depends neither on the requests beside it nor on when it came. A request's tokens are chosen by `seed` and
-    prompt alone, as `TextGenerator`'s; of `n` answers the k-th has the seed `seed` + k. Without `max_tokens` 256 are
-    written at most; without `temperature` it is 1, as OpenAI's.
+    prompt alone, as `TextGenerator`'s; of `n` answers the k-th has the seed `seed` + k. Without `max_tokens` a chat may
+    go on to the context's end, and a completion for 16 tokens; without `temperature` and the like those of the model's
+    generation settings hold, else 1: as OpenAI's and vLLM's.
 
     :param model: a folder, `package:NAME` or a hub id (`ctxflow.models.model_folder`), or a language model already
         loaded. A folder of sentence-transformers (with a modules.json) is an encoder, and answers /v1/embeddings alone.
@@ -83,17 +87,16 @@ class TransformersEngine:
         else:
             self._loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
             batch = batch_of(self._loaded, *limits)
-            length = context_length(self._loaded.model.config)
-            self._ends = end_tokens(self._loaded)
             config = self._loaded.model.config
             text = config.get_text_config() if hasattr(config, "get_text_config") else config
-            self._size = int(getattr(text, "vocab_size", 0) or 0)
-            self._reader = Reader(self._loaded.tokenizer, length, max_input_tokens, too_long)
+            size = int(getattr(text, "vocab_size", 0) or 0)
+            self._length = context_length(config) or _NO_END
+            self._settings = _own_settings(self._loaded.model.generation_config)
+            self._reader = Reader(self._loaded.tokenizer, self._length, max_input_tokens, too_long)
+            self._grammars = Grammars(self._loaded.tokenizer, size, end_tokens(self._loaded))
         self._padded = isinstance(batch, PaddedBatches)
         self._name = name or self._loaded.name
         self._tokenizer = self._loaded.tokenizer  # Which stays when the model is closed.
-        self._grammars: Grammars | None = None
-        self._compiling = threading.Lock()
         self._thread = BatchThread(batch, self._loaded.close)
 
     async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,12 +132,15 @@ class TransformersEngine:
     async def _rows(self, endpoint: str, body: Mapping[str, Any]) -> tuple[list[RunningRow], Tokens]:
         """Return the rows of a request, and what is read of it."""
         try:
-            sampling = _sampling(body)
-            if endpoint == CHAT:
-                sampling = sampling.stopping_at(self._reader.chat_stops)
-            prompt = self._read(endpoint, body, sampling)
+            asked = _most_tokens(endpoint, body)
+            prompt = await _read_aside(body, lambda: self._read(endpoint, body, self._reader.reserved(asked)))
             if isinstance(prompt, InputTooLong):
                 raise prompt
+            own = {"max_new_tokens": self._length, **self._settings}
+            most = asked or min(self._length - len(prompt.ids), own["max_new_tokens"])
+            sampling = _sampling({**own, **body}, most)
+            if endpoint == CHAT:
+                sampling = sampling.stopping_at(self._reader.chat_stops)
             self._loaded.check_tokens(prompt.ids, "the prompt")
             # Compiled before anything waits, so that a wrong one is told at once.
             constraints = await self._constraints(body, body.get("n", 1))
@@ -150,12 +156,12 @@ class TransformersEngine:
         rows = []
         for number, constraint in enumerate(constraints):
             seed = None if sampling.seed is None else sampling.seed + number
-            own = dataclasses.replace(sampling, seed=seed)
-            rows.append(RunningRow(prompt.ids, own, constraint, top, off))
+            drawn = dataclasses.replace(sampling, seed=seed)
+            rows.append(RunningRow(prompt.ids, drawn, constraint, top, off, None if asked else _LIKELY))
         return rows, prompt
 
-    def _read(self, endpoint: str, body: Mapping[str, Any], sampling: Sampling) -> Read:
-        rooms = [self._reader.room(sampling.max_new_tokens, "max_tokens")]
+    def _read(self, endpoint: str, body: Mapping[str, Any], reserved: int) -> Read:
+        rooms = [self._reader.room(reserved, "max_tokens")]
         if endpoint == COMPLETIONS:
             [read] = self._reader.texts(tokenize(self._tokenizer, [body["prompt"]]), rooms)
         else:
@@ -175,20 +181,14 @@ class TransformersEngine:
         if not wanted:
             return [None] * count
         [(kind, value)] = wanted.items()
-        return await asyncio.to_thread(self._compiled, kind, value, count)  # Many choices take a second.
-
-    def _compiled(self, kind: str, value: Any, count: int) -> list[Any]:
         try:
-            with self._compiling:
-                if self._grammars is None:
-                    self._grammars = Grammars(self._tokenizer, self._size, self._ends)
-                return [self._grammars.constraint(kind, value) for _ in range(count)]
+            return await self._grammars.constraints(kind, value, count)
         except ValueError as error:
             raise ValueError(f"the request's {kind} cannot be used ({error}): change it, or {OTHERS}") from error
 
     async def _embed(self, encoder: SentenceEncoder, body: Mapping[str, Any]) -> dict[str, Any]:
         given = body["input"]
-        read = encoder.read([given] if isinstance(given, str) else given)
+        read = await _read_aside(body, lambda: encoder.read([given] if isinstance(given, str) else given))
         wrong = next((each for each in read if isinstance(each, InputTooLong)), None)
         if wrong is not None:
             raise ItemRefused(str(wrong)) from wrong
@@ -196,7 +196,9 @@ class TransformersEngine:
         for row in rows:
             self._loaded.check_tokens(row.tokens.ids, "the text")
         await self._thread.done(rows)
-        data = [{"object": "embedding", "index": number, "embedding": row.vector} for number, row in enumerate(rows)]
+        form = as_base64 if body.get("encoding_format") == "base64" else list
+        vectors = [form(row.vector or []) for row in rows]
+        data = [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(vectors)]
         tokens = sum(len(row.tokens.ids) for row in rows)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": self._name, "usage": usage}
@@ -287,11 +289,33 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
-def _sampling(body: Mapping[str, Any]) -> Sampling:
-    stop = body.get("stop") or ()
+async def _read_aside(body: Mapping[str, Any], read: Callable[[], T]) -> T:
+    """Return what is read of a body: of a long one in a thread, since others are answered meanwhile."""
+    return read() if _characters(body) < _LONG else await asyncio.to_thread(read)
+
+
+def _characters(value: Any) -> int:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return len(value) if isinstance(value, str) else sum(map(_characters, inner))
+
+
+def _own_settings(settings: Any) -> dict[str, Any]:
+    """Return what a model's generation settings say of sampling, beyond the library's own defaults."""
+    said = settings.to_diff_dict()
+    found = {name: said.get(name) for name in ("temperature", "top_p", "top_k", "max_new_tokens")}
+    return {name: each for name, each in found.items() if each is not None and RANGES[name].holds(each)}
+
+
+def _most_tokens(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """Return how many tokens an answer may have, None for all that fit."""
     limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if name in body]
+    return limits[0] if limits else COMPLETION_TOKENS if endpoint == COMPLETIONS else None
+
+
+def _sampling(body: Mapping[str, Any], most: int) -> Sampling:
+    stop = body.get("stop") or ()
     return Sampling(
-        max_new_tokens=limits[0] if limits else Sampling.max_new_tokens,
+        max_new_tokens=most,
         temperature=body.get("temperature", 1.0),
         top_p=body.get("top_p", 1.0),
         top_k=max(body.get("top_k", 0), 0),
