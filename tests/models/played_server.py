@@ -84,12 +84,19 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
         elif do == "busy" and tries[do] < 4:
             self.give(429 if tries[do] % 2 else 503, {"error": "busy"})
+        elif do == "count":
+            self.give(200, {"choices": [], "tries": tries.get(body["of"], 0)})
         elif isinstance(do, int):
             self.give(do, body.get("said", {"error": {"message": "so it is"}}))
         elif do == "rubbish":
             self.give(200, b"<html>")
         else:
-            self.give(200, {"choices": [], "echo": body, "nan": body.get("nan")})
+            said = {"text": "{}", "message": {"role": "assistant", "content": "{}"}, "finish_reason": "stop"}
+            texts = body["prompt"] if isinstance(body.get("prompt"), list) else [0]
+            each = int(body["n"]) if body.get("n") in range(200) else 1
+            count = each * len(texts) if {"prompt", "messages"} & body.keys() else 0
+            choices = [{"index": number, **said} for number in range(count)]
+            self.give(200, {"choices": choices, "echo": body, "nan": body.get("nan")})
 
 
 class AtSocket(ThreadingHTTPServer):

@@ -138,6 +138,41 @@ def test_errors_of_a_request_are_sentences():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("status", [408, 425])
+def test_a_request_that_takes_too_long_is_sent_three_times(status):
+    async def main():
+        async with served() as server:
+            with pytest.raises(ItemRefused, match="refuses the request: so it is"):
+                await server.answer(CHAT, {"do": status})
+            assert (await server.answer(CHAT, {"do": "count", "of": status}))["tries"] == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_busy_for_one_request_alone_fails_at_it_and_says_what_it_waits_for(
+    monkeypatch, capsys, status
+):
+    monkeypatch.setattr(openai_server, "_MINUTE", 0.1)
+    monkeypatch.setattr(openai_server, "_BUSY_SECONDS", 0.02)
+    told = f"is busy: 1 request waits for it, one for 0 s; it answers {status}: so it is]"
+
+    async def main():
+        async with served() as server:
+            alone = asyncio.ensure_future(server.answer(CHAT, {"do": status}))
+            await eventually_async(lambda: told in capsys.readouterr().out)
+            assert not alone.done(), "nobody is answered: it may pass"
+            others = 0
+            while not alone.done():
+                assert await server.answer(CHAT, {})
+                others += 1
+            with pytest.raises(ServerFailed, match=rf"answered this request {status} for .*, and others were answered"):
+                await alone
+            assert others >= openai_server._BUSY_MINUTES and server.waiting == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("death", "sentence"), [("die", "was killed by SIGKILL"), ("leave", "ended with exit status 3")]
 )

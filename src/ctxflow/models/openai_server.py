@@ -31,8 +31,12 @@ _TELL_SECONDS = 30.0  # How often a long start is told.
 _LOOKS = 6  # How often in a row a server must not answer before it is given up: it may have been suspended with us.
 _BUSY_SHARE = 0.05  # Of a core: who takes more computes,
 _PART_OF_BUSY = 0.1  # and is waited for ten times as long.
-_BUSY = (408, 425, 429, 503)  # What passes.
+_LATE = (408, 425)  # What may pass: a request that took too long, or came too early,
+_LATE_TRIES = 3
+_BUSY = (429, 503)  # and what passes, but for a request that is refused so while others are answered.
 _BUSY_SECONDS = 5.0  # The longest pause before such a request is sent again.
+_MINUTE = 60.0
+_BUSY_MINUTES = 5  # In which others were answered, after which it is given up.
 _DEATH_SECONDS = 1.0  # How long a failing server is watched for its end.
 _SENTENCE = 1000  # Characters of what a server says.
 
@@ -109,6 +113,7 @@ class OpenAIServer:
     :ivar name: what kind of server it is.
     :ivar models: what may be given as a request's "model": the base model first, then its adapters.
     :ivar answers_any_name: whether a request for another model is for the only one that there is.
+    :ivar served: how many requests it has answered; `waiting`, for how many it is busy.
     """
 
     answers_any_name = False
@@ -124,6 +129,8 @@ class OpenAIServer:
         self._scratch, self._port = scratch, port
         self._dump, self._unreached, self._stranger = dump, UNREACHED, Stranger
         self._in_flight = self._answered = 0
+        self.served = self.waiting = 0
+        self._told = 0.0  # When it was last told that requests wait.
         self._lost = ""  # Why it is of no more use.
         self._ending: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -201,12 +208,15 @@ class OpenAIServer:
     async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one request, as `OpenAIEngine.answer`.
 
-        A server that is busy (429, 503) is asked again; a connection that is lost too, while the server lives.
+        A server that is busy (429, 503) is asked again, which is told once a minute; a connection that is lost too,
+        while the server lives, and a request that took too long (408, 425), three times in all.
 
-        :raises ServerFailed: if it fails at this request again and again, and lives.
+        :raises ServerFailed: if it fails at this request again and again, and lives; or if it is busy for this one,
+            while it answered others in each of five minutes.
         """
         data = self._to_send(endpoint, body)
-        lost = tries = 0
+        lost = late = tries = 0
+        busy: _Busy | None = None
         self._in_flight += 1
         try:
             while True:
@@ -225,14 +235,34 @@ class OpenAIServer:
                     ) from None
                 self._answered += 1
                 if answer.status == 200:
+                    self.served += 1
                     return self._taken(answer)
-                if answer.status not in _BUSY:
+                late += answer.status in _LATE
+                if answer.status not in (*_LATE, *_BUSY) or late >= _LATE_TRIES:
                     raise await self._refusal(endpoint, answer)
+                if answer.status in _BUSY:
+                    busy = busy or _Busy(self)
+                    busy.check(answer)
                 await self._look_after(0.0)
-                await asyncio.sleep(min(_BUSY_SECONDS, 0.1 * 1.5**tries))
+                await asyncio.sleep(min(_BUSY_SECONDS, 0.1 * 1.5 ** min(tries, 20)))
                 tries += 1
         finally:
             self._in_flight -= 1
+            if busy is not None:
+                self.waiting -= 1
+
+    def tell_busy(self, answer: Answer, seconds: float) -> None:
+        """Tell that requests wait for it, once a minute."""
+        now = asyncio.get_running_loop().time()
+        if seconds < _MINUTE or now - self._told < _MINUTE:
+            return
+        self._told = now
+        waiting = counted(self.waiting, "request waits", "requests wait")
+        print(  # noqa: T201
+            f"[ctxflow: {self.name} is busy: {waiting} for it, one for {seconds:.0f} s; it answers "
+            f"{answer.status}: {_sentence(answer)}]",
+            flush=True,
+        )
 
     def _to_send(self, endpoint: str, body: Mapping[str, Any]) -> bytes:
         """Return a request as it is sent, or raise why it is not."""
@@ -249,7 +279,7 @@ class OpenAIServer:
             raise ItemRefused(f"{self.name} serves {', '.join(self.models)}, and not the model {short(asked)}")
         try:
             return self._dump(body if "model" in body or not self.models else {"model": self.models[0], **body})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ItemRefused(f"the request is no JSON data ({error}): give texts, numbers, lists and dicts") from None
 
     def _taken(self, answer: Answer) -> dict[str, Any]:
@@ -345,6 +375,30 @@ class OpenAIServer:
         await self._client.aclose()
         await self._process.end()
         self._scratch.close()
+
+
+class _Busy:
+    """A request for which a server is busy: since when, and whether it answers others meanwhile."""
+
+    def __init__(self, server: OpenAIServer) -> None:
+        self._server = server
+        self._since = self._minute = asyncio.get_running_loop().time()
+        self._served = server.served
+        self._beside = 0  # Minutes in which others were answered.
+        server.waiting += 1
+
+    def check(self, answer: Answer) -> None:
+        """Tell of it, or raise `ServerFailed` if others were answered for too long."""
+        server, now = self._server, asyncio.get_running_loop().time()
+        if now - self._minute >= _MINUTE:
+            self._beside += server.served > self._served
+            self._minute, self._served = now, server.served
+        if self._beside >= _BUSY_MINUTES:
+            raise ServerFailed(
+                f"{server.name} answered this request {answer.status} for {now - self._since:.0f} s, and others were "
+                f"answered meanwhile: {_sentence(answer)}"
+            )
+        server.tell_busy(answer, now - self._since)
 
 
 def _sentence(answer: Answer) -> str:
