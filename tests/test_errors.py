@@ -20,7 +20,7 @@ from ctxflow.rows.readers import open_source, open_table
 from ctxflow.scheduler.context_moves import refused
 from ctxflow.scheduler.events import ContextSpec, TierSpec
 
-EACH_ONE = Outcome(1, 1, 1, 1, 1.0, nulled={"a": 1}, altered={"a": 1}, truncated_now=1)
+EACH_ONE = Outcome(1, 1, 1, 1, 1.0, nulled={"a": 1}, altered={"a": 1}, truncated_now=1, limited_now=1)
 
 
 class Items(dict):

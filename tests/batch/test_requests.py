@@ -1,8 +1,9 @@
 import pytest
 
 from ctxflow import batch_app
+from ctxflow.batch import row_items
 from ctxflow.batch.job import Job
-from ctxflow.batch.row_items import function_maker, known_as, openai_maker, plain_maker
+from ctxflow.batch.row_items import function_maker, known_as, maker, openai_maker, plain_maker
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 from ctxflow.rows.source import RowError
 
@@ -172,3 +173,42 @@ def test_what_functions_get():
         function(two)({"first": 1})
     with pytest.raises(ValueError, match=r"takes 2 values an item \(first, second\), but gets 1"):
         function(two, column=("third",))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, RecursionError, AssertionError, MemoryError])
+@pytest.mark.parametrize("name", ["refusal", "as_sent", "cell"])
+def test_an_unforeseen_error_at_a_rows_own_values_is_that_rows(monkeypatch, name, kind):
+    def planted(*given):
+        raise kind("planted")
+
+    chosen = {"task": "generate"} if name == "cell" else {"task": "chat", "input_format": "openai"}
+    make = maker(job(**chosen), None)
+    values = {"prompt": "a", "url": CHAT, "body": {"messages": HELLO}}
+    assert make(values)
+    monkeypatch.setattr(row_items, name, planted)
+    with pytest.raises(RowError, match=rf"the row cannot be used \({kind.__name__}: planted\): mend it"):
+        make(values)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/v1/chat/completions/",
+        "https://api.openai.com/v1/chat/completions",
+        "http://localhost:8000/v1/chat/completions/",
+    ],
+)
+def test_a_url_may_have_a_host_and_a_slash_at_its_end(url):
+    assert openai({"messages": HELLO}, url) == ((CHAT, {"messages": HELLO}),)
+    with pytest.raises(RowError, match="the url is"):
+        openai({"messages": HELLO}, url.replace("chat", "chats"))
+
+
+def test_tokens_are_those_of_the_jobs_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    (tmp_path / "model.safetensors").touch()
+    for model, known in ((str(tmp_path), 300), ("m", 2**20)):
+        choices = {"backend": "vllm", "model": model}
+        assert openai({"prompt": [known - 1]}, COMPLETIONS, choices=choices)
+        with pytest.raises(RowError, match=f"the token {known}, and the model knows {known:,}"):
+            openai({"prompt": [known]}, COMPLETIONS, choices=choices)

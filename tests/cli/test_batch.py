@@ -100,7 +100,7 @@ def test_exit_statuses_and_what_is_said(folder):
     assert (status, said) == (3, "")
     assert json.loads(out) | {"seconds": 0} == {
         "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "nulled": {}, "altered": {},
-        "truncated_now": 0,
+        "truncated_now": 0, "limited_now": 0,
         "summary": None,
     }  # fmt: skip
     status, _, said = run(folder, "--site", "nowhere.toml")

@@ -44,6 +44,7 @@ class Outcome:
     :ivar done: rows with a result, `done_now` those of this run; `dead` and `dead_now` likewise.
     :ivar seconds: that this run took; `already`, whether an earlier run had finished, so that there was nothing to do.
     :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
+    :ivar limited_now: rows of this run whose answers ended at a limit of tokens that nobody had given.
     :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
         `altered`, texts and keys of dictionaries that had to be written otherwise.
     :ivar summary: of this run, as `ctxflow report` has it; None if nothing ran.
@@ -62,6 +63,7 @@ class Outcome:
     altered: dict[str, int] = dataclasses.field(default_factory=dict)
     summary: dict[str, Any] | None = None
     truncated_now: int = 0
+    limited_now: int = 0
 
     @property
     def exit_status(self) -> int:
@@ -122,6 +124,7 @@ def run_job(
         return Outcome(
             ledger.done, ledger.dead, *now, nulled=held.nulled, altered=held.altered,
             summary=kept_summary(work.directory, display), truncated_now=work.truncated,
+            limited_now=work.limited,
         )  # fmt: skip
 
 
@@ -380,6 +383,9 @@ def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
         text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
     if outcome.truncated_now:
         text += f'\n{counted(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
+    if outcome.limited_now:
+        text += f"\n{counted(outcome.limited_now, 'row')} ended at a limit of tokens that nobody gave"
+        text += ": give --max-new-tokens, or max_tokens in the request"
     for column, many in outcome.nulled.items():
         values = counted(many, "value")
         text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"

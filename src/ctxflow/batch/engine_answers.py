@@ -148,6 +148,17 @@ def is_response(answer: Any) -> bool:
     return isinstance(answer, Mapping) and ("choices" in answer or "data" in answer)
 
 
+def ended_at_no_ones_limit(request: Mapping[str, Any], answer: Any) -> bool:
+    """Return whether an answer was cut off at a number of tokens, though its request names none.
+
+    >>> ended_at_no_ones_limit({"prompt": "One"}, {"choices": [{"text": "Two", "finish_reason": "length"}]})
+    True
+    """
+    named = any(request.get(name) is not None for name in ("max_tokens", "max_completion_tokens"))
+    choices = answer.get("choices", ()) if isinstance(answer, Mapping) and not named else ()
+    return any(choice.get("finish_reason") == "length" for choice in choices)
+
+
 def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
     """Return why an answer is none: it is not what the request binds it to, JSON or a JSON schema; None if it is.
 

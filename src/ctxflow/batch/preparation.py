@@ -16,7 +16,7 @@ from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import function_app
 from ctxflow.batch.job_files import check_files, files_of, form_of
 from ctxflow.batch.job_status import status_path
-from ctxflow.batch.row_items import URLS, Item, asked_of, family_of, misaddressed
+from ctxflow.batch.row_items import URLS, Item, asked_of, endpoint_of, family_of, misaddressed
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, closest, counted
@@ -278,7 +278,7 @@ def resolved(job: Job, form: str, source: Source) -> Job:
 def _task_of(source: Source) -> str:
     """Return what the first request with a known URL asks for."""
     for row in next(iter(source.chunks()), []):
-        family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
+        family = URLS.get(endpoint_of(row.values.get("url")) or "") if isinstance(row.values, dict) else None
         if family is not None:
             return "chat" if family == "generate" else family
     return "chat"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,27 @@ from ctxflow.ownership import uninterrupted
 from ctxflow.rows.source import Row, RowError, Source
 
 _ITEM_OVERHEAD = 500  # Bytes that an item in flight takes beside its values.
+_SMALL_ROW = 256  # Bytes of a row that is not looked through, but counted as
+_MOST_TIMES = 28  # times as much, which is what values take of the shortest text.
+
+
+def memory_of(*values: Any) -> int:
+    """Return how many bytes plain data takes in memory: short values are many times as large as their text.
+
+    >>> memory_of({}) * 1000 < memory_of([{}] * 1000) < memory_of([{}] * 1100)
+    True
+    """
+    rest, size, own = list(values), 0, sys.getsizeof
+    while rest:
+        value = rest.pop()
+        size += own(value, 0)
+        kind = type(value)
+        if kind is dict:
+            rest += value
+            rest += value.values()
+        elif kind is list or kind is tuple:
+            rest += value
+    return size
 
 
 class Intake:
@@ -75,6 +97,9 @@ class Intake:
             except RowError as error:
                 errors[n] = error
                 given.append(row.number)
+            except Exception as error:  # A number of more digits than Python writes, for example.
+                errors[n] = RowError(f"the {self._id_column} cannot be used: {error or type(error).__name__}")
+                given.append(row.number)
         keys = as_keys(given)
         for n in np.flatnonzero(self._seen.add(keys)).tolist():
             errors[n] = RowError(f"the {self._id_column} {short(ids[n])} is that of an earlier row: each needs its own")
@@ -88,7 +113,9 @@ class Intake:
         elif error is None:
             try:
                 kept = {name: _kept(values, name) for name in self._keep} if self._keep else _NOTHING
-                return Prepared(row.number, key, identifier, self._make(values), kept, row.size + _ITEM_OVERHEAD)
+                item = self._make(values)
+                size = row.size * _MOST_TIMES if row.size < _SMALL_ROW else memory_of(item, kept)
+                return Prepared(row.number, key, identifier, item, kept, size + _ITEM_OVERHEAD)
             except RowError as reason:
                 error = reason
         return Prepared(row.number, key, identifier, (), _NOTHING, _ITEM_OVERHEAD, error)
@@ -201,10 +228,9 @@ class Pump:
     :ivar in_order: whether results are kept in the order of the rows, instead of as they come.
     :ivar told: called with the place and the message of each dead letter.
     :ivar show: called now and then with the number of rows in flight.
-    :ivar counted: the tokens of an answer, where they are to be counted.
-    :ivar cut: whether an answer is to an input that was cut, where there can be any.
+    :ivar tally: counts what there is to be counted of rows and their answers.
     :ivar passed_on: gets lines of results, too, once they are kept.
-    :ivar rows: how many are in flight; `tokens`, the sum of what `counted` gave; `truncated`, how many were cut.
+    :ivar rows: how many are in flight.
     """
 
     chunks: Iterator[list[Prepared]]
@@ -215,14 +241,13 @@ class Pump:
     in_order: bool
     told: Callable[[str, str], None]
     show: Callable[[int], None]
-    counted: Callable[[Any], int] | None = None
+    tally: Callable[[Prepared, Any], None] = lambda row, answer: None
     tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
-    cut: Callable[[Any], bool] | None = None
     held: Held = dataclasses.field(default_factory=Held)
     passed_on: Callable[[bytes], None] | None = None
 
     def __post_init__(self) -> None:
-        self.rows = self.tokens = self.truncated = 0
+        self.rows = 0
         self._passing: list[bytes] = []
         self._stream = Stream()
         self._turns = _Turns() if self.in_order else None
@@ -325,17 +350,16 @@ class Pump:
                 continue
             if error is None:
                 try:
-                    results.append(self.held.line(self.record(row, result)))
-                    done.append((row.key, row.number))
-                    digests.append(row_digest(known_as(row.item), row.kept))
-                    if self.counted is not None:
-                        self.tokens += self.counted(result)
-                    if self.cut is not None:
-                        self.truncated += self.cut(result)
+                    made = self.held.line(self.record(row, result)), row_digest(known_as(row.item), row.kept)
+                    self.tally(row, result)
                 except ResultError as reason:
                     error = reason
-                except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as reason:
-                    error = ResultError(f"the result cannot be written: {reason}")
+                except Exception as reason:  # Whatever a row's own values lead to, it is that row's.
+                    error = ResultError(f"the result cannot be written: {reason or type(reason).__name__}")
+                else:
+                    results.append(made[0])
+                    digests.append(made[1])
+                    done.append((row.key, row.number))
             if error is not None:
                 place = self.place(row.number)
                 errors.append(error_line(dead_letter(row.number, row.key, row.id, place, error)))

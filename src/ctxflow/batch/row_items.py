@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from ctxflow.apps import BatchApp
 from ctxflow.batch.job import Job
 from ctxflow.batch.templates import Render, compile_template
 from ctxflow.errors import counted
+from ctxflow.models.model_folder import folder_here, vocabulary_of
 from ctxflow.models.openai_contents import messages_problem, shown, text_problem
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import CONTENTS, as_before, as_sent, refusal
+from ctxflow.models.openai_requests import CONTENTS, FIELDS, MOST_TOKENS, as_before, as_sent, refusal
 from ctxflow.models.results import Sampling
 from ctxflow.models.server_dialects import dialect_refusal, in_dialect, server_kind
 from ctxflow.rows.source import RowError, cell, columns_for, item_maker
@@ -66,8 +68,20 @@ def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) ->
     :raises ValueError: if the app's parameters do not fit the columns, or a template is invalid.
     """
     if app is not None:
-        return function_maker(job, app, known)
-    return openai_maker(job) if job.input_format == "openai" else plain_maker(job)
+        make = function_maker(job, app, known)
+    else:
+        make = openai_maker(job) if job.input_format == "openai" else plain_maker(job)
+
+    def made(values: Mapping[str, Any]) -> Item:
+        try:
+            return make(values)
+        except RowError:
+            raise
+        except Exception as error:  # Whatever a row's own values lead to, it is that row's.
+            said = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+            raise RowError(f"the row cannot be used ({said}): mend it, or leave it out") from error
+
+    return made
 
 
 def openai_maker(job: Job) -> Make:
@@ -75,24 +89,25 @@ def openai_maker(job: Job) -> Make:
     family, backend, adapters = family_of(job), job.backend, tuple(job.adapter)
     names = {*_own_names(job), *adapters} if adapters else None
     models = tuple(job.models)
+    vocabularies = _vocabularies(job)
     batches, kind = answered_by_batches(job), server_kind(job.server_command or "")
 
     def make(values: Mapping[str, Any]) -> Item:
-        url, body = values.get("url"), values.get("body")
+        body = values.get("body")
         if not isinstance(body, Mapping):
             raise RowError("the request has no body that is an object")
         if (wrong := misaddressed(values, family)) is not None:
             raise RowError(wrong)
-        if models:
-            _check_named(body.get("model"), "the body's model", models)
-        if (wrong := refusal(str(url), body, backend, names)) is not None:
+        endpoint = str(endpoint_of(values.get("url")))
+        named = _check_named(body.get("model"), "the body's model", models) if models else ""
+        if (wrong := refusal(endpoint, body, backend, names, vocabularies[named])) is not None:
             raise RowError(wrong)
-        sent = as_sent(str(url), body, backend, _told_models(job, body))
+        sent = as_sent(endpoint, body, backend, _told_models(job, body))
         if kind:
             if (wrong := dialect_refusal(kind, sent)) is not None:
                 raise RowError(wrong)
-            sent = in_dialect(kind, str(url), sent)
-        return (sent,) if batches else ((url, sent),)
+            sent = in_dialect(kind, endpoint, sent)
+        return (sent,) if batches else ((endpoint, sent),)
 
     return make
 
@@ -100,14 +115,32 @@ def openai_maker(job: Job) -> Make:
 def misaddressed(request: Mapping[str, Any], family: str) -> str | None:
     """Return what is wrong with a request's method or url, None if a job of that family can answer it."""
     url = request.get("url")
-    wanted = URLS.get(url) if isinstance(url, str) else None
     if request.get("method", "POST") != "POST":
         return f"the method is {shown(request['method'])}: only POST is known"
-    if wanted is None:
+    if (endpoint := endpoint_of(url)) is None:
         return f"the url is {shown(url)}: known are {', '.join(URLS)}"
-    if wanted != family:
-        return f"the url is {url}, but this job is to {family}: put such requests in a file of their own"
+    if URLS[endpoint] != family:
+        return f"the url is {shown(url)}, but this job is to {family}: put such requests in a file of their own"
     return None
+
+
+def endpoint_of(url: Any) -> str | None:
+    """Return the endpoint that a request's url names, with or without a host and a slash at its end; None for others.
+
+    >>> endpoint_of("https://api.openai.com/v1/embeddings"), endpoint_of("/v1/images")
+    ('/v1/embeddings', None)
+    """
+    path = _HOST.sub("", url).rstrip("/") if isinstance(url, str) else ""
+    return path if path in URLS else None
+
+
+_HOST = re.compile(r"\Ahttps?://[^/?#]+")
+
+
+def _vocabularies(job: Job) -> dict[str, int]:
+    """Return how many tokens each of a job's models knows, by the names that rows have for them."""
+    folders = {name: folder_here(str(each.model)) for name, each in job.by_model().items()}
+    return {name: (vocabulary_of(folder) if folder else None) or MOST_TOKENS for name, folder in folders.items()}
 
 
 def _own_names(job: Job) -> tuple[str, str]:
@@ -226,8 +259,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     if "stop" in given:
         stop = given["stop"]
         given["stop"] = [stop] if isinstance(stop, str) else stop
-        if not isinstance(given["stop"], list):
-            raise RowError(f"stop is {shown(stop)}: give a string or a list of strings")
+        if (wrong := FIELDS[COMPLETIONS]["stop"].check(given["stop"])) is not None:
+            raise RowError(f"stop is {shown(stop)}: {wrong}")
     try:
         Sampling(**{**given, "stop": tuple(given.get("stop", ()))})
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
-from ctxflow.batch.engine_answers import is_response, schema_missed
+from ctxflow.batch.engine_answers import ended_at_no_ones_limit, is_response, schema_missed
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_files import Files
@@ -101,7 +101,8 @@ class Work:
 
     :ivar job: with what its input decides.
     :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
-    :ivar directory: the run's, once there is one; `truncated`, rows of this run that were cut.
+    :ivar directory: the run's, once there is one; `truncated`, rows of this run that were cut; `limited`, those whose
+        answers ended at a number of tokens that nobody had given.
     :raises ValueError: if the job makes no sense.
     """
 
@@ -115,9 +116,8 @@ class Work:
         self.directory: Path | None = None
         self.passed_on: Callable[[bytes], None] | None = None
         self._executor: BareExecutor | None = None
-        self._counted: Callable[[Any], int] | None = None
-        self._cut: Callable[[Any], bool] | None = None
-        self.truncated = 0
+        self._tokens: int | None = None  # None if nobody counts them.
+        self.truncated = self.limited = 0
         self.site = site
         self._apps: dict[str, tuple[BatchApp, dict[str, Any]]]  # By the name that rows have for the app's model.
         self._record: Record
@@ -129,9 +129,7 @@ class Work:
             stages = site.capabilities.stages
             self._apps = {name: model_app(each, family, stages, sized=sized) for name, each in job.by_model().items()}
             if family == "generate" or (family == "embed" and job.output_format == "openai"):
-                self._counted = tokens_of
-            if job.too_long != "error":
-                self._cut = truncated
+                self._tokens = 0
         self._own = app
         self.held = Held(job.keep, job.output_format in PUBLISHED, display.note)
         self.make = self.maker(job)
@@ -165,7 +163,7 @@ class Work:
         watch = ProgressReporter(self.source, ledger, self.display, file, began)
 
         def look(running: int, last: bool = False) -> None:
-            watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
+            watch.look(intake, self._executor, running, self._tokens, last)
 
         with contextlib.ExitStack() as stack:
 
@@ -183,13 +181,21 @@ class Work:
 
             pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
-                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self.held, self.passed_on,
+                watch.dead, look, self._tally, Tolerance(job.max_errors), self.held, self.passed_on,
             )  # fmt: skip
             try:
                 pump.run()
             finally:
-                self.truncated = pump.truncated
                 look(pump.rows, last=True)
+
+    def _tally(self, row: Prepared, answer: Any) -> None:
+        """Count what an answer says of itself."""
+        if self._tokens is not None:
+            self._tokens += tokens_of(answer)
+        if self._own is None and self.job.too_long != "error":
+            self.truncated += truncated(answer)
+        if self._own is None and self.job.max_new_tokens is None:
+            self.limited += ended_at_no_ones_limit(asked_of(row.item), answer)
 
     def _submit(self, run: LiveRun, items: Sequence[Any], stream: Stream) -> Sequence[int]:
         """Have each item done by the app of its model; returns their numbers."""

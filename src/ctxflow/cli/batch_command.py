@@ -237,7 +237,8 @@ def _run(
 
 _KEPT = "what is done is kept, the same command goes on from there"
 _FIGURES = (
-    "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "altered", "summary",
+    "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "limited_now", "nulled", "altered",
+    "summary",
 )  # fmt: skip
 
 
