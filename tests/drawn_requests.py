@@ -58,7 +58,7 @@ def drawn_fields(count: int, kinds: Iterable[str] = FIELDS, seed: int = 0) -> li
 def _line(name: str, chance: random.Random, fields: Mapping[str, Any], chats_only: bool = False) -> Line:
     """Make the line of a batch file: greedy, or by a seed of its own."""
     text = f"Which {chance.choice(_NAMES)} is number {chance.randrange(1000)}?"
-    drawn = {"temperature": 1.0, "seed": chance.randrange(1000)} if chance.random() < 0.7 else {}
+    drawn = {"temperature": 1.0, "seed": chance.randrange(1000)} if chance.random() < 0.7 else {"temperature": 0}
     if chats_only or chance.random() < 0.5:
         body = {"messages": [{"role": "user", "content": text}], **drawn, **fields}
         if type(body.get("logprobs")) is int:

@@ -30,7 +30,12 @@ def chat_requests() -> list[dict[str, Any]]:
             "custom_id": f"q{n}",
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": limit(n)},
+            "body": {
+                "model": "m",
+                "messages": [{"role": "user", "content": question}],
+                "temperature": 0,
+                "max_tokens": limit(n),
+            },
         }
         for n, question in enumerate(QUESTIONS)
     ]

@@ -424,7 +424,7 @@ URL, OTHER = "/v1/chat/completions", "/v1/responses"
         ([(OTHER, "POST")], None, "the url is '/v1/responses'.* fails so on the first row of in.jsonl"),
         ([(OTHER, "POST"), (7, "POST")], None, "the url is '/v1/responses'"),
         ([(URL, "GET")] * 2, None, "the method is 'GET': only POST is known"),
-        ([(URL, "POST")] * 2, "embed", "the url is /v1/chat/completions, but this job is to embed"),
+        ([(URL, "POST")] * 2, "embed", "the url is '/v1/chat/completions', but this job is to embed"),
     ],
 )
 def test_requests_of_which_none_can_be_answered_are_one_refusal(folder, requests, task, sentence):

@@ -1,5 +1,6 @@
 """Whole jobs with real models: the sentence encoder, and a language model of random weights beside a plain loop."""
 
+import base64
 import csv
 import json
 
@@ -10,7 +11,7 @@ from batch_helpers import read_lines, write_lines
 from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 
 from ctxflow.batch import load_job
-from ctxflow.batch.driver import run_job
+from ctxflow.batch.driver import run_job, summary
 from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_status import read_status
 from ctxflow.models import LabelClassifier, SentenceEncoder
@@ -201,7 +202,7 @@ ASKED = {
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     "choice": {"guided_choice": ["yes", "no"]},
     # Few tokens: kernels of some processors round otherwise in another batch, and random weights hardly prefer any.
-    "several": {"n": 3, "seed": 1, "max_tokens": 4},
+    "several": {"n": 3, "max_tokens": 4},
     "log probabilities": {"logprobs": True, "top_logprobs": 2, "max_tokens": 4},
     "no schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "x"}}}},
     "for others": {"min_p": 0.1},
@@ -215,7 +216,7 @@ def test_each_kind_of_request_is_answered_or_a_dead_letter_and_goes_on_alike_in_
     pytest.importorskip("llguidance")
     from openai.types.chat import ChatCompletion
 
-    hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60}
+    hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60, "seed": 1}
     requests = [
         {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": {**hello, **asked}}
         for name, asked in ASKED.items()
@@ -246,6 +247,45 @@ def test_each_kind_of_request_is_answered_or_a_dead_letter_and_goes_on_alike_in_
         given = json.loads(row["choices"]) if row["choices"] else [None]
         assert len(given) == len(alike.choices)
         assert (row["logprobs"] is not None) == (row["custom_id"] == "log probabilities")
+
+
+def test_rows_that_ended_at_a_limit_of_tokens_that_nobody_gave_are_counted(causal_lm, folder):
+    def job(name, rows, **more):
+        write_lines(folder / "in.jsonl", rows)
+        choices = {"model": str(causal_lm), "device": "cpu", "order": "input", "output": f"{name}.jsonl", **more}
+        outcome = run_job(load_job(None, input="in.jsonl", **choices))
+        return outcome, read_lines(folder / f"{name}.jsonl")
+
+    bodies = [{}, {"max_tokens": 3}, {"temperature": 0}, {"guided_choice": ["a"]}]
+    requests = [
+        {"custom_id": str(number), "url": "/v1/completions", "body": {"prompt": "The river", "seed": 1, **body}}
+        for number, body in enumerate(bodies)
+    ]
+    outcome, found = job("requests", requests)
+    said = [each["response"]["body"] for each in found]
+    assert [each["usage"]["completion_tokens"] for each in said[:3]] == [16, 3, 16]
+    assert said[0]["choices"][0]["text"] != said[2]["choices"][0]["text"], "temperature 1 where nobody says"
+    assert outcome.limited_now == 2
+    assert "2 rows ended at a limit of tokens that nobody gave: give --max-new-tokens" in summary(outcome, "out")
+    outcome, found = job("given", requests, max_new_tokens=5)
+    assert outcome.limited_now == 0 and "nobody gave" not in summary(outcome, "out")
+    assert found[0]["response"]["body"]["usage"]["completion_tokens"] == 5
+    outcome, rows = job("rows", [{"prompt": question} for question in QUESTIONS], task="generate")
+    again, plain = job("again", [{"prompt": question} for question in QUESTIONS], task="generate", temperature=0)
+    assert rows == plain and max(row["completion_tokens"] for row in rows) == 256, "ours keep their own defaults"
+    assert outcome.limited_now == again.limited_now == sum(row["finish_reason"] == "length" for row in rows) > 0
+
+
+def test_an_embedding_in_base64_is_the_same(folder):
+    def request(name, **more):
+        return {"custom_id": name, "url": "/v1/embeddings", "body": {"input": "one", **more}}
+
+    write_lines(folder / "in.jsonl", [request("a"), request("b", encoding_format="base64")])
+    assert run_job(load_job(None, input="in.jsonl", output="out.jsonl", model=ENCODER, device="cpu")).exit_status == 0
+    found = {
+        each["custom_id"]: each["response"]["body"]["data"][0]["embedding"] for each in read_lines(folder / "out.jsonl")
+    }
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(found["b"]), "<f4"), found["a"], atol=1e-6)
 
 
 def test_more_texts_go_to_an_encoder_at_a_time_unless_somebody_says_how_many():

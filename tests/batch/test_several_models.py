@@ -57,7 +57,10 @@ def test_each_row_is_answered_by_the_model_that_it_names(folder, models):
 @pytest.mark.usefixtures("shared")
 def test_openais_requests_name_their_model_and_answers_do(folder, models):
     expected = alone(models)
-    bodies = [{"model": name, "prompt": text, "max_tokens": 6} for text, name in zip(TEXTS, NAMES, strict=True)]
+    bodies = [
+        {"model": name, "prompt": text, "max_tokens": 6, "temperature": 0}
+        for text, name in zip(TEXTS, NAMES, strict=True)
+    ]
     bodies.append({"model": "gpt-4o", "prompt": "One"})
     requests = [{"custom_id": str(n), "url": "/v1/completions", "body": body} for n, body in enumerate(bodies)]
     write_lines(folder / "in.jsonl", requests)

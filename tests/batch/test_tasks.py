@@ -25,7 +25,9 @@ def inputs(app):
 def test_a_name_is_resolved_by_workers_and_a_folder_is_named_in_full(tmp_path, monkeypatch):
     app, constants = model_app(job(seed=3), "generate", staged=True)
     assert inputs(app)["model"] == "some/model" and not app.context.files
-    assert constants == {"parameters": {"max_tokens": 256, "seed": 3}}
+    assert constants == {"parameters": {"max_tokens": 256, "temperature": 0, "seed": 3}}
+    requests = job(seed=3, max_new_tokens=9, input_format="openai")
+    assert model_app(requests, "generate", staged=True)[1] == {"parameters": {"max_tokens": 9, "seed": 3}}
     (tmp_path / "weights").mkdir()
     monkeypatch.chdir(tmp_path)
     app, _ = model_app(job(model="weights", task="embed"), "embed", staged=False)
@@ -74,11 +76,14 @@ def asked(endpoint, body, **parameters):
 
 
 def test_a_request_that_says_nothing_gets_the_jobs_parameters():
-    default = {"max_tokens": 256, "temperature": 0}
-    assert asked(COMPLETIONS, {"prompt": "a"}, max_tokens=256) == {"endpoint": COMPLETIONS, "prompt": "a", **default}
-    own = {"messages": [], "max_completion_tokens": 5, "temperature": 0.5}
-    assert asked(CHAT, own, max_tokens=256, temperature=0.7) == {"endpoint": CHAT, **own}
-    several = {"messages": [], "n": 3}
-    assert asked(CHAT, several)["temperature"] == 1, "greedily all would be one"
-    assert asked(CHAT, several, temperature=0.7)["temperature"] == 0.7
+    own = {"max_tokens": 256, "temperature": 0}
+    assert asked(COMPLETIONS, {"prompt": "a"}, **own) == {"endpoint": COMPLETIONS, "prompt": "a", **own}
+    chosen = {"messages": [], "max_completion_tokens": 5, "temperature": 0.5}
+    assert asked(CHAT, chosen, max_tokens=256, temperature=0.7) == {"endpoint": CHAT, **chosen}
     assert asked(EMBEDDINGS, {"input": "a"}) == {"endpoint": EMBEDDINGS, "input": "a"}
+
+
+def test_a_request_for_which_nobody_says_anything_is_left_to_the_engine_but_a_completion_ends_as_openai_has_it():
+    assert asked(CHAT, {"messages": [], "n": 3}) == {"endpoint": CHAT, "messages": [], "n": 3}
+    assert asked(COMPLETIONS, {"prompt": "a"}) == {"endpoint": COMPLETIONS, "prompt": "a", "max_tokens": 16}
+    assert asked(COMPLETIONS, {"prompt": "a", "max_tokens": 3})["max_tokens"] == 3

@@ -50,10 +50,10 @@ def as_url(data: bytes) -> str:
 def seen(url: str) -> dict[str, Any]:
     """A request about an image."""
     content = [{"type": "text", "text": "Which worker?"}, {"type": "image_url", "image_url": {"url": url}}]
-    return {"messages": [{"role": "user", "content": content}], "max_tokens": 8}
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
 
 
-HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
 ANSWERED = {
     "red": seen(picture(200, 0, 0)),
     "blue": seen(picture(0, 0, 200)),

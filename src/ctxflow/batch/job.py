@@ -121,7 +121,9 @@ class Job(pydantic.BaseModel):
         Literal["completed", "input"],
         Option("Write results as they are completed (the default), or in the order of the input.", ROWS, free=True),
     ] = "completed"
-    max_new_tokens: Annotated[int | None, Option("The maximum; 256 by default.", PARAMETERS)] = None
+    max_new_tokens: Annotated[
+        int | None, Option("The maximum; 256 by default, and for OpenAI's requests as they have it.", PARAMETERS)
+    ] = None
     temperature: Annotated[float | None, Option("0, the default, is greedy decoding.", PARAMETERS)] = None
     top_p: Annotated[
         float | None, Option("Sample among the likeliest tokens with this total probability.", PARAMETERS)

@@ -73,7 +73,9 @@ def _engine_app(job: Job, staged: bool) -> tuple[BatchApp, dict[str, Any]]:
     )
     if family_of(job) == "embed":
         return app, {}
-    return app, {"parameters": {"max_tokens": Sampling().max_new_tokens, **as_fields(job.parameters)}}
+    # OpenAI's requests mean what they mean to OpenAI's API where they say nothing.
+    own = {} if job.input_format == "openai" else {"max_tokens": Sampling.max_new_tokens, "temperature": 0}
+    return app, {"parameters": {**own, **as_fields(job.parameters)}}
 
 
 def _loading(job: Job) -> dict[str, Any]:
