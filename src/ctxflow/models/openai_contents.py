@@ -33,13 +33,31 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+MOST_VALUES = 2**18
+"""Values in one field, beyond what any request has; each takes time, and many times its text in memory."""
+
+
 def text_problem(value: Any, what: str) -> str | None:
-    """Return what is wrong with the texts in a value: half a surrogate pair, or more levels than any request has."""
+    """Return what is wrong with a value as a whole: half a surrogate pair in a text, too many levels, or values."""
+    if _holds_more(value, MOST_VALUES):
+        return f"{what} holds too much: give at most {MOST_VALUES:,} values"
     try:
         number = _half(value, 0)
     except RecursionError:
         return f"{what} is nested too deeply"
     return None if number is None else f"{what} is no valid Unicode: character {number} is half of a pair"
+
+
+def _holds_more(value: Any, most: int) -> bool:
+    """Return whether there are more values than so many in lists and objects, however deep."""
+    rest, count = [value], 0
+    while rest and count <= most:
+        inner = rest.pop()
+        if isinstance(inner, (list, dict)):
+            count += len(inner)
+            values = inner.values() if isinstance(inner, dict) else inner
+            rest += [each for each in values if isinstance(each, (list, dict))] if count <= most else ()
+    return count > most
 
 
 def _half(value: Any, level: int) -> int | None:
@@ -66,6 +84,7 @@ _KEYS = frozenset(
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 _MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 _HARMLESS = frozenset({"cache_control", "detail"})
+_MOST_IN_MESSAGES = 100_000  # Each is looked at, and goes through the model's template.
 _FOLLOWED = re.compile(r"^\s*(?:[A-Za-z][A-Za-z0-9+.-]*:|[/\\~.])|://")
 
 
@@ -80,6 +99,8 @@ def messages_problem(value: Any, what: str, media: bool) -> str | None:
     """
     if not isinstance(value, list) or not value:
         return f"{what} is {shown(value)}, not a list of messages"
+    if _holds_more(value, _MOST_IN_MESSAGES):
+        return f"{what} hold too much: give at most {_MOST_IN_MESSAGES:,} values, shorter conversations"
     images: list[int] = []
     for number, message in enumerate(value):
         if (wrong := _message_problem(message, f"{what}[{number}]", media, images)) is not None:

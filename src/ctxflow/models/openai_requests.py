@@ -45,6 +45,7 @@ COMPLETION_TOKENS = 16
 """How many tokens a completion has at most that says nothing of it, as OpenAI's API has it."""
 
 _MOST_ANSWERS = 2048  # Of a request: texts, times its n.
+_MOST_LOGPROBS = 2_000_000  # Of a request's answers, each of which takes hundreds of bytes.
 _MOST_STOPS, _MOST_WORDS, _LONGEST_TEXT = 100, 1000, 256
 
 
@@ -380,6 +381,9 @@ def _together(endpoint: str, body: Mapping[str, Any]) -> str | None:
     answers *= len(given) if isinstance(given, list) and endpoint != CHAT and type(given[0]) is not int else 1
     if answers > _MOST_ANSWERS:
         return f"the body asks for {shown(answers)} answers: give {_MOST_ANSWERS:,} at most, of several requests"
+    limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    if limits and (wrong := logprobs_problem(body, int(limits[0] * answers))) is not None:
+        return wrong
     bound = [name for name in (*_GUIDED, "structured_outputs") if body.get(name) is not None]
     bound += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
     if len(bound) > 1:
@@ -400,6 +404,18 @@ def _together(endpoint: str, body: Mapping[str, Any]) -> str | None:
     if choice in ("auto", "required"):
         return None
     return f"the body's tool_choice = {shown(choice)} is not supported: give none, auto, required or a function"
+
+
+def logprobs_problem(body: Mapping[str, Any], tokens: int) -> str | None:
+    """Return that a body asks for more log-probabilities than a machine may hold, of answers of so many tokens."""
+    asked: Any = body.get("logprobs") or 0
+    top: Any = (body.get("top_logprobs") or 0) if asked is True else asked
+    if not asked or tokens * (1 + top) <= _MOST_LOGPROBS:
+        return None
+    return (
+        f"the body asks for log-probabilities of up to {tokens:,} tokens: give at most {_MOST_LOGPROBS:,} in all, by "
+        "max_tokens, n or top_logprobs"
+    )
 
 
 def _prompt_problem(value: Any, what: str, backend: str) -> str | None:

@@ -19,7 +19,7 @@ from ctxflow.models.encode import SentenceEncoder
 from ctxflow.models.generate import batch_of, generation
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import COMPLETION_TOKENS, TURNING_OFF, as_sent, refusal
+from ctxflow.models.openai_requests import COMPLETION_TOKENS, TURNING_OFF, as_sent, logprobs_problem, refusal
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.reading import Read, Reader, Tokens, context_length, tokenize
 from ctxflow.models.results import RANGES, Generation, InputTooLong, Sampling, as_base64
@@ -27,7 +27,8 @@ from ctxflow.models.running_batch import RunningRow, end_tokens
 from ctxflow.models.transformers import LoadedModel, load_language_model
 
 _NO_END = 2**17  # Tokens of a context whose model says of no end.
-_LONG = 20_000  # Characters, which take some hundredths of a second to read.
+_LONG = 20_000  # Characters, which take some hundredths of a second to read,
+_MANY = 2_000  # and tokens, to be written out.
 _LIKELY = 256  # Tokens for which an answer has room at first, where it may go on to the context's end.
 T = TypeVar("T")
 OTHERS = "run it with --backend vllm or --backend server"
@@ -107,7 +108,7 @@ class TransformersEngine:
         if (self._encoder is not None) != (endpoint == EMBEDDINGS):
             kind = "a sentence encoder" if self._encoder is not None else "a language model"
             raise ItemRefused(f"{self._name} is {kind}, which does not answer {endpoint}: give a model that does")
-        if (wrong := refusal(endpoint, body, "transformers")) is not None:
+        if (wrong := await _aside(body, lambda: refusal(endpoint, body, "transformers"))) is not None:
             raise ItemRefused(wrong)
         sent = as_sent(endpoint, body, "transformers")
         if self._encoder is not None:
@@ -119,10 +120,13 @@ class TransformersEngine:
             raise
         except ValueError as error:  # What binds its answer grew too complex.
             raise ItemRefused(f"{error}: change what binds the answer, or {OTHERS}") from error
-        answers = [(row, generation(self._tokenizer, row, prompt)) for row in rows]
         make = self._chat_choice if endpoint == CHAT else self._text_choice
-        choices = [make(number, *each) for number, each in enumerate(answers)]
         written = sum(len(row.written) for row in rows)
+
+        def made() -> list[Any]:
+            return [make(number, row, generation(self._tokenizer, row, prompt)) for number, row in enumerate(rows)]
+
+        choices = made() if written < _MANY else await asyncio.to_thread(made)
         return self._response(endpoint, choices, prompt, written)
 
     async def aclose(self) -> None:
@@ -133,7 +137,7 @@ class TransformersEngine:
         """Return the rows of a request, and what is read of it."""
         try:
             asked = _most_tokens(endpoint, body)
-            prompt = await _read_aside(body, lambda: self._read(endpoint, body, self._reader.reserved(asked)))
+            prompt = await _aside(body, lambda: self._read(endpoint, body, self._reader.reserved(asked)))
             if isinstance(prompt, InputTooLong):
                 raise prompt
             own = {"max_new_tokens": self._length, **self._settings}
@@ -141,6 +145,8 @@ class TransformersEngine:
             sampling = _sampling({**own, **body}, most)
             if endpoint == CHAT:
                 sampling = sampling.stopping_at(self._reader.chat_stops)
+            if (wrong := logprobs_problem(body, most * body.get("n", 1))) is not None:
+                raise ItemRefused(wrong)
             self._loaded.check_tokens(prompt.ids, "the prompt")
             # Compiled before anything waits, so that a wrong one is told at once.
             constraints = await self._constraints(body, body.get("n", 1))
@@ -188,7 +194,7 @@ class TransformersEngine:
 
     async def _embed(self, encoder: SentenceEncoder, body: Mapping[str, Any]) -> dict[str, Any]:
         given = body["input"]
-        read = await _read_aside(body, lambda: encoder.read([given] if isinstance(given, str) else given))
+        read = await _aside(body, lambda: encoder.read([given] if isinstance(given, str) else given))
         wrong = next((each for each in read if isinstance(each, InputTooLong)), None)
         if wrong is not None:
             raise ItemRefused(str(wrong)) from wrong
@@ -289,14 +295,20 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
-async def _read_aside(body: Mapping[str, Any], read: Callable[[], T]) -> T:
-    """Return what is read of a body: of a long one in a thread, since others are answered meanwhile."""
-    return read() if _characters(body) < _LONG else await asyncio.to_thread(read)
+async def _aside(body: Mapping[str, Any], look: Callable[[], T]) -> T:
+    """Return what is found in a body: in a long one in a thread, since others are answered meanwhile."""
+    return look() if _size(body) < _LONG else await asyncio.to_thread(look)
 
 
-def _characters(value: Any) -> int:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return len(value) if isinstance(value, str) else sum(map(_characters, inner))
+def _size(value: Any) -> int:
+    """Return how many characters and values there are in a value; not many more than `_LONG` are counted."""
+    rest, size = [value], 0
+    while rest and size < _LONG:
+        each = rest.pop()
+        inner = each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ()
+        size += len(each) if isinstance(each, str) else len(inner)
+        rest += inner if size < _LONG else ()
+    return size
 
 
 def _own_settings(settings: Any) -> dict[str, Any]:
