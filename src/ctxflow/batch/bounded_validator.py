@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-_MOST = 5_000_000  # Units of work for a value: some seconds of a slow core.
+_MOST = 10_000_000  # Units of work for a value: a second or two of a core.
 _CALL = 100  # What a keyword costs beside the sizes of its value and of what it judges,
 _CRAWL = 40  # and a reference for each part of a schema that has to be searched for its target.
 _CACHED_TEXT = 20_000  # Longer schemas are read anew for each value.

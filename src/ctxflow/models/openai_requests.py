@@ -101,14 +101,10 @@ def _texts(most: int) -> Check:
     return check
 
 
-def _tokens(value: Any) -> list[int] | None:
-    """Return tokens' numbers; None if a value is no list of such."""
-    right = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
-    return value if right else None
-
-
 def _ids(value: Any) -> str | None:
-    return "give a list of tokens' numbers" if _tokens(value) is None or len(value) > MOST_TOKENS else None
+    right = isinstance(value, list) and len(value) <= MOST_TOKENS
+    right = right and all(type(each) is int and each >= 0 for each in value)
+    return None if right else "give a list of tokens' numbers"
 
 
 def _bias(value: Any) -> str | None:
