@@ -78,3 +78,11 @@ def test_what_is_beside_a_pattern_is_judged():
     assert first_error(json.dumps(schema), {}) == "'a' is a required property"
     assert first_error(json.dumps(schema), {"a": "xx", "b": [1, True, 1.0]}).endswith("non-unique elements (at b)")
     assert first_error(json.dumps({"oneOf": [HARD, {"type": "null"}], "maxLength": 1}), "xx") == "'xx' is too long"
+
+
+def test_what_a_schema_says_besides_costs_its_work_too():
+    """Else a few references to a part of thousands of unknown keywords take half an hour."""
+    unknown = {"items": {f"x{n}": n for n in range(3000)}}
+    schema = {"$defs": {"a": unknown}, "allOf": [{"$ref": "#/$defs/a"}] * 3000, "maxItems": 1}
+    assert first_error(json.dumps(schema), [1] * 2000) is None
+    assert "is too long" in first_error(json.dumps({**schema, "allOf": []}), [1] * 2)

@@ -24,6 +24,7 @@ from ctxflow.models.openai_requests import (
     hazard,
     refusal,
 )
+from ctxflow.models.openai_schemas import schema_problem
 
 pytest.importorskip("jsonschema")
 
@@ -201,19 +202,41 @@ def test_completions_and_embeddings():
         ({"logprobs": True, "top_logprobs": 20, "n": 128, "max_tokens": 1000}, "of up to 128,000 tokens: give at most"),
         ({"moderation": {"model": "m"}}, "asks for OpenAI's own moderation"),
         ({"guided_choice": ["a"] * 5001}, "give at most 5,000 texts"),
-        ({"guided_choice": ["a" * 10_001]}, "of at most 10,000 characters each"),
+        ({"guided_choice": ["a" * 10_001] * 5}, "of at most 50,000 characters together"),
+        ({"guided_json": {"enum": ["a" * 9_999] * 6}}, "50,000 characters in all that is to be chosen among"),
+        ({"guided_json": {"anyOf": [{"const": "a" * 9_999}] * 6}}, "50,000 characters in all that is to be chosen"),
+        ({"stop_token_ids": list(range(1001))}, "give a list of at most 1,000 tokens' numbers"),
+        (
+            {"stop_token_ids": list(range(100)), "n": 128},
+            "stop_token_ids are too many: give 78 at most",
+        ),
+        ({"bad_words": ["no"] * 100, "n": 128}, "bad_words are too many: give 78 at most for 128 answers"),
+        ({"messages": [{"role": "user", "content": "a" * 400_000}], "prompt_logprobs": 20}, "prompt_logprobs are too"),
         ({"guided_regex": "a" * 10_001}, "give a regex of at most 10,000 characters"),
         ({"guided_grammar": "a" * 100_001}, "give a grammar of at most 100,000 characters"),
         ({"guided_json": {"enum": list(range(10_001))}}, "too large: give one of at most 10,000 parts"),
         ({"guided_json": {"pattern": "a" * 10_001}}, "too large: .* 10,000 in a text"),
         ({"guided_json": {"properties": {"a" * 10_001: {}}}}, "too large: .* 10,000 in a text"),
-        ({"guided_json": {"enum": ["a" * 9_999] * 101}}, "too large: .* 1,000,000 characters"),
+        ({"guided_json": {"description": "a" * 1_000_001}}, "too large: .* 1,000,000 characters"),
         ({"tools": [TOOL] * 1000}, "too large: give one of at most 10,000 parts"),
     ],
 )
 def test_what_is_wrong_with_a_field_is_told(fields, sentence):
     for backend in ("vllm", "server"):
         assert re.search(sentence, why(chat(**fields), backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_people_read_of_a_schema_may_be_long_and_a_prompt_alone_may_be_scored(backend):
+    tool = {"type": "function", "function": {"name": "ask", "description": "long " * 5_000, "parameters": {}}}
+    for fields in ({"tools": [tool]}, {"guided_json": {"description": "long " * 5_000}}):
+        if backend != "transformers" or "tools" not in fields:
+            assert why(chat(**fields), backend) is None
+    grammar = {"prompt": "One", "guided_grammar": "start: WORD\n%import  common.WORD"}
+    scored = {"prompt": "One", "max_tokens": 0, "echo": True, "logprobs": 5}
+    if backend != "transformers":
+        assert refusal(COMPLETIONS, grammar, backend) is None and refusal(COMPLETIONS, scored, backend) is None
+    assert "max_tokens = 0 asks for no answer" in refusal(COMPLETIONS, {"prompt": "One", "max_tokens": 0}, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -363,6 +386,12 @@ def test_images_have_so_many_pixels_at_most_alone_and_together(form):
     assert "have 251 images: give 250 at most" in asked(*[(1, 1)] * 251)[0]
 
 
+def test_a_png_of_two_headers_has_the_pixels_of_the_larger():
+    headers = [struct.pack(">I4sIIBBBBBI", 13, b"IHDR", *size, 8, 2, 0, 0, 0, 0) for size in ((1, 1), (9, 7))]
+    for order in (headers, headers[::-1]):
+        assert pixels_of(b"\x89PNG\r\n\x1a\n" + b"".join(order) + struct.pack(">I4s", 4, b"IDAT")) == 63
+
+
 @pytest.mark.parametrize("options", [("png", {}), ("jpeg", {}), ("jpeg", {"progressive": True}), ("gif", {}),
                                      ("webp", {}), ("webp", {"lossless": True}), ("bmp", {})])  # fmt: skip
 def test_an_image_has_the_pixels_that_pillow_finds(options):
@@ -410,6 +439,15 @@ def test_references_to_anchors_take_time_in_proportion():
     parts = {f"p{n}": {"$ref": "#zz"} for n in range(4000)}
     assert why(chat(guided_json={"properties": parts, "z": {"$anchor": "zz"}})) is None
     assert "nothing is there" in why(chat(guided_json={"properties": parts, "z": {"$anchor": "z"}}))
+
+
+@pytest.mark.parametrize("draft", ["draft-04/schema#", "draft/2020-12/schema"])
+def test_schemas_are_judged_in_time_in_proportion_whatever_they_list(draft):
+    marked = {"$schema": f"{'http' if '04' in draft else 'https'}://json-schema.org/{draft}"}
+    values = [{"a": n} for n in range(4900)]
+    assert schema_problem({**marked, "enum": values}) is None
+    if "04" in draft:
+        assert "(at enum)" in schema_problem({**marked, "enum": [*values, {"a": 1}]})
 
 
 def test_every_field_of_openai_s_own_types_is_passed_on_or_refused_knowingly():

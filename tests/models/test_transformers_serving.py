@@ -404,7 +404,9 @@ def test_a_chat_without_a_limit_goes_on_to_the_contexts_end_and_a_completion_for
     monkeypatch.setattr(transformers_serving, "_LIKELY", 5)
     chat = (CHAT, {"messages": [{"role": "user", "content": "Is it?"}], "temperature": 0, "stop": "never so"})
     monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", None)
-    long, short, limited = asked(loaded, chat, (COMPLETIONS, {"prompt": "a", "temperature": 0}), prompt("a"), max_batch_tokens=700)
+    long, short, limited = asked(
+        loaded, chat, (COMPLETIONS, {"prompt": "a", "temperature": 0}), prompt("a"), max_batch_tokens=700
+    )
     assert long["usage"]["total_tokens"] == loaded.model.config.max_position_embeddings
     assert [each["choices"][0]["finish_reason"] for each in (long, short)] == ["length"] * 2
     assert short["usage"]["completion_tokens"] == 16 and limited["usage"]["completion_tokens"] == 12

@@ -12,8 +12,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ctxflow.models.openai_schemas import unique_items
+
 _MOST = 10_000_000  # Units of work for a value: a second or two of a core.
 _CALL = 100  # What a keyword costs beside the sizes of its value and of what it judges,
+_STEP = 20  # what each value costs that a part of the schema judges, beside that part's keywords, known or not,
 _CRAWL = 40  # and a reference for each part of a schema that has to be searched for its target.
 _CACHED_TEXT = 20_000  # Longer schemas are read anew for each value.
 
@@ -23,8 +26,6 @@ _LEFT_OUT = frozenset({"pattern", "patternProperties", "unevaluatedItems", "unev
 _INVERTING = frozenset({"not", "oneOf", "if", "contains", "disallow"})
 _COMPARING = frozenset({"enum", "const", "dependentRequired", "dependencies"})  # Which look at all of their values.
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
-
-_FALSE, _TRUE = object(), object()  # Which equal neither 0 nor 1.
 
 Check = Callable[[Any, Any, Any, Any], Any]  # A keyword of jsonschema: takes a validator, its value, what it judges.
 
@@ -107,7 +108,8 @@ def _bounded(kind: Any) -> Any:
     own: dict[str, Check] = {"uniqueItems": _unique_items}
     made = extend(kind, {name: _counted(name, own.get(name, check)) for name, check in kind.VALIDATORS.items()})
 
-    def evolve(self: Any, **changes: Any) -> Any:
+    def evolve(self: Any, **changes: Any) -> Any:  # For each value that is judged by a part of the schema.
+        _WORK.get().spend(_STEP + _length(changes.get("schema")))
         return attrs.evolve(self, **changes)  # The library would take the class that a part's own $schema names.
 
     made.evolve = evolve
@@ -155,16 +157,8 @@ def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Itera
 
     if wanted and isinstance(value, list):
         _WORK.get().spend(_parts(value, _WORK.get().left))
-        if len({_hashable(each) for each in value}) < len(value):
+        if not unique_items(value):
             yield ValidationError(f"{value!r} has non-unique elements")
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    if isinstance(value, dict):
-        return frozenset((name, _hashable(each)) for name, each in value.items())
-    return (_FALSE, _TRUE)[value] if isinstance(value, bool) else value
 
 
 def _length(value: Any) -> int:

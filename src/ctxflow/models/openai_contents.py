@@ -267,7 +267,16 @@ def pixels_of(data: bytes) -> int:
 
 
 def _size_of_png(data: bytes) -> tuple[int, int]:
-    return struct.unpack_from(">II", data, 16) if data[12:16] == b"IHDR" else (0, 0)
+    place, width, height = 8, 0, 0
+    while len(data) >= place + 8:
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind in (b"IDAT", b"IEND"):
+            break
+        if kind == b"IHDR":  # Of several, decoders may take any.
+            found = struct.unpack_from(">II", data, place + 8)
+            width, height = max(width, found[0]), max(height, found[1])
+        place += 12 + length
+    return width, height
 
 
 def _size_of_jpeg(data: bytes) -> tuple[int, int]:

@@ -6,6 +6,7 @@ file, fetching an address, or loading what the job does not name; whatever is no
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ COMPLETION_TOKENS = 16
 _MOST_ANSWERS = 2048  # Of a request: texts, times its n.
 _MOST_LOGPROBS = 2_000_000  # Of a request's answers, each of which takes hundreds of bytes.
 _MOST_STOPS, _MOST_WORDS, _LONGEST_TEXT = 100, 1000, 256
+_MOST_FORBIDDEN = 10_000  # Words that are kept out of a request's answers, all together, at each step.
 
 
 def _count(
@@ -105,6 +107,11 @@ def _ids(value: Any) -> str | None:
     right = isinstance(value, list) and len(value) <= MOST_TOKENS
     right = right and all(type(each) is int and each >= 0 for each in value)
     return None if right else "give a list of tokens' numbers"
+
+
+def _few_ids(value: Any) -> str | None:
+    few = isinstance(value, list) and len(value) <= _MOST_WORDS
+    return _ids(value) if few else f"give a list of at most {_MOST_WORDS:,} tokens' numbers"
 
 
 def _bias(value: Any) -> str | None:
@@ -167,7 +174,7 @@ _SAMPLING = {
     "response_format": RequestField(_ALL, format_problem, ({"type": "text"},)),
     "min_tokens": _count(_ENGINES, 0, neutral=(0,)),
     "ignore_eos": RequestField(_ENGINES, _flag, (False,)),
-    "stop_token_ids": RequestField(_ENGINES, _ids, ([],)),
+    "stop_token_ids": RequestField(_ENGINES, _few_ids, ([],)),
     "include_stop_str_in_output": RequestField(_ENGINES, _flag, (False,)),
     "bad_words": RequestField(_ENGINES, _texts(_MOST_WORDS), ([],)),
     "allowed_token_ids": RequestField(_ENGINES, _ids),
@@ -199,6 +206,7 @@ FIELDS: dict[str, dict[str, RequestField]] = {
     },
     COMPLETIONS: {
         **_SAMPLING,
+        "max_tokens": _count(_ALL, 0, *RANGES["max_new_tokens"][1:2]),
         "logprobs": _count(_ALL, 0, 20, (False,)),
         "echo": RequestField(_ENGINES, _flag, (False,)),
         "suffix": RequestField(_SERVER, lambda value: None if isinstance(value, str) else "give a string", ("",)),
@@ -368,18 +376,41 @@ def _unknown_token(endpoint: str, body: Mapping[str, Any], vocabulary: int) -> s
 
 def _together(endpoint: str, body: Mapping[str, Any]) -> str | None:
     """Return what is wrong with fields that depend on each other."""
-    answers = body.get("n") or 1
+    return _answers_problem(endpoint, body) or _logged_problem(endpoint, body) or _binding_problem(body)
+
+
+def _texts_of(endpoint: str, body: Mapping[str, Any]) -> int:
+    given = body.get(CONTENTS[endpoint])
+    return len(given) if isinstance(given, list) and endpoint != CHAT and type(given[0]) is not int else 1
+
+
+def _answers_problem(endpoint: str, body: Mapping[str, Any]) -> str | None:
+    answers, best = body.get("n") or 1, body.get("best_of")
     if (seed := body.get("seed")) is not None and seed + answers - 1 > RANGES["seed"].most:
         return f"the body's n = {shown(answers)} answers have seeds from {seed} on, beyond 64 bits: give a smaller seed"
-    if (best := body.get("best_of")) is not None and best < answers:
+    if body.get("max_tokens") == 0 and not body.get("echo"):
+        return "the body's max_tokens = 0 asks for no answer: give 1 or more, or echo = true for the prompt alone"
+    if best is not None and best < answers:
         return f"the body's best_of = {shown(best)} is less than its n = {shown(answers)}: leave best_of out"
-    given = body.get(CONTENTS[endpoint])
-    answers *= len(given) if isinstance(given, list) and endpoint != CHAT and type(given[0]) is not int else 1
-    if answers > _MOST_ANSWERS:
-        return f"the body asks for {shown(answers)} answers: give {_MOST_ANSWERS:,} at most, of several requests"
+    written = int(max(answers, best or 1)) * _texts_of(endpoint, body)
+    if written > _MOST_ANSWERS:
+        return f"the body asks for {shown(written)} answers: give {_MOST_ANSWERS:,} at most, of several requests"
+    for name in ("bad_words", "stop_token_ids"):
+        if written * len(body.get(name) or ()) > _MOST_FORBIDDEN:
+            return (
+                f"the body's {name} are too many: give {_MOST_FORBIDDEN // written:,} at most for {written:,} answers"
+            )
+    return None
+
+
+def _logged_problem(endpoint: str, body: Mapping[str, Any]) -> str | None:
     limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    if limits and (wrong := logprobs_problem(body, int(limits[0] * answers))) is not None:
-        return wrong
+    answers = (body.get("n") or 1) * _texts_of(endpoint, body)
+    wrong = logprobs_problem(body, int(limits[0] * answers)) if limits else None
+    return wrong or _prompt_logprobs_problem(endpoint, body)
+
+
+def _binding_problem(body: Mapping[str, Any]) -> str | None:
     bound = [name for name in (*_GUIDED, "structured_outputs") if body.get(name) is not None]
     bound += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
     if len(bound) > 1:
@@ -402,11 +433,44 @@ def _together(endpoint: str, body: Mapping[str, Any]) -> str | None:
     return f"the body's tool_choice = {shown(choice)} is not supported: give none, auto, required or a function"
 
 
-def logprobs_problem(body: Mapping[str, Any], tokens: int) -> str | None:
-    """Return that a body asks for more log-probabilities than a machine may hold, of answers of so many tokens."""
+def longest_logged(body: Mapping[str, Any]) -> int:
+    """Return how many tokens the answers of a chat may have, so that a machine holds the log-probabilities it asks for.
+
+    >>> longest_logged({"logprobs": True, "top_logprobs": 19, "n": 2}), longest_logged({}) == LARGEST
+    (50000, True)
+    """
+    logged = _logged(body) * (body.get("n") or 1)
+    return _MOST_LOGPROBS // logged if logged else LARGEST
+
+
+def _logged(body: Mapping[str, Any]) -> int:
+    """Return how many log-probabilities there are to be of each token."""
     asked: Any = body.get("logprobs") or 0
     top: Any = (body.get("top_logprobs") or 0) if asked is True else asked
-    if not asked or tokens * (1 + top) <= _MOST_LOGPROBS:
+    return int(1 + top) if asked else 0
+
+
+def _prompt_logprobs_problem(endpoint: str, body: Mapping[str, Any]) -> str | None:
+    """Return that a body asks for more log-probabilities of what is read than a machine may hold."""
+    asked: Any = body.get("prompt_logprobs")
+    if asked is None and body.get("echo"):
+        asked = body.get("logprobs") or None
+    if asked is None:
+        return None
+    given: Any = body.get(CONTENTS[endpoint])
+    if isinstance(given, list) and endpoint != CHAT and not any(isinstance(each, str) for each in given):
+        tokens = sum(len(each) if isinstance(each, list) else 1 for each in given)
+    else:
+        tokens = len(json.dumps(given)) // 2  # Of two characters, as a rule of more.
+    if tokens * (1 + int(asked)) <= _MOST_LOGPROBS:
+        return None
+    what = "prompt_logprobs" if body.get("prompt_logprobs") is not None else "logprobs with echo"
+    return f"the body's {what} are too many for what is to be read: give {_MOST_LOGPROBS:,} at most in all"
+
+
+def logprobs_problem(body: Mapping[str, Any], tokens: int) -> str | None:
+    """Return that a body asks for more log-probabilities than a machine may hold, of answers of so many tokens."""
+    if tokens * _logged(body) <= _MOST_LOGPROBS:
         return None
     return (
         f"the body asks for log-probabilities of up to {tokens:,} tokens: give at most {_MOST_LOGPROBS:,} in all, by "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urljoin
 
@@ -16,6 +16,7 @@ from ctxflow.models.openai_contents import DEEPEST, shown
 
 # What an answer may be bound to: engines take time in proportion to it at each token, or in its square before.
 _MOST_CHOICES = 5_000
+_MOST_CHOSEN = 50_000  # Characters of all texts to choose among: xgrammar takes a second for 60,000, 8 for 200,000.
 _LONGEST = 10_000  # Characters of a text, or of a regular expression.
 _MOST_PARTS = 10_000  # Of a schema.
 _MOST_TEXT = 1_000_000
@@ -42,7 +43,7 @@ def format_problem(value: Any) -> str | None:
     return None if wrong is None else f"its schema is {wrong}"
 
 
-_IMPORT = re.compile(r"%\s*import\s+(?!common\b)")
+_IMPORT = re.compile(r"%\s*import\s+(?!\s|common\b)")
 
 
 def tools_problem(value: Any) -> str | None:
@@ -73,8 +74,8 @@ def constraint_problem(kind: str, value: Any) -> str | None:
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
             return "give a list of texts to choose among, none of them empty"
-        if len(value) > _MOST_CHOICES or max(map(len, value)) > _LONGEST:
-            return f"give at most {_MOST_CHOICES:,} texts, of at most {_LONGEST:,} characters each"
+        if len(value) > _MOST_CHOICES or sum(map(len, value)) > _MOST_CHOSEN:
+            return f"give at most {_MOST_CHOICES:,} texts, of at most {_MOST_CHOSEN:,} characters together"
         return None
     if kind in ("regex", "grammar"):
         if not isinstance(value, str) or not value:
@@ -105,8 +106,7 @@ def schema_problem(schema: Any) -> str | None:
         if (wrong := _size_problem(schema)) is not None:
             return wrong
         text = json.dumps(schema, sort_keys=True)
-        known = _known_problem if len(text) <= _CACHED_TEXT else _known_problem.__wrapped__
-        return known(text)
+        return (_known_problem if len(text) <= _CACHED_TEXT else _long_problem)(text)
     except RecursionError:
         return "no JSON schema that can be read: it is nested too deeply"
     except (ValueError, TypeError) as error:
@@ -120,21 +120,43 @@ def _known_problem(text: str) -> str | None:
     return _reference_problem(schema) or _metaschema_problem(schema)
 
 
+_long_problem = functools.lru_cache(maxsize=8)(_known_problem.__wrapped__)  # Few, since each may be long.
+
+
 def _size_problem(value: Any) -> str | None:
     """Return that a schema, or several together, are too large; None if not.
 
     :raises RecursionError: if it has more levels than any request has.
     """
-    characters = 0
+    characters = chosen = 0
     for parts, (part, _) in enumerate(_walked(value), 1):
-        texts = [part] if isinstance(part, str) else part if isinstance(part, dict) else ()
+        texts: Iterable[str] = ()
+        if isinstance(part, dict):
+            texts = [*part, *(each for key, each in part.items() if isinstance(each, str) and key not in _FOR_PEOPLE)]
+            characters += sum(len(each) for key, each in part.items() if isinstance(each, str) and key in _FOR_PEOPLE)
+            chosen += sum(_characters(part[key]) for key in ("enum", "const") if key in part)
+        elif isinstance(part, list):
+            texts = [each for each in part if isinstance(each, str)]
         characters += sum(map(len, texts))
         if parts > _MOST_PARTS or characters > _MOST_TEXT or max(map(len, texts), default=0) > _LONGEST:
             return (
                 f"too large: give one of at most {_MOST_PARTS:,} parts, {_MOST_TEXT:,} characters, and {_LONGEST:,} in "
                 "a text"
             )
+        if chosen > _MOST_CHOSEN:
+            return f"too large: give at most {_MOST_CHOSEN:,} characters in all that is to be chosen among"
     return None
+
+
+_FOR_PEOPLE = {"description", "title", "$comment"}
+
+
+def _characters(value: Any) -> int:
+    """Return the characters of all texts in what a schema gives to choose among."""
+    found = value if isinstance(value, str) else "" if not isinstance(value, (list, dict)) else None
+    if found is not None:
+        return len(found)
+    return sum(len(part) for part, _ in _walked(value) if isinstance(part, str))
 
 
 def _walked(value: Any) -> Iterator[tuple[Any, int]]:
@@ -198,17 +220,45 @@ def _metaschema_problem(schema: Any) -> str | None:
         return None
     # Without formats: patterns are not of Python's dialect, by which it would judge them.
     kind = validator_for(schema, default=Draft202012Validator)
-    judge = _newest_metaschema() if kind is Draft202012Validator else kind(kind.META_SCHEMA)
-    error = next(judge.iter_errors(schema), None)
+    error = next(_metaschema_of(kind).iter_errors(schema), None)
     if error is None:
         return None
     where = "/".join(map(str, error.absolute_path))
     return f"no JSON schema: {error.message[:200]}" + (f" (at {where})" if where else "")
 
 
+def unique_items(value: Any) -> bool:
+    """Return whether no item of a list equals another, as JSON has it, in time in proportion to its parts."""
+    return len({_hashable(each) for each in value}) == len(value)
+
+
+_FALSE, _TRUE = object(), object()  # Which equal neither 0 nor 1.
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return frozenset((name, _hashable(each)) for name, each in value.items())
+    return (_FALSE, _TRUE)[value] if isinstance(value, bool) else value
+
+
 @functools.cache
-def _newest_metaschema() -> Any:
-    """Return what judges schemas of draft 2020-12, by its vocabularies as one schema: it takes a sixth of the time."""
+def _metaschema_of(kind: Any) -> Any:
+    """Return what judges schemas of a draft; jsonschema's own would compare each item of a list with all others."""
+    from jsonschema import Draft202012Validator, ValidationError
+    from jsonschema.validators import extend
+
+    def check(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if wanted and isinstance(value, list) and not unique_items(value):
+            yield ValidationError(f"{value!r} has non-unique elements")
+
+    judging = extend(kind, {"uniqueItems": check})
+    return judging(_newest_metaschema() if kind is Draft202012Validator else kind.META_SCHEMA)
+
+
+def _newest_metaschema() -> dict[str, Any]:
+    """Return draft 2020-12's metaschema with its vocabularies as one schema: that takes a sixth of the time."""
     from jsonschema import Draft202012Validator
     from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
@@ -219,4 +269,5 @@ def _newest_metaschema() -> Any:
         made["properties"] |= vocabulary.get("properties", {})
         made["$defs"] |= vocabulary.get("$defs", {})
     text = json.dumps(made).replace('"$dynamicRef": "#meta"', '"$ref": "#"').replace('"meta/validation#', '"#')
-    return Draft202012Validator(json.loads(text))
+    found: dict[str, Any] = json.loads(text)
+    return found

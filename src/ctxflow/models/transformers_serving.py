@@ -19,7 +19,14 @@ from ctxflow.models.encode import SentenceEncoder
 from ctxflow.models.generate import batch_of, generation
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import COMPLETION_TOKENS, TURNING_OFF, as_sent, logprobs_problem, refusal
+from ctxflow.models.openai_requests import (
+    COMPLETION_TOKENS,
+    TURNING_OFF,
+    as_sent,
+    logprobs_problem,
+    longest_logged,
+    refusal,
+)
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.reading import Read, Reader, Tokens, context_length, tokenize
 from ctxflow.models.results import RANGES, Generation, InputTooLong, Sampling, as_base64
@@ -141,7 +148,7 @@ class TransformersEngine:
             if isinstance(prompt, InputTooLong):
                 raise prompt
             own = {"max_new_tokens": self._length, **self._settings}
-            most = asked or min(self._length - len(prompt.ids), own["max_new_tokens"])
+            most = asked or min(self._length - len(prompt.ids), own["max_new_tokens"], longest_logged(body))
             sampling = _sampling({**own, **body}, most)
             if endpoint == CHAT:
                 sampling = sampling.stopping_at(self._reader.chat_stops)

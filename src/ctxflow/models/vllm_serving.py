@@ -14,7 +14,7 @@ from ctxflow.errors import ContextLost, ItemRefused, closest, short
 from ctxflow.host.private_shm import one_path
 from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import MOST_TOKENS, as_sent, refusal
+from ctxflow.models.openai_requests import MOST_TOKENS, as_sent, longest_logged, refusal
 from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
 from ctxflow.models.vllm_options import check_vllm_options, parse_options
@@ -57,6 +57,7 @@ class VLLMEngine:
         self.max_model_len = max_model_len if (max_model_len or 0) > 0 else None
         config = getattr(processes.client, "model_config", None)
         self._vocabulary = config.get_vocab_size() if config is not None else MOST_TOKENS
+        self._length = int(getattr(config, "max_model_len", None) or self.max_model_len or MOST_TOKENS)
         self._handlers: dict[str, tuple[Any, Any]] = {}
         chat, completion = (getattr(state, f"openai_serving_{kind}", None) for kind in ("chat", "completion"))
         if chat is not None:
@@ -122,7 +123,11 @@ class VLLMEngine:
         if (why := refusal(endpoint, body, "vllm", vocabulary=self._vocabulary)) is not None:
             raise ItemRefused(why)
         kind, handler = self._handlers[endpoint]
-        request = self._request(kind, as_sent(endpoint, body, "vllm"), body.get("model"))
+        sent = as_sent(endpoint, body, "vllm")
+        limited = endpoint != CHAT or {"max_tokens", "max_completion_tokens"} & sent.keys()
+        if not limited and (longest := longest_logged(body)) < self._length:
+            sent["max_tokens"] = longest
+        request = self._request(kind, sent, body.get("model"))
         try:
             response = await self._processes.run(handler(request))
         except ContextLost:
