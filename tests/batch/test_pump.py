@@ -35,8 +35,11 @@ def test_memory_is_about_what_values_take(value):
 
 
 @contextlib.contextmanager
-def pumped(folder, rows, record=None, tally=None):
-    """A pump over rows, whose items are answered by themselves when `answer` is called."""
+def pumped(folder, rows, record=None, tally=None, result=None, in_order=False):
+    """A pump over rows, whose items are answered by themselves or `result` when `answer` is called.
+
+    In order, the first is answered when nothing else is left to answer.
+    """
     write_lines(folder / "in.jsonl", rows)
     _, source = open_source(folder / "in.jsonl")
     in_flight = []
@@ -51,14 +54,21 @@ def pumped(folder, rows, record=None, tally=None):
         answer.most = max(answer.most, sum(memory_of(items) for _, items, _ in in_flight))
         while in_flight:
             numbers, items, stream = in_flight.pop()
-            stream.deliver(numbers, list(items))
+            if in_order and numbers[0] == 0 and len(numbers) > 1:
+                in_flight.append((numbers[:1], items[:1], stream))
+                numbers, items = numbers[1:], items[1:]
+            answer.given += len(numbers)
+            answer.first = answer.first or (numbers[0] == 0 and answer.given)
+            stream.deliver(numbers, [items[n] if result is None else result for n in range(len(items))])
+            if in_order:
+                return
 
-    submit.next = answer.most = 0
+    submit.next = answer.most = answer.given = answer.first = 0
     places = (folder / name for name in ("out.jsonl", "errors.jsonl", "progress"))
     with Ledger(*places) as ledger:
         intake = Intake(source, lambda values: (values["text"],), None, (), ledger)
         yield answer, ledger, Pump(
-            intake.chunks(), submit, ledger, record or (lambda row, result: {"row": row.number}), str, False,
+            intake.chunks(), submit, ledger, record or (lambda row, result: {"row": row.number}), str, in_order,
             lambda *said: None, answer, tally or (lambda row, result: None), Tolerance("100%"),
         )  # fmt: skip
 
@@ -70,6 +80,16 @@ def test_what_is_in_flight_is_bounded_by_the_memory_that_it_takes(tmp_path, monk
         running.run()
         chunk = 12 * memory_of(json.loads(json.dumps(rows[0])))
         assert ledger.done == 40 and 20_000_000 / 2 < answer.most < 20_000_000 + chunk
+
+
+def test_so_is_what_waits_for_its_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(pump, "WINDOW_BYTES", 20_000_000)
+    rows = [{"text": f"text {n}"} for n in range(4000)]
+    vector = [float(n) for n in range(4096)]
+    with pumped(tmp_path, rows, result=vector, in_order=True) as (answer, ledger, running):
+        running.run()
+        assert ledger.done == 4000
+        assert answer.first < 2500, "few were asked before it was known how large answers are, and no more then"
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, AssertionError, MemoryError, ValueError])

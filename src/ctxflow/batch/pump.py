@@ -25,6 +25,7 @@ from ctxflow.ownership import uninterrupted
 from ctxflow.rows.source import Row, RowError, Source
 
 _ITEM_OVERHEAD = 500  # Bytes that an item in flight takes beside its values.
+_FIRST_ANSWER = 10_000  # Bytes that an answer is thought to take before there is one.
 _SMALL_ROW = 256  # Bytes of a row that is not looked through, but counted as
 _MOST_TIMES = 28  # times as much, which is what values take of the shortest text.
 
@@ -286,7 +287,7 @@ class Pump:
     def _feed(self) -> bool:
         """Take in rows until the window is full; whether there may be more, although none is on its way."""
         until = time.monotonic() + _PATIENCE
-        while not self._exhausted and self.rows < WINDOW_ROWS and self._bytes < WINDOW_BYTES:
+        while not self._exhausted and self.rows < WINDOW_ROWS and self._held < WINDOW_BYTES:
             try:
                 chunk = next(self.chunks, None)
             except ValueError as error:
@@ -298,6 +299,10 @@ class Pump:
             if time.monotonic() > until:
                 break
         return not self._exhausted
+
+    @property
+    def _held(self) -> int:
+        return self._bytes + (self._turns.expected() if self._turns is not None else 0)
 
     def _take_in(self, chunk: list[Prepared]) -> None:
         self.tolerance.read([row.number for row in chunk])
@@ -389,8 +394,10 @@ class _Turns:
     """Answers that wait until all rows before theirs are answered."""
 
     def __init__(self) -> None:
+        self._bytes = 0  # Of answers that wait,
+        self._seen, self._seen_bytes = 1, _FIRST_ANSWER  # and of all that came.
         self._order: collections.deque[Prepared] = collections.deque()
-        self._ready: dict[int, Any] = {}
+        self._ready: dict[int, tuple[Any, int]] = {}
 
     def expect(self, rows: Iterable[Prepared]) -> None:
         self._order += rows
@@ -398,7 +405,16 @@ class _Turns:
     def next(self, answers: Iterable[tuple[Prepared, Any]]) -> Iterator[tuple[Prepared, Any]]:
         """Yield those whose turn has come."""
         for row, answer in answers:
-            self._ready[row.number] = answer
+            size = memory_of(answer)
+            self._ready[row.number] = answer, size
+            self._bytes += size
+            self._seen, self._seen_bytes = self._seen + 1, self._seen_bytes + size
         while self._order and self._order[0].number in self._ready:
             row = self._order.popleft()
-            yield row, self._ready.pop(row.number)
+            answer, size = self._ready.pop(row.number)
+            self._bytes -= size
+            yield row, answer
+
+    def expected(self) -> int:
+        """Return what the answers take that wait, and those that may have to, by what answers took so far."""
+        return self._bytes + (len(self._order) - len(self._ready)) * self._seen_bytes // self._seen
