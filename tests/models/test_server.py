@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,7 @@ def test_a_server_that_is_busy_for_one_request_alone_fails_at_it_and_says_what_i
 ):
     monkeypatch.setattr(openai_server, "_MINUTE", 0.1)
     monkeypatch.setattr(openai_server, "_BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(openai_server, "_BUSY_TRIES", 10)
     told = f"is busy: 1 request waits for it, one for 0 s; it answers {status}: so it is]"
 
     async def main():
@@ -166,9 +168,45 @@ def test_a_server_that_is_busy_for_one_request_alone_fails_at_it_and_says_what_i
             while not alone.done():
                 assert await server.answer(CHAT, {})
                 others += 1
-            with pytest.raises(ServerFailed, match=rf"answered this request {status} for .*, and others were answered"):
+            sentence = rf"answered this request {status} for .*, and others that were sent later were answered"
+            with pytest.raises(ServerFailed, match=sentence):
                 await alone
-            assert others >= openai_server._BUSY_MINUTES and server.waiting == 0
+            assert others >= openai_server._BUSY_OTHERS and server.waiting == 0
+            monkeypatch.setattr(openai_server, "_ALONE_SECONDS", 0.1)
+            with pytest.raises(ServerFailed, match=rf"answered this request {status} .* no other was answered either"):
+                await server.answer(CHAT, {"do": status})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("slots", "window"), [(1, 8), (3, 8), (8, 64)])
+def test_rows_at_a_server_that_takes_few_at_once_are_all_answered_but_the_one_that_it_always_refuses(
+    monkeypatch, slots, window
+):
+    monkeypatch.setattr(openai_server, "_BUSY_SECONDS", 0.005)
+    monkeypatch.setattr(openai_server, "_BUSY_TRIES", 40)
+
+    async def main():
+        async with served() as server:
+            there, at_once = 0, asyncio.Semaphore(window)
+
+            async def post(endpoint, data):
+                nonlocal there
+                if there == slots or b"poison" in data:
+                    return types.SimpleNamespace(status=429, json=lambda: None, body=b"full")
+                there += 1
+                await asyncio.sleep(0.002)
+                there -= 1
+                return types.SimpleNamespace(status=200, json=dict)
+
+            async def asked(number):
+                async with at_once:
+                    return await server.answer(CHAT, {"prompt": "poison" if number == 20 else "row"})
+
+            monkeypatch.setattr(server._client, "post", post)
+            answers = await asyncio.gather(*map(asked, range(400)), return_exceptions=True)
+            failed = [number for number, answer in enumerate(answers) if answer != {}]
+            assert failed == [20] and isinstance(answers[20], ServerFailed)
 
     asyncio.run(main())
 

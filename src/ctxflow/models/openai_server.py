@@ -7,8 +7,11 @@ user can reach it, at a UNIX socket or by a key, and nothing is sent before it w
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
+import math
 import os
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,8 +38,11 @@ _LATE = (408, 425)  # What may pass: a request that took too long, or came too e
 _LATE_TRIES = 3
 _BUSY = (429, 503)  # and what passes, but for a request that is refused so while others are answered.
 _BUSY_SECONDS = 5.0  # The longest pause before such a request is sent again.
+_BUSY_TRIES = 100  # After which one is given up, in eight minutes or more, if meanwhile
+_BUSY_OTHERS = 20  # so many were answered that were sent later; or, if there are no others,
+_ALONE_SECONDS = 1800.0  # when nobody was answered for so long.
 _MINUTE = 60.0
-_BUSY_MINUTES = 5  # In which others were answered, after which it is given up.
+_GROWTH = 0.25  # By how much the number of requests that a busy server gets at once grows with each answer.
 _DEATH_SECONDS = 1.0  # How long a failing server is watched for its end.
 _SENTENCE = 1000  # Characters of what a server says.
 
@@ -113,7 +119,7 @@ class OpenAIServer:
     :ivar name: what kind of server it is.
     :ivar models: what may be given as a request's "model": the base model first, then its adapters.
     :ivar answers_any_name: whether a request for another model is for the only one that there is.
-    :ivar served: how many requests it has answered; `waiting`, for how many it is busy.
+    :ivar served: how many requests it has answered; `served_at`, when it did last; `waiting`, for how many it is busy.
     """
 
     answers_any_name = False
@@ -130,6 +136,8 @@ class OpenAIServer:
         self._dump, self._unreached, self._stranger = dump, UNREACHED, Stranger
         self._in_flight = self._answered = 0
         self.served = self.waiting = 0
+        self.served_at = 0.0
+        self._gate = _Gate()
         self._told = 0.0  # When it was last told that requests wait.
         self._lost = ""  # Why it is of no more use.
         self._ending: asyncio.Future[None] | None = None
@@ -208,21 +216,26 @@ class OpenAIServer:
     async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one request, as `OpenAIEngine.answer`.
 
-        A server that is busy (429, 503) is asked again, which is told once a minute; a connection that is lost too,
-        while the server lives, and a request that took too long (408, 425), three times in all.
+        A server that is busy (429, 503) gets as many requests at once as it took, and is asked again, which is told
+        once a minute; a connection that is lost too, while the server lives, and a request that took too long (408,
+        425), three times in all.
 
-        :raises ServerFailed: if it fails at this request again and again, and lives; or if it is busy for this one,
-            while it answered others in each of five minutes.
+        :raises ServerFailed: if it fails at this request again and again, and lives; or if it is busy for this one 100
+            times while it answers others that were sent later, or for all of them for half an hour.
         """
         data = self._to_send(endpoint, body)
         lost = late = tries = 0
         busy: _Busy | None = None
         self._in_flight += 1
         try:
+            if self.waiting:  # Else a new one would take each place before those for which it was busy come again.
+                await asyncio.sleep(_BUSY_SECONDS * random.random() * self.waiting / self._in_flight)
             while True:
                 self._check_lost()
+                await self._gate.enter(again=busy is not None)
                 try:
                     answer = await self._client.post(endpoint, data)
+                    self._gate.answered(answer.status in _BUSY, busy is not None)
                 except self._unreached as error:
                     await self._look_after()
                     lost += 1
@@ -233,15 +246,18 @@ class OpenAIServer:
                     raise await self._give_up(
                         f"does not listen at port {self._port} any more, but somebody else"
                     ) from None
+                finally:
+                    self._gate.leave()
                 self._answered += 1
                 if answer.status == 200:
                     self.served += 1
+                    self.served_at = asyncio.get_running_loop().time()
                     return self._taken(answer)
                 late += answer.status in _LATE
                 if answer.status not in (*_LATE, *_BUSY) or late >= _LATE_TRIES:
                     raise await self._refusal(endpoint, answer)
                 if answer.status in _BUSY:
-                    busy = busy or _Busy(self)
+                    busy = busy or _Busy(self, self._gate.there)
                     busy.check(answer)
                 await self._look_after(0.0)
                 await asyncio.sleep(min(_BUSY_SECONDS, 0.1 * 1.5 ** min(tries, 20)))
@@ -377,26 +393,85 @@ class OpenAIServer:
         self._scratch.close()
 
 
-class _Busy:
-    """A request for which a server is busy: since when, and whether it answers others meanwhile."""
+class _Gate:
+    """How many requests a server gets at once: all that there are, until it is busy; then what it took, and a few more.
 
-    def __init__(self, server: OpenAIServer) -> None:
+    What is over that waits here, those first for which it was busy before.
+
+    :ivar there: how many it has.
+    """
+
+    def __init__(self) -> None:
+        self.there = 0
+        self._limit = math.inf
+        self._refused: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._new: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    async def enter(self, again: bool) -> None:
+        """Wait until a request may be sent.
+
+        :param again: whether the server was busy for it before.
+        """
+        if self.there < self._limit and not self._refused and (again or not self._new):
+            self.there += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        waiting = self._refused if again else self._new
+        waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled():
+                with contextlib.suppress(ValueError):
+                    waiting.remove(turn)
+            else:
+                self.leave()
+            raise
+
+    def answered(self, busy: bool, again: bool) -> None:
+        """Note an answer; the request is still to leave."""
+        if busy:
+            others = self.there if again else self.there - 1  # One that comes again may be refused for itself.
+            self._limit = max(1, others, self._limit / 2 if self._limit < math.inf else 0)
+        else:
+            self._limit += _GROWTH
+
+    def leave(self) -> None:
+        """Make room for others: a request is answered, or not any more."""
+        self.there -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        while (waiting := self._refused or self._new) and self.there < self._limit:
+            turn = waiting.popleft()
+            if not turn.done():
+                self.there += 1
+                turn.set_result(None)
+
+
+class _Busy:
+    """A request for which a server is busy: since when, how often, and how many others it answered instead."""
+
+    def __init__(self, server: OpenAIServer, there: int) -> None:
         self._server = server
-        self._since = self._minute = asyncio.get_running_loop().time()
-        self._served = server.served
-        self._beside = 0  # Minutes in which others were answered.
+        self._since = asyncio.get_running_loop().time()
+        self._tries = 0
+        self._others = server.served + there  # Once it has answered more, these were sent later.
         server.waiting += 1
 
     def check(self, answer: Answer) -> None:
-        """Tell of it, or raise `ServerFailed` if others were answered for too long."""
+        """Tell of it, or raise `ServerFailed` if it need not be waited for any more."""
         server, now = self._server, asyncio.get_running_loop().time()
-        if now - self._minute >= _MINUTE:
-            self._beside += server.served > self._served
-            self._minute, self._served = now, server.served
-        if self._beside >= _BUSY_MINUTES:
+        self._tries += 1
+        others = ""
+        if self._tries >= _BUSY_TRIES and server.served >= self._others + _BUSY_OTHERS:
+            others = "others that were sent later were answered"
+        elif now - max(self._since, server.served_at) >= _ALONE_SECONDS:
+            others = "no other was answered either"
+        if others:
             raise ServerFailed(
-                f"{server.name} answered this request {answer.status} for {now - self._since:.0f} s, and others were "
-                f"answered meanwhile: {_sentence(answer)}"
+                f"{server.name} answered this request {answer.status} for {now - self._since:.0f} s, and {others}: "
+                f"{_sentence(answer)}"
             )
         server.tell_busy(answer, now - self._since)
 
