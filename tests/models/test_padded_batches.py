@@ -16,7 +16,7 @@ from ctxflow.models.reading import rotary_limit
 from ctxflow.models.results import OutOfMemoryError, Sampling
 from ctxflow.models.row_cache import Unsupported
 from ctxflow.models.row_forward import RowsForward
-from ctxflow.models.running_batch import RunningBatch, RunningRow
+from ctxflow.models.running_batch import RunningBatch, RunningRow, decoded
 from ctxflow.models.transformers import InternalBatches
 
 SMALL = {
@@ -159,6 +159,49 @@ def test_a_row_that_does_not_fit_alone_does_not_take_others_with_it(causal_lm, m
     assert [isinstance(row.error, OutOfMemoryError) for row in rows] == [False, True, False, True, False]
     those = [rows[number] for number in (0, 2, 4)]
     assert all(len(row.written) == 8 and row.finish_reason == "length" for row in those)
+
+
+def stepped(loaded, rows, monkeypatch):
+    """What rows that enter a batch at once are answered, and the numbers of those written together."""
+    batch = padded(loaded)
+    seen = groups(batch, monkeypatch)
+    for row in rows:
+        batch.add(row)
+    ended = []
+    while not batch.idle:
+        ended += batch.step()
+    return ended, seen
+
+
+def test_rows_without_a_limit_are_written_in_stretches(causal_lm, monkeypatch):
+    loaded = made(causal_lm, "Mamba", state_size=4)
+    rows = rows_of([9], [8])
+    [free], text = written(rows, padded(loaded).run), rows[0].prompt
+    stop = decoded(loaded.tokenizer, free[2:6])  # Across the end of the first stretch.
+
+    def asked(likely):
+        samplings = [
+            Sampling(max_new_tokens=20, temperature=1.5, seed=4),
+            Sampling(max_new_tokens=20, stop=[stop]),
+            Sampling(max_new_tokens=3),
+        ]
+        return [RunningRow(text, sampling, likely=likely) for sampling in samplings]
+
+    whole, parts = asked(None), asked(4)
+    stepped(loaded, whole, monkeypatch)
+    ended, seen = stepped(loaded, parts, monkeypatch)
+    assert ended[0] is parts[2]  # The shortest waits for no other's end.
+    assert len(seen) > 2
+    assert [row.written for row in parts] == [row.written for row in whole]
+    assert [(len(row.written), row.finish_reason) for row in parts] == [(20, "length"), (6, "stop"), (3, "length")]
+
+
+def test_rows_are_written_in_one_where_settings_count_from_the_beginning(causal_lm, monkeypatch):
+    monkeypatch.setattr(causal_lm.model.generation_config, "min_new_tokens", 6)
+    row = RunningRow([1, 2, 3], Sampling(max_new_tokens=12), likely=4)
+    _, seen = stepped(causal_lm, [row], monkeypatch)
+    assert seen == [1]
+    assert len(row.written) >= 6
 
 
 def test_a_row_may_turn_the_models_own_settings_off(causal_lm, monkeypatch):

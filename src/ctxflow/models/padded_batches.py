@@ -13,6 +13,7 @@ from ctxflow.models.drawing import column, drawn, parameters
 from ctxflow.models.own_settings import TURNED_OFF
 from ctxflow.models.reading import rotary_limit
 from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models.row_forward import other_settings
 from ctxflow.models.running_batch import RunningRow, end_tokens
 from ctxflow.models.transformers import InternalBatches, LoadedModel, left_padded
 
@@ -31,6 +32,7 @@ class PaddedBatches:
         self._workload = workload
         self._waiting: collections.deque[RunningRow] = collections.deque()
         self._limit = rotary_limit(loaded.model.config)
+        self._in_one = bool(other_settings(loaded))  # Some count from where `generate` begins.
         self._companions = _companions(loaded)
         self._last: list[RunningRow] = []  # What went through the model last.
 
@@ -41,6 +43,8 @@ class PaddedBatches:
 
     def add(self, row: RunningRow) -> None:
         """Have a row wait behind those that wait."""
+        if self._in_one:
+            row.room = row.capacity
         self._waiting.append(row)
 
     def remove(self, row: RunningRow) -> None:
@@ -66,13 +70,16 @@ class PaddedBatches:
             return chosen
 
         run: Any = self._workload.run if at_once else self._workload.run_each
-        yield from run([row.capacity for row in rows], write)
+        yield from run([row.room for row in rows], write)
 
     def step(self) -> list[RunningRow]:
-        """Write an internal batch of the rows that wait, those most like the oldest in length, and return them."""
+        """Write an internal batch of the rows that wait, those most like the oldest in length; return what has ended.
+
+        A row that has filled its room without having ended waits for one of twice the size, behind the others.
+        """
         if not self._waiting:
             return []
-        numbers = self._workload.next_batch([row.capacity for row in self._waiting])
+        numbers = self._workload.next_batch([row.room for row in self._waiting])
         chosen = [self._waiting[number] for number in numbers]
         for row in chosen:
             self._waiting.remove(row)
@@ -80,8 +87,13 @@ class PaddedBatches:
             list(self._ended(chosen, at_once=True))
         except OutOfMemoryError as error:  # Of one row, which was tried alone.
             self._last[0].error = error
-            self._waiting.extendleft(row for row in reversed(chosen) if not row.ended)
             self._loaded.release()
+        unfinished = [row for row in chosen if not row.ended]
+        self._waiting.extendleft(row for row in reversed(unfinished) if _remaining(row))
+        for row in unfinished:
+            if not _remaining(row):  # Behind the others, which may be shorter.
+                row.room = min(row.capacity, 2 * row.room)
+                self._waiting.append(row)
         return [row for row in chosen if row.ended]
 
     def _parts(self, rows: Sequence[RunningRow]) -> list[list[RunningRow]]:
@@ -95,7 +107,7 @@ class PaddedBatches:
         return parts
 
     def _together(self, rows: Sequence[RunningRow]) -> bool:
-        lengths = [len(row.prompt) for row in rows]
+        lengths = [len(row.prompt) + len(row.written) for row in rows]
         if len(rows) > 1 and (
             self._companions == "none"
             or (self._companions == "equal" and len(set(lengths)) > 1)
@@ -103,13 +115,13 @@ class PaddedBatches:
         ):
             return False
         # Rows that have ended go on, padded, until the last of them has.
-        most = max(lengths) + max(row.sampling.max_new_tokens for row in rows)
+        most = max(lengths) + max(map(_remaining, rows))
         return self._limit is None or most <= self._limit or min(lengths) > self._limit
 
     def _write(self, rows: list[RunningRow]) -> None:
         loaded, self._last = self._loaded, rows
         off = [TURNED_OFF[name] for name in rows[0].off]
-        ids, mask = left_padded([row.prompt for row in rows], loaded.pad_id, loaded.device)
+        ids, mask = left_padded([[*row.prompt, *row.written] for row in rows], loaded.pad_id, loaded.device)
         width = ids.shape[1]
         ends = end_tokens(loaded)
         finish = _Finish(loaded.tokenizer, rows, width, loaded.device)
@@ -117,7 +129,7 @@ class PaddedBatches:
         written = loaded.model.generate(
             input_ids=ids,
             attention_mask=mask,
-            max_new_tokens=max(row.sampling.max_new_tokens for row in rows),
+            max_new_tokens=max(map(_remaining, rows)),
             do_sample=False,  # sampling happens in _Sampler, whose draws do not depend on the other rows
             num_beams=1,
             eos_token_id=ends or None,
@@ -127,7 +139,7 @@ class PaddedBatches:
             **{name: value for each in off for name, value in each.items()},
         )
         for row, tokens, stopped_at in zip(rows, written[:, width:].tolist(), finish.stopped_at, strict=True):
-            _end(row, tokens, ends, stopped_at)
+            _extend(row, tokens, ends, stopped_at)
 
 
 def _companions(loaded: LoadedModel) -> str:
@@ -163,18 +175,26 @@ def _companions(loaded: LoadedModel) -> str:
         return "equal" if same(scores(short, equal)) else "none"
 
 
-def _end(row: RunningRow, written: list[int], ends: Sequence[int], stopped_at: int | None) -> None:
-    ids = written[: min(row.sampling.max_new_tokens, stopped_at or len(written))]
+def _remaining(row: RunningRow) -> int:
+    """Return how many more tokens a row has room for."""
+    return row.room - len(row.prompt) - len(row.written)
+
+
+def _extend(row: RunningRow, new: list[int], ends: Sequence[int], stopped_at: int | None) -> None:
+    ids = new[: min(_remaining(row), stopped_at or len(new))]
     end = next((place for place, token in enumerate(ids) if token in ends), None)
-    row.written = ids if end is None else ids[: end + 1]
-    row.finish_reason = "length" if end is None and stopped_at is None else "stop"
+    row.written += ids if end is None else ids[: end + 1]
+    if end is not None or stopped_at is not None:
+        row.finish_reason = "stop"
+    elif len(row.written) >= row.sampling.max_new_tokens:
+        row.finish_reason = "length"
 
 
 class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
-    """End a row at its own number of new tokens or at one of its stop strings."""
+    """End a row where its room is filled or at one of its stop strings."""
 
     def __init__(self, tokenizer: Any, rows: Sequence[RunningRow], width: int, device: torch.device) -> None:
-        limits = [row.sampling.max_new_tokens for row in rows]
+        limits = [_remaining(row) for row in rows]
         self._tokenizer = tokenizer
         self._width = width
         self._limits = torch.tensor(limits, device=device)
@@ -194,7 +214,7 @@ class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
             if (
                 self.stopped_at[row] is None
                 and new <= self._limits[row]
-                and self._rows[row].stops(tail, self._tokenizer)
+                and self._rows[row].stops([*self._rows[row].written[-longest:], *tail], self._tokenizer)
             ):
                 self.stopped_at[row] = new
         return done | torch.tensor([place is not None for place in self.stopped_at], device=input_ids.device)
@@ -211,7 +231,7 @@ class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self._width
-        draws = column([row.draw(step) for row in self._rows], scores.device)
+        draws = column([row.draw(len(row.written) + step) for row in self._rows], scores.device)
         found = drawn(scores, draws, *self._parameters)
         chosen = torch.full_like(scores, float("-inf")).scatter_(1, found, 0.0)
         return torch.where(self._greedy, scores, chosen)

@@ -19,9 +19,16 @@ from ctxflow.models.transformers import LoadedModel
 OTHER_SETTINGS = (
     "sequence_bias", "bad_words_ids", "min_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id",
     "exponential_decay_length_penalty", "begin_suppress_tokens", "watermarking_config", "guidance_scale",
-    "remove_invalid_values", "renormalize_logits", "token_healing",
+    "remove_invalid_values", "renormalize_logits", "token_healing", "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
 )  # fmt: skip
 """What a model's generation settings may ask, that is left to transformers' own loop."""
+
+
+def other_settings(loaded: LoadedModel) -> list[str]:
+    """Return which of `OTHER_SETTINGS` the model asks for."""
+    settings = loaded.model.generation_config
+    return [name for name in OTHER_SETTINGS if getattr(settings, name, None) not in (None, False, 0, 1)]
 
 
 class RowsForward:
@@ -44,9 +51,7 @@ class RowsForward:
         limit, length = rotary_limit(config), context_length(config)
         if limit is not None and (length is None or length > limit):
             raise Unsupported(f"it turns positions otherwise beyond {limit} tokens")
-        settings = loaded.model.generation_config
-        asked = [name for name in OTHER_SETTINGS if getattr(settings, name, None) not in (None, False, 0, 1)]
-        if asked:
+        if asked := other_settings(loaded):
             raise Unsupported(f"its generation settings have {asked[0]}")
         taken = inspect.signature(loaded.model.forward).parameters
         if "position_ids" not in taken:
