@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 from pathlib import Path
 
@@ -105,6 +106,25 @@ def test_a_server_gets_no_request_that_it_would_follow_and_the_only_model_answer
             assert await answered_by("other") == "other"
 
     asyncio.run(main())
+
+
+def test_long_requests_are_judged_beside_the_event_loop(monkeypatch):
+    judged, hazard = {}, openai_server.hazard
+
+    def watched(endpoint, body):
+        judged[body["number"]] = threading.current_thread()
+        return hazard(endpoint, body)
+
+    monkeypatch.setattr(openai_server, "hazard", watched)
+
+    async def main():
+        async with served() as server:
+            for number, text in enumerate(["short", "long " * 10_000]):
+                asked = {"number": number, "messages": [{"role": "user", "content": text}]}
+                assert (await server.answer(CHAT, asked))["echo"]["messages"] == asked["messages"]
+
+    asyncio.run(main())
+    assert [each is threading.main_thread() for each in judged.values()] == [True, False]
 
 
 def test_errors_of_a_request_are_sentences():

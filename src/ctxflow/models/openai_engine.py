@@ -6,13 +6,16 @@ process, a server that it started, or transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
 """What an engine may be asked at."""
+
+_LONG = 20_000  # Characters and values, which take some hundredths of a second to judge, read and check.
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -36,3 +39,23 @@ class OpenAIEngine(Protocol):
 
     async def aclose(self) -> None:
         """End the engine with all that it started. Requests in flight end with an error; a second call does nothing."""
+
+
+async def aside(body: Mapping[str, Any], look: Callable[[], T]) -> T:
+    """Return what is found in a request's body: in a long one in a thread, since others are answered meanwhile."""
+    if _size(body) < _LONG:
+        return look()
+    import asyncio  # Here, since drivers import this module for its names.
+
+    return await asyncio.to_thread(look)
+
+
+def _size(value: Any) -> int:
+    """Return how many characters and values there are in a value; not many more than `_LONG` are counted."""
+    rest, size = [value], 0
+    while rest and size < _LONG:
+        each = rest.pop()
+        inner = each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ()
+        size += len(each) if isinstance(each, str) else len(inner)
+        rest += inner if size < _LONG else ()
+    return size

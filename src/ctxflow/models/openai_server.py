@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.errors import ContextLost, ItemRefused, counted, short
 from ctxflow.host.local_files import OF_LIBRARY, Scratch
 from ctxflow.models.model_folder import locate_model
-from ctxflow.models.openai_engine import ENDPOINTS
+from ctxflow.models.openai_engine import ENDPOINTS, aside
 from ctxflow.models.openai_requests import hazard
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.server_command import ServerCommand, read_command
@@ -223,7 +223,7 @@ class OpenAIServer:
         :raises ServerFailed: if it fails at this request again and again, and lives; or if it is busy for this one 100
             times while it answers others that were sent later, or for all of them for half an hour.
         """
-        data = self._to_send(endpoint, body)
+        data = await aside(body, lambda: self._to_send(endpoint, body))
         lost = late = tries = 0
         busy: _Busy | None = None
         self._in_flight += 1

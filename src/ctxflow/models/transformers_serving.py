@@ -9,8 +9,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_thread import BatchThread
@@ -18,7 +18,7 @@ from ctxflow.models.constraints import Grammars
 from ctxflow.models.encode import SentenceEncoder
 from ctxflow.models.generate import batch_of, generation
 from ctxflow.models.model_folder import locate_model
-from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, aside
 from ctxflow.models.openai_requests import (
     COMPLETION_TOKENS,
     TURNING_OFF,
@@ -34,10 +34,8 @@ from ctxflow.models.running_batch import RunningRow, end_tokens
 from ctxflow.models.transformers import LoadedModel, load_language_model
 
 _NO_END = 2**17  # Tokens of a context whose model says of no end.
-_LONG = 20_000  # Characters, which take some hundredths of a second to read,
-_MANY = 2_000  # and tokens, to be written out.
+_MANY = 2_000  # Tokens, which take some hundredths of a second to be written out.
 _LIKELY = 256  # Tokens for which an answer has room at first, where it may go on to the context's end.
-T = TypeVar("T")
 OTHERS = "run it with --backend vllm or --backend server"
 
 
@@ -115,7 +113,7 @@ class TransformersEngine:
         if (self._encoder is not None) != (endpoint == EMBEDDINGS):
             kind = "a sentence encoder" if self._encoder is not None else "a language model"
             raise ItemRefused(f"{self._name} is {kind}, which does not answer {endpoint}: give a model that does")
-        if (wrong := await _aside(body, lambda: refusal(endpoint, body, "transformers"))) is not None:
+        if (wrong := await aside(body, lambda: refusal(endpoint, body, "transformers"))) is not None:
             raise ItemRefused(wrong)
         sent = as_sent(endpoint, body, "transformers")
         if self._encoder is not None:
@@ -144,7 +142,7 @@ class TransformersEngine:
         """Return the rows of a request, and what is read of it."""
         try:
             asked = _most_tokens(endpoint, body)
-            prompt = await _aside(body, lambda: self._read(endpoint, body, self._reader.reserved(asked)))
+            prompt = await aside(body, lambda: self._read(endpoint, body, self._reader.reserved(asked)))
             if isinstance(prompt, InputTooLong):
                 raise prompt
             own = {"max_new_tokens": self._length, **self._settings}
@@ -201,7 +199,7 @@ class TransformersEngine:
 
     async def _embed(self, encoder: SentenceEncoder, body: Mapping[str, Any]) -> dict[str, Any]:
         given = body["input"]
-        read = await _aside(body, lambda: encoder.read([given] if isinstance(given, str) else given))
+        read = await aside(body, lambda: encoder.read([given] if isinstance(given, str) else given))
         wrong = next((each for each in read if isinstance(each, InputTooLong)), None)
         if wrong is not None:
             raise ItemRefused(str(wrong)) from wrong
@@ -300,22 +298,6 @@ def _byte_of_character() -> dict[str, int]:
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-async def _aside(body: Mapping[str, Any], look: Callable[[], T]) -> T:
-    """Return what is found in a body: in a long one in a thread, since others are answered meanwhile."""
-    return look() if _size(body) < _LONG else await asyncio.to_thread(look)
-
-
-def _size(value: Any) -> int:
-    """Return how many characters and values there are in a value; not many more than `_LONG` are counted."""
-    rest, size = [value], 0
-    while rest and size < _LONG:
-        each = rest.pop()
-        inner = each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ()
-        size += len(each) if isinstance(each, str) else len(inner)
-        rest += inner if size < _LONG else ()
-    return size
 
 
 def _own_settings(settings: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from ctxflow.errors import ContextLost, ItemRefused, closest, short
 from ctxflow.host.private_shm import one_path
 from ctxflow.models.model_folder import locate_model
-from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, aside
 from ctxflow.models.openai_requests import MOST_TOKENS, as_sent, longest_logged, refusal
 from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
@@ -120,14 +120,15 @@ class VLLMEngine:
         if endpoint not in self._handlers:
             can = " and ".join(each for each in ENDPOINTS if each in self._handlers) or "nothing that can be asked here"
             raise ItemRefused(f"this model in vLLM does {can}, not {short(endpoint)}: name another model")
-        if (why := refusal(endpoint, body, "vllm", vocabulary=self._vocabulary)) is not None:
+        why = await aside(body, lambda: refusal(endpoint, body, "vllm", vocabulary=self._vocabulary))
+        if why is not None:
             raise ItemRefused(why)
         kind, handler = self._handlers[endpoint]
         sent = as_sent(endpoint, body, "vllm")
         limited = endpoint != CHAT or {"max_tokens", "max_completion_tokens"} & sent.keys()
         if not limited and (longest := longest_logged(body)) < self._length:
             sent["max_tokens"] = longest
-        request = self._request(kind, sent, body.get("model"))
+        request = await aside(body, lambda: self._request(kind, sent, body.get("model")))
         try:
             response = await self._processes.run(handler(request))
         except ContextLost:
