@@ -368,6 +368,7 @@ def test_a_machine_that_stood_still_costs_no_context(driven, tmp_path):
     time.sleep(2.0)
     driven.host.check()
     os.kill(process, signal.SIGCONT)
+    eventually(lambda: driven.selector.select(0), what="its answer")  # However long it takes to get a core.
     assert driven.next("raised")[0]["failure"]["kind"] == "cancelled"
     driven.call(lambda state, items: [os.getpid()], [1])
     assert pickle.loads(driven.next("finished")[1]) == [process]
