@@ -204,7 +204,7 @@ def test_rows_at_a_server_that_takes_few_at_once_are_all_answered_but_the_one_th
     monkeypatch, slots, window
 ):
     monkeypatch.setattr(openai_server, "_BUSY_SECONDS", 0.005)
-    monkeypatch.setattr(openai_server, "_BUSY_TRIES", 40)
+    monkeypatch.setattr(openai_server, "_BUSY_TRIES", 10)
 
     async def main():
         async with served() as server:
@@ -212,7 +212,7 @@ def test_rows_at_a_server_that_takes_few_at_once_are_all_answered_but_the_one_th
 
             async def post(endpoint, data):
                 nonlocal there
-                if there == slots or b"poison" in data:
+                if there == slots or b"poison" in data or (b"unlucky" in data and there):
                     return types.SimpleNamespace(status=429, json=lambda: None, body=b"full")
                 there += 1
                 await asyncio.sleep(0.002)
@@ -221,7 +221,7 @@ def test_rows_at_a_server_that_takes_few_at_once_are_all_answered_but_the_one_th
 
             async def asked(number):
                 async with at_once:
-                    return await server.answer(CHAT, {"prompt": "poison" if number == 20 else "row"})
+                    return await server.answer(CHAT, {"prompt": {20: "poison", 30: "unlucky"}.get(number, "row")})
 
             monkeypatch.setattr(server._client, "post", post)
             answers = await asyncio.gather(*map(asked, range(400)), return_exceptions=True)

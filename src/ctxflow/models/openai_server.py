@@ -38,7 +38,7 @@ _LATE = (408, 425)  # What may pass: a request that took too long, or came too e
 _LATE_TRIES = 3
 _BUSY = (429, 503)  # and what passes, but for a request that is refused so while others are answered.
 _BUSY_SECONDS = 5.0  # The longest pause before such a request is sent again.
-_BUSY_TRIES = 100  # After which one is given up, in eight minutes or more, if meanwhile
+_BUSY_TRIES = 100  # After which one is sent alone, and given up, in eight minutes or more, if meanwhile
 _BUSY_OTHERS = 20  # so many were answered that were sent later; or, if there are no others,
 _ALONE_SECONDS = 1800.0  # when nobody was answered for so long.
 _MINUTE = 60.0
@@ -221,7 +221,8 @@ class OpenAIServer:
         425), three times in all.
 
         :raises ServerFailed: if it fails at this request again and again, and lives; or if it is busy for this one 100
-            times while it answers others that were sent later, or for all of them for half an hour.
+            times while it answers others that were sent later, and then also while it has no other of ours; or if it
+            is busy for all of them for half an hour.
         """
         data = await aside(body, lambda: self._to_send(endpoint, body))
         lost = late = tries = 0
@@ -232,7 +233,8 @@ class OpenAIServer:
                 await asyncio.sleep(_BUSY_SECONDS * random.random() * self.waiting / self._in_flight)
             while True:
                 self._check_lost()
-                await self._gate.enter(again=busy is not None)
+                alone = busy is not None and busy.passed_over
+                await self._gate.enter(again=busy is not None, alone=alone)
                 try:
                     answer = await self._client.post(endpoint, data)
                     self._gate.answered(answer.status in _BUSY, busy is not None)
@@ -258,7 +260,7 @@ class OpenAIServer:
                     raise await self._refusal(endpoint, answer)
                 if answer.status in _BUSY:
                     busy = busy or _Busy(self, self._gate.there)
-                    busy.check(answer)
+                    busy.check(answer, alone)
                 await self._look_after(0.0)
                 await asyncio.sleep(min(_BUSY_SECONDS, 0.1 * 1.5 ** min(tries, 20)))
                 tries += 1
@@ -404,48 +406,54 @@ class _Gate:
     def __init__(self) -> None:
         self.there = 0
         self._limit = math.inf
+        self._is_alone = False
+        self._alone: collections.deque[asyncio.Future[None]] = collections.deque()
         self._refused: collections.deque[asyncio.Future[None]] = collections.deque()
         self._new: collections.deque[asyncio.Future[None]] = collections.deque()
 
-    async def enter(self, again: bool) -> None:
+    async def enter(self, again: bool, alone: bool = False) -> None:
         """Wait until a request may be sent.
 
         :param again: whether the server was busy for it before.
+        :param alone: whether the server is to have no other until it leaves.
         """
-        if self.there < self._limit and not self._refused and (again or not self._new):
-            self.there += 1
-            return
         turn = asyncio.get_running_loop().create_future()
-        waiting = self._refused if again else self._new
+        waiting = self._alone if alone else self._refused if again else self._new
         waiting.append(turn)
+        self._wake()
         try:
             await turn
         except BaseException:
             if turn.cancelled():
                 with contextlib.suppress(ValueError):
                     waiting.remove(turn)
+                self._wake()  # Others may have waited for it to be alone.
             else:
                 self.leave()
             raise
 
     def answered(self, busy: bool, again: bool) -> None:
         """Note an answer; the request is still to leave."""
-        if busy:
+        if busy and not self._is_alone:
             others = self.there if again else self.there - 1  # One that comes again may be refused for itself.
             self._limit = max(1, others, self._limit / 2 if self._limit < math.inf else 0)
-        else:
+        elif not busy:
             self._limit += _GROWTH
 
     def leave(self) -> None:
         """Make room for others: a request is answered, or not any more."""
         self.there -= 1
+        self._is_alone = False
         self._wake()
 
     def _wake(self) -> None:
-        while (waiting := self._refused or self._new) and self.there < self._limit:
+        while not self._is_alone and (waiting := self._alone or self._refused or self._new):
+            if self.there >= (1 if self._alone else self._limit):
+                break
             turn = waiting.popleft()
             if not turn.done():
                 self.there += 1
+                self._is_alone = waiting is self._alone
                 turn.set_result(None)
 
 
@@ -459,12 +467,20 @@ class _Busy:
         self._others = server.served + there  # Once it has answered more, these were sent later.
         server.waiting += 1
 
-    def check(self, answer: Answer) -> None:
-        """Tell of it, or raise `ServerFailed` if it need not be waited for any more."""
+    @property
+    def passed_over(self) -> bool:
+        """Whether it was refused often enough while others were answered: by chance, or for itself."""
+        return self._tries >= _BUSY_TRIES and self._server.served >= self._others + _BUSY_OTHERS
+
+    def check(self, answer: Answer, alone: bool) -> None:
+        """Tell of it, or raise `ServerFailed` if it need not be waited for any more.
+
+        :param alone: whether the server had no other request of ours.
+        """
         server, now = self._server, asyncio.get_running_loop().time()
         self._tries += 1
         others = ""
-        if self._tries >= _BUSY_TRIES and server.served >= self._others + _BUSY_OTHERS:
+        if alone and self.passed_over:
             others = "others that were sent later were answered"
         elif now - max(self._since, server.served_at) >= _ALONE_SECONDS:
             others = "no other was answered either"
