@@ -6,6 +6,7 @@ in this process, and for large files in `~/.cache/ctxflow/digests.jsonl` (or bel
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -32,6 +33,35 @@ Stamp = tuple[str, int, int, int]
 
 Tell = Callable[[int, int], None]
 """Called with the bytes read and the bytes to read, once a second, after two seconds."""
+
+
+# Byte order marks; those that begin with another's come first.
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def mark_of(data: bytes) -> tuple[bytes, str | None]:
+    """Return the byte order mark that data begin with, and the encoding that it tells; b"" and None without one."""
+    return next(((mark, encoding) for mark, encoding in MARKS if data.startswith(mark)), (b"", None))
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file that a person wrote, without its byte order mark, its lines ended by newlines alone.
+
+    It is UTF-8, or what the mark tells.
+
+    :raises OSError: if it cannot be read.
+    :raises UnicodeDecodeError: if it is in another encoding.
+    """
+    data = Path(path).read_bytes()
+    mark, encoding = mark_of(data)
+    text = data[len(mark) :].decode() if encoding in (None, "utf-8") else data.decode(str(encoding))
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def digest_path(path: str | os.PathLike[str], again: bool = False) -> str:

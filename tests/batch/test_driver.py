@@ -453,6 +453,25 @@ def test_lines_of_text(folder):
     assert read_lines(folder / "out.jsonl") == [{"row": 0, "result": "ONE"}, {"row": 2, "result": "TWO"}]
 
 
+def test_documents_are_rows_that_name_their_files_and_are_known_by_them(folder):
+    (folder / "docs" / "sub").mkdir(parents=True)
+    (folder / "docs" / "b.txt").write_text("one\n\ntwo")
+    (folder / "docs" / "sub" / "c.html").write_text("<p>three")
+    run("docs", "upper", column=["text"], order="input")
+    first = [{"row": 0, "file": "b.txt", "result": "ONE\n\nTWO"}, {"row": 1, "file": "sub/c.html", "result": "THREE"}]
+    assert read_lines(folder / "out.jsonl") == first
+    (folder / "docs" / "a.md").write_text("zero")
+    notes = Notes()
+    assert run("docs", "upper", column=["text"], order="input", display=notes).done_now == 1
+    assert read_lines(folder / "out.jsonl") == [*first, {"row": 0, "file": "a.md", "result": "ZERO"}]
+    for output in ("docs/out.jsonl", "docs/sub/out.csv"):
+        with pytest.raises(UsageError, match="would be a part of the input docs at the next start"):
+            run("docs", "upper", output, column=["text"])
+    (folder / "docs" / "scan.pdf").write_bytes(b"%PDF")
+    run("docs", "upper", "again.jsonl", column=["text"], display=notes)
+    assert "ctxflow: 1 file in docs is not read: scan.pdf" in notes.said
+
+
 def test_progress_counts_what_is_done_and_left(folder, executor):
     eventually(lambda: executor.connected_workers == WORKERS)
     write_lines(folder / "in.jsonl", [{"n": n} for n in range(300)])

@@ -30,6 +30,10 @@ CONTENTS = {
     "in.tsv": ('id\ttext\r\n1\tKöln\r\n2\t"two\nlines é"\r\n', {}),
     "semicolons.csv": ('id;text\n1;Köln\n2;"two\nlines é"', {"delimiter": ";"}),
     "in.dat": ('id|text\n1|Köln\n2|"two\nlines é"', {"delimiter": "|"}),
+    "mac.csv": ('id,text\r1,Köln\r\r2,"two\rlines é"\r', {}),
+    "mac.jsonl": ('{"id": "1", "text": "Köln"}\r\r{"id": "2", "text": "two\\nlines é"}', {}),
+    "excel.csv": ('id,text,,\r\n1,Köln,,\r\n2,"two\nlines é"\r\n', {}),
+    "longer rows.csv": ('id,text\n1,Köln,\n2,"two\nlines é",,\n', {}),
     "in.jsonl": ('{"id": "1", "text": "Köln"}\n\n{"id": "2", "text": "two\\nlines é"}\n', {}),
 }
 
@@ -57,9 +61,10 @@ def test_the_same_rows_whatever_the_file_is_in(tmp_path, name, encoding, compres
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_lines_of_text(tmp_path, encoding):
+@pytest.mark.parametrize("text", ["Köln\r\n\né\n last", "Köln\r\ré\r last"])
+def test_lines_of_text(tmp_path, encoding, text):
     encode, named = ENCODINGS[encoding]
-    (tmp_path / "in.txt").write_bytes(encode("Köln\r\n\né\n last"))
+    (tmp_path / "in.txt").write_bytes(encode(text))
     form, source = open_source(tmp_path / "in.txt", Reading(encoding=named))
     assert (form, source.columns()) == ("text", ("text",))
     assert [(row.number, row.values["text"]) for row in rows_of(source)] == [(0, "Köln"), (2, "é"), (3, " last")]
@@ -114,3 +119,29 @@ def test_a_plain_file_is_read_directly(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(b"a\nb\n")
     with open_lines(tmp_path / "in.jsonl") as (lines, raw):
         assert isinstance(lines, TextLines) and lines._file is raw
+
+
+def test_a_row_that_a_stray_quote_makes_of_many_is_told(tmp_path):
+    eaten = '2,"he is 6 ft tall\n' + "".join(f"{n},row {n}\n" for n in range(3, 41)) + '41,the end"\n42,last\n'
+    texts = '2,"so\nit is, he said\n\nand, so, on\nit goes"\n'
+    cases = {
+        "id,text\n1,fine\n" + eaten: "row 2 below the header, has 40 lines, 3 to 42 of the file, which look like rows",
+        "id,text\n1,fine\n" + texts: None,
+        "text\n" + texts.replace(",", ""): None,
+    }
+    for number, (content, sentence) in enumerate(cases.items()):
+        (tmp_path / f"{number}.csv").write_text(content)
+        told = []
+        source = open_source(tmp_path / f"{number}.csv", Reading(told=told.append))[1]
+        assert all(isinstance(row.values, dict) for row in [*rows_of(source), *rows_of(source)])
+        assert [sentence in each for each in told] == [True] * (sentence is not None), "once, however often it is read"
+
+
+def test_a_quote_without_an_end_names_the_lines_that_it_takes(tmp_path):
+    (tmp_path / "in.csv").write_text('id,text\n1,"fine\n2,b\n3,c\n')
+    (row,) = rows_of(open_source(tmp_path / "in.csv")[1])
+    assert "unexpected end of data in lines 2 to 4 of the file, which are one row if the quotes" in str(row.values)
+    (tmp_path / "in.csv").write_text("id,text\n1,a\rb\n2,c\n")
+    bad, good = rows_of(open_source(tmp_path / "in.csv")[1])
+    assert str(bad.values) == "the row cannot be read: a carriage return stands in it, outside of quotes"
+    assert good.values == {"id": "2", "text": "c"}

@@ -125,7 +125,7 @@ def test_any_bytes_below_a_header_are_rows_or_errors(tmp_path_factory, data):
 def test_csv_headers(tmp_path):
     path = tmp_path / "in.csv"
     path.write_text("a,a\n1,2\n")
-    with pytest.raises(ValueError, match="names the column 'a' twice"):
+    with pytest.raises(ValueError, match="has two columns 'a': rename one"):
         rows_of(CsvSource(path))
     path.write_text("")
     assert rows_of(CsvSource(path)) == [] and CsvSource(path).columns() is None

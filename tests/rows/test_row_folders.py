@@ -39,7 +39,7 @@ def test_shards_are_one_table_in_the_order_of_their_names(tmp_path, suffix, name
     (tmp_path / "README.md").write_text("about it")
     (tmp_path / "_SUCCESS").write_text("")
     (tmp_path / ".hidden.jsonl").write_text("broken")
-    form, source = open_source(tmp_path)
+    form, source = open_source(tmp_path, Reading("text" if suffix == ".txt" else None))
     assert form == {".parquet": "dataset", ".txt": "text"}.get(suffix, suffix.split(".")[1])
     assert texts(source) == ["one", "two", "three", "four"]
     assert source.fraction() == 1
@@ -65,7 +65,7 @@ def test_rows_of_shards_have_numbers_and_places_of_their_own(tmp_path):
         assert found == [row.number for row in rows if row.number >= len(skip) or not skip[row.number]]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv", ".txt"])
 def test_files_named_as_splits_are_splits(tmp_path, suffix):
     write(tmp_path / "data" / f"train-00000-of-00002{suffix}", "one")
     write(tmp_path / "data" / f"train-00001-of-00002{suffix}", "two")

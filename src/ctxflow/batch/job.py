@@ -44,7 +44,7 @@ class Job(pydantic.BaseModel):
     input: Annotated[
         Path,
         Option(
-            "OpenAI batch requests, JSON Lines, CSV, text lines, Parquet, or a folder of such files or a dataset's.",
+            "OpenAI batch requests, JSON Lines, CSV, text lines, Parquet, or a folder: of such files, a dataset, documents.",
             "", metavar="INPUT", free=True,
         ),
     ]  # fmt: skip
@@ -111,8 +111,8 @@ class Job(pydantic.BaseModel):
         pydantic.Field(ge=1),
     ] = None
     input_format: Annotated[
-        Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None,
-        Option("By default recognised by name and content.", ROWS),
+        Literal["openai", "jsonl", "csv", "text", "parquet", "dataset", "documents"] | None,
+        Option("By default recognised by name and content; of documents, each file is a row.", ROWS),
     ] = None
     output_format: Annotated[
         Literal["openai", "jsonl", "csv", "parquet"] | None, Option("By default that of the output's extension.", ROWS)

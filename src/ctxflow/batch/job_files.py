@@ -114,7 +114,7 @@ def check_files(job: Job, source: Source, files: Files) -> None:
     check_apart([("the input", job.input), *(("the input", path) for path in source.files)], files.written)
     check_apart(_read_beside(job), files.written)
     if job.input.is_dir():
-        check_not_among(job.input, source.files, files.written)
+        check_not_among(job.input, source.files, files.written, all_below=job.input_format == "documents")
 
 
 _NAME_BYTES = 255  # Of a name, where the filesystem does not say.
@@ -175,11 +175,16 @@ def check_apart(reads: Iterable[Named], writes: Sequence[Named]) -> None:
             raise UsageError(f"{theirs} {written} is {what} {path}{how}: name another output")
 
 
-def check_not_among(folder: Path, shards: Iterable[Path], writes: Sequence[Named]) -> None:
-    """Refuse an output that the next start would read as one more part of its input's folder."""
+def check_not_among(folder: Path, shards: Iterable[Path], writes: Sequence[Named], all_below: bool = False) -> None:
+    """Refuse an output that the next start would read as one more part of its input's folder.
+
+    :param all_below: whether the input is all that is in the folder and in those below.
+    """
     read = {(os.path.realpath(shard.parent), shard.suffix.lower()) for shard in shards}
+    real = Path(os.path.realpath(folder))
     for what, path in writes:
-        if (os.path.realpath(path.parent), path.suffix.lower()) in read:
+        within = all_below and real in Path(os.path.realpath(path)).parents
+        if within or (os.path.realpath(path.parent), path.suffix.lower()) in read:
             raise UsageError(
                 f"{what} {path} would be a part of the input {folder} at the next start: name an output elsewhere"
             )

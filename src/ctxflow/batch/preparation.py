@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.apps import BatchApp
-from ctxflow.batch.display import Display, QuietDisplay
+from ctxflow.batch.display import Display
 from ctxflow.batch.engine_checks import engine_problems
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import function_app
@@ -19,8 +19,9 @@ from ctxflow.batch.job_status import status_path
 from ctxflow.batch.row_items import URLS, Item, asked_of, endpoint_of, family_of, misaddressed
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
-from ctxflow.errors import BusyError, UsageError, closest, counted
+from ctxflow.errors import BusyError, UsageError, closest, counted, one_line
 from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
+from ctxflow.rows.documents import FILE, TEXT
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, columns_for, head_of
 from ctxflow.sites import load_site
@@ -202,7 +203,7 @@ def prepare(job: Job, display: Display) -> Work:
     :raises CtxflowError: if something is not installed that it takes.
     """
     with refused():
-        form, source = open_source(job.input, job.reading)
+        form, source = open_source(job.input, dataclasses.replace(job.reading, told=display.note))
         if job.limit is not None:
             source = Limited(source, job.limit)
         head = head_of(source)
@@ -245,6 +246,9 @@ def _noted(wrong: list[str]) -> Iterator[None]:
         wrong += error.lines if isinstance(error, FileError) else [str(error)]
 
 
+_IDS = {"openai": "custom_id", "documents": FILE}  # The columns that identify rows, of forms that have one.
+
+
 def resolved(job: Job, form: str, source: Source) -> Job:
     """Return the job with what its input decides: the task of OpenAI's requests, the form of the output."""
     changes: dict[str, Any] = {"input_format": form}
@@ -257,10 +261,10 @@ def resolved(job: Job, form: str, source: Source) -> Job:
         changes["task"] = job.task or _task_of(source)
     elif job.function is None:
         changes["task"] = job.task or "generate"
-        if form == "text" and job.template is None:
-            changes["column"] = job.column or tuple(source.columns() or ())
-    if form == "openai":
-        changes["id_column"] = job.id_column or "custom_id"
+        if form in ("text", "documents") and job.template is None:
+            changes["column"] = job.column or (TEXT,)
+    if form in _IDS:
+        changes["id_column"] = job.id_column or _IDS[form]
     output = str(job.output_format or "")
     if not output:
         output = form_of(job.output)
@@ -295,10 +299,12 @@ def preview(job: Job) -> dict[str, Any]:
 
     :returns: "input", its "form", "rows" (None where only reading a large file would tell) and "columns"; "does", the
         "site" with its "engine"; the files that it "writes", whether it "goes_on" where an earlier run ended; and
-        "first", for some rows, the "row" and either its "prompt" (or "messages", "input", "parameters") or its "error".
+        "first", for some rows, the "row" and either its "prompt" (or "messages", "input", "parameters") or its "error";
+        "notes", what else is to be known.
     :raises UsageError, CtxflowError: as `ctxflow.batch.driver.run_job`.
     """
-    work = prepare(job, QuietDisplay())
+    display = _Notes()
+    work = prepare(job, display)
     job, files = work.job, work.files
     columns = head_of(work.source).known
     written = (files.output, files.rows, files.errors, files.journal, status_path(files.output))
@@ -307,7 +313,7 @@ def preview(job: Job) -> dict[str, Any]:
     models = {"model": job.model} if job.model is not None else {"models": job.models}
     model = {} if job.function is not None else {**models, "task": job.task, **said, **job.parameters}
     function = {} if job.function is None else {"function": job.function, **job.constants}
-    return {
+    found = {
         "input": str(job.input),
         "form": job.input_format,
         "rows": _rows(work.source),
@@ -319,6 +325,18 @@ def preview(job: Job) -> dict[str, Any]:
         "goes_on": files.journal.exists(),
         "first": list(_first(work.source, work.make)),
     }
+    return {**found, "notes": list(dict.fromkeys(display.notes))}
+
+
+class _Notes(Display):
+    """Keeps the sentences that a job would show."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep a sentence."""
+        self.notes.append(text)
 
 
 def _rows(source: Source) -> int | None:
@@ -358,6 +376,7 @@ def preview_text(found: Mapping[str, Any]) -> str:
         f"on       {found['site']} ({found['engine']}), {going_on}",
         f"writes   {found['writes'][0]}",
         *(f"         {path}" for path in found["writes"][1:]),
+        *(f"note     {one_line(text)}" for text in found["notes"]),
     ]
     for row in found["first"]:
         lines += ["", f"--- {row['place']}", *_shown(row)]

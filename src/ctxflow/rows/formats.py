@@ -16,34 +16,27 @@ import io
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ctxflow.errors import InputError, counted, one_line, short
+from ctxflow.files import mark_of
 from ctxflow.rows.source import (
-    CHUNK_BYTES,
-    CHUNK_ROWS,
     IN_BATCH,
     MAX_ROW_BYTES,
     InputFiles,
     Row,
     RowError,
     Words,
+    in_chunks,
     left_out,
     opened,
     suffix_of,
 )
 
-# Byte order marks; those that begin with another's come first.
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile)
+_HEAD_BYTES = 1 << 16  # By which the ends of lines are told.
+UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def check_encoding(name: str) -> str:
@@ -86,16 +79,21 @@ class TextLines:
                 while (part := self._file.readline(1 << 20)) and not part.endswith(b"\n"):
                     pass
                 raise RowError(f"the line is longer than {MAX_ROW_BYTES >> 20} MiB")
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise InputError(f"{self._name} cannot be read on, as its compressed data are broken: {error}") from None
         return line
 
 
 class _Transcoded:
-    """Lines of another encoding, as UTF-8."""
+    """Lines of another encoding, or with other ends, as UTF-8 with newlines.
 
-    def __init__(self, file: Any, encoding: str) -> None:
-        self._text = io.TextIOWrapper(file, encoding, errors="ctxflow-marked", newline="\n")
+    :param end: what ends a line, a newline or a carriage return.
+    """
+
+    def __init__(self, file: Any, encoding: str, end: str) -> None:
+        errors = "surrogateescape" if encoding == "utf-8" else "ctxflow-marked"
+        self._text = io.TextIOWrapper(file, encoding, errors=errors, newline=end)
+        self._end = end
         self._begun = False
 
     def readline(self, limit: int, /) -> bytes:
@@ -103,6 +101,8 @@ class _Transcoded:
         text = self._text.readline(limit)
         if not self._begun:
             self._begun, text = True, text.removeprefix("\ufeff")
+        if self._end != "\n" and text.endswith(self._end):
+            text = text[:-1] + "\n"
         return text.encode("utf-8", "surrogateescape")
 
 
@@ -122,6 +122,7 @@ class Reading:
 
     :ivar form: its format; `split`: which part of a dataset's folder.
     :ivar name: what a person calls the input, by default its path; `words`: what to write to have it read otherwise.
+    :ivar told: takes sentences on what is read in another way than a person may expect.
     """
 
     form: str | None = None
@@ -130,10 +131,16 @@ class Reading:
     encoding: str | None = None
     name: str = ""
     words: Words = IN_BATCH
+    told: Callable[[str], None] = lambda text: None
 
     def called(self, path: Path) -> str:
         """Return what messages call the input."""
         return self.name or f"the input {path}"
+
+    def other_encoding(self, encoding: str) -> str:
+        """Return what else can be done about bytes that are none of an encoding, where nobody named it."""
+        how = self.words.encoding.format("cp1252")
+        return f"; if all of the input is of another encoding, {how}" if encoding == "UTF-8" else ""
 
 
 @contextlib.contextmanager
@@ -158,7 +165,7 @@ def head_of(data: Any, size: int, called: str) -> bytes:
     try:
         head: bytes = data.read(size)
         return head
-    except (*_UNREADABLE, OSError) as error:
+    except (*UNREADABLE, OSError) as error:
         raise InputError(f"{called} cannot be read, as its compressed data are broken: {error}") from None
 
 
@@ -168,26 +175,40 @@ def open_lines(path: Path, reading: Reading = Reading()) -> Iterator[tuple[TextL
 
     :raises ValueError: if it cannot be read, or is in another encoding.
     """
-    called, encoding, name = reading.called(path), reading.encoding, reading.name or str(path)
+    name = reading.name or str(path)
     with decompressed(path) as (data, raw):
-        head = head_of(data, 4, called)
-        data.seek(0)
-        mark, by_mark = next(((mark, its) for mark, its in _MARKS if head.startswith(mark)), (b"", None))
-        chosen = check_encoding(encoding) if encoding is not None else by_mark or "utf-8"
-        if by_mark is not None and not chosen.startswith(by_mark):
-            raise InputError(f"{called} begins with the byte order mark of {by_mark}: leave --encoding out")
-        if chosen in ("utf-8", "utf-8-sig", "ascii"):
-            if encoding is None and by_mark is None and _seems_utf16(head):
-                kind = "utf-16-le" if head[1] == 0 else "utf-16-be"
-                raise InputError(f"{called} seems to be of UTF-16: {reading.words.encoding.format(kind)}")
-            data.seek(len(mark))
-            yield TextLines(data, "utf-8", name), raw
+        head = head_of(data, _HEAD_BYTES, reading.called(path))
+        mark, encoding = encoding_of(head, reading, reading.called(path))
+        data.seek(len(mark))
+        begin = head.decode(encoding, "ignore")
+        end = "\r" if "\r" in begin and "\n" not in begin else "\n"
+        if encoding == "utf-8" and end == "\n":
+            yield TextLines(data, encoding, name), raw
         else:
-            yield TextLines(_Transcoded(data, chosen), chosen, name), raw
+            yield TextLines(_Transcoded(data, encoding, end), encoding, name), raw
+
+
+def encoding_of(head: bytes, reading: Reading, called: str, told: str = "utf-8") -> tuple[bytes, str]:
+    """Return the byte order mark that does not belong to the text, and the text's encoding.
+
+    :param head: the first bytes, four or more where there are so many.
+    :param told: the encoding where neither a person nor a mark says one.
+    :raises ValueError: if it seems to be another one than is said.
+    """
+    mark, by_mark = mark_of(head)
+    chosen = check_encoding(reading.encoding) if reading.encoding is not None else by_mark or told
+    if by_mark is not None and not chosen.startswith(by_mark):
+        raise InputError(f"{called} begins with the byte order mark of {by_mark}: leave --encoding out")
+    if chosen not in ("utf-8", "utf-8-sig", "ascii"):
+        return b"", chosen
+    if reading.encoding is None and by_mark is None and _seems_utf16(head):
+        kind = "utf-16-le" if head[1] == 0 else "utf-16-be"
+        raise InputError(f"{called} seems to be of UTF-16: {reading.words.encoding.format(kind)}")
+    return mark, "utf-8"
 
 
 def _seems_utf16(head: bytes) -> bool:
-    zeros = tuple(byte == 0 for byte in head)
+    zeros = tuple(byte == 0 for byte in head[:4])
     return zeros in ((False, True, False, True), (True, False, True, False))
 
 
@@ -219,32 +240,14 @@ class FileSource(InputFiles, abc.ABC):
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """Yield the rows, whole."""
-        chunk: list[Row] = []
-        size = 0
         with open_lines(self._path, self._reading) as (lines, file):
-            try:
-                for row in self._rows(lines, skip):
-                    chunk.append(row)
-                    size += row.size
-                    if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
-                        self._read = file.tell()
-                        yield chunk
-                        chunk, size = [], 0
-            except ValueError:
-                if chunk:
-                    yield chunk
-                raise
-            self._read = self._size
-            if chunk:
+            for chunk in in_chunks(self._rows(lines, skip)):
+                self._read = file.tell()
                 yield chunk
+            self._read = self._size
 
     @abc.abstractmethod
     def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]: ...
-
-    def _other_encoding(self, encoding: str) -> str:
-        """Return what else can be done, where nobody named the encoding."""
-        how = self._reading.words.encoding.format("cp1252")
-        return f"; if all of the input is of another encoding, {how}" if encoding == "UTF-8" else ""
 
 
 class LineSource(FileSource):
@@ -271,7 +274,7 @@ class LineSource(FileSource):
             except UnicodeDecodeError as error:
                 known = lines.encoding
                 byte = f": byte {error.start + 1} is {error.object[error.start]:#04x}" if known == "UTF-8" else ""
-                values, size = RowError(f"the line is not {known}{byte}{self._other_encoding(known)}"), 0
+                values, size = RowError(f"the line is not {known}{byte}{self._reading.other_encoding(known)}"), 0
             except RowError as error:
                 if left_out(skip, number):
                     continue
@@ -320,6 +323,7 @@ class CsvSource(FileSource):
     def __init__(self, path: Path, reading: Reading = Reading()) -> None:
         super().__init__(path, reading)
         self._delimiter = reading.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
+        self._told = False
 
     def place(self, number: int) -> str:
         """Return the record, for a person."""
@@ -330,7 +334,7 @@ class CsvSource(FileSource):
         with open_lines(self._path, self._reading) as (lines, _):
             return self._columns(self._reader(lines), lines.encoding) or None
 
-    def _reader(self, lines: TextLines) -> Iterator[list[str]]:
+    def _reader(self, lines: TextLines) -> Any:
         csv.field_size_limit(MAX_ROW_BYTES)
         # What is not UTF-8 becomes surrogates, by which `_row` knows it.
         text = map(functools.partial(str, encoding="utf-8", errors="surrogateescape"), lines)
@@ -341,26 +345,40 @@ class CsvSource(FileSource):
         columns = self._columns(reader, lines.encoding)
         number = 0
         while columns:
+            begun = reader.line_num + 1
             try:
                 fields = next(reader)
             except StopIteration:
                 break
             except (csv.Error, RowError) as error:
                 if not left_out(skip, number):
-                    yield Row(number, RowError(f"the row cannot be read: {error}"), 0)
+                    reason = f"the row cannot be read: {_unreadable(error, begun, reader.line_num)}"
+                    yield Row(number, RowError(reason), 0)
                 number += 1
                 continue
             if fields:
                 if not left_out(skip, number):
+                    if reader.line_num - begun >= _MANY_LINES:
+                        self._look_for_rows(number, fields, begun, reader.line_num)
                     yield self._row(number, columns, fields, lines.encoding)
                 number += 1
         self.count = number
 
+    def _look_for_rows(self, number: int, fields: list[str], begun: int, end: int) -> None:
+        """Tell once of a row that seems to be several."""
+        if not self._told and _holds_rows(fields, self._delimiter):
+            self._told = True
+            self._reading.told(
+                f"{self.place(number)}, has {end - begun + 1:,} lines, {begun:,} to {end:,} of the file, which look like "
+                "rows of their own: if they are, a quote at the beginning of a field has no other at its end"
+            )
+
     def _columns(self, reader: Iterator[list[str]], encoding: str) -> list[str]:
         try:
-            columns = next((fields for fields in reader if fields), [])
+            named = next((fields for fields in reader if fields), [])
         except (csv.Error, RowError) as error:
-            raise InputError(f"the header of {self.name} cannot be read: {error}") from None
+            raise InputError(f"the header of {self.name} cannot be read: {_unreadable(error)}") from None
+        columns = _without_empty_end(named) or named
         for name in columns:
             try:
                 name.encode()
@@ -368,12 +386,13 @@ class CsvSource(FileSource):
                 shown = one_line(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), 60)
                 how = self._reading.words.encoding.format("cp1252")
                 raise InputError(f"the header of {self.name} is not {encoding} ({shown}): {how}") from None
-        if repeated := {name for name in columns if columns.count(name) > 1}:
-            raise InputError(f"the header of {self.name} names the column {short(min(repeated))} twice")
+        check_names(columns, f"the header of {self.name}")
         return columns
 
     def _row(self, number: int, columns: list[str], fields: list[str], encoding: str) -> Row:
         size = sum(map(len, fields))
+        if len(fields) > len(columns):
+            fields = [*fields[: len(columns)], *_without_empty_end(fields[len(columns) :])]
         if len(fields) != len(columns):
             reason = f"the row has {counted(len(fields), 'field')}, but the header has {len(columns)}"
             return Row(number, RowError(reason), size)
@@ -383,6 +402,42 @@ class CsvSource(FileSource):
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    reason = f"the column {short(name)} is not {encoding}{self._other_encoding(encoding)}"
+                    reason = f"the column {short(name)} is not {encoding}{self._reading.other_encoding(encoding)}"
                     return Row(number, RowError(reason), size)
         return Row(number, values, size)
+
+
+_MANY_LINES = 3  # A row that goes on for so many may be several, of which a quote made one.
+
+
+def _holds_rows(fields: Sequence[str], delimiter: str) -> bool:
+    """Return whether most of the lines in a row's longest field have as many fields as the row, as texts rarely have.
+
+    Of rows of one field nobody can tell.
+
+    >>> _holds_rows(["2", "6 ft tall\\n3,three\\n4,four\\n5,the end"], ","), _holds_rows(["2", "so\\nit\\nis, he"], ",")
+    (True, False)
+    """
+    within = max(fields, key=lambda field: field.count("\n")).split("\n")[1:]
+    return len(fields) > 1 and 2 * sum(line.count(delimiter) == len(fields) - 1 for line in within) > len(within)
+
+
+def _without_empty_end(fields: list[str]) -> list[str]:
+    """Return fields without the last ones that are empty, as spreadsheets write them.
+
+    >>> _without_empty_end(["id", "", "text", "", ""])
+    ['id', '', 'text']
+    """
+    return fields[: max((n for n, field in enumerate(fields, 1) if field), default=0)]
+
+
+def _unreadable(error: Exception, begun: int = 0, end: int = 0) -> str:
+    """Return why the csv module cannot read a row that stands on some lines of its file."""
+    if "new-line character" in str(error):
+        return "a carriage return stands in it, outside of quotes"
+    if end > begun:
+        return (
+            f"{error} in lines {begun:,} to {end:,} of the file, which are one row if the quotes are right: one at the "
+            "beginning of a field goes on to the next"
+        )
+    return str(error)

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import re
 import stat
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.errors import InputError, article, short
+from ctxflow.errors import InputError, article, counted, short
+from ctxflow.rows.documents import SUFFIXES, DocumentSource, files_below, is_document
 from ctxflow.rows.formats import (
     CsvSource,
     FileSource,
@@ -35,6 +37,8 @@ from ctxflow.rows.source import (
     suffix_of,
 )
 from ctxflow.rows.tables import ArrowSource, ArrowTable, DatasetTable, FrameTable, ParquetSource, is_of
+
+logger = logging.getLogger("ctxflow")
 
 _SNIFFED_LINES = 100
 
@@ -77,6 +81,8 @@ def open_file(path: Path, reading: Reading) -> tuple[str, Any]:
         return form, ParquetSource([path], reading.name or str(path))
     if form == "csv":
         return form, CsvSource(path, reading)
+    if form == "documents":
+        return form, DocumentSource([path], path.parent, reading)
     return form, (TextSource if form == "text" else JsonLinesSource)(path, reading)
 
 
@@ -97,6 +103,8 @@ def detect(path: Path, reading: Reading) -> str:
         return "csv"
     if suffix in (".txt", ".text"):
         return "text"
+    if suffix in SUFFIXES:
+        return "documents"
     with open_lines(path, reading) as (lines, _):
         try:
             begin = next((line.lstrip() for line in lines if line.strip()), b"")
@@ -107,7 +115,7 @@ def detect(path: Path, reading: Reading) -> str:
         raise InputError(f"{called} is a JSON array, not an object a line: jq -c '.[]'{of} makes one")
     if suffix in (".jsonl", ".ndjson", ".json") or begin.startswith(b"{"):
         return "openai" if _is_openai(path, reading) else "jsonl"
-    ending = "have its name end in .jsonl, .csv, .tsv, .parquet or .txt (a line is a row)"
+    ending = "have its name end in .jsonl, .csv, .tsv, .parquet, .txt (a line is a row), .md or .html"
     advice = [ending] * (not reading.name) + [words.form] * bool(words.form)
     raise InputError(f"the format of {called} cannot be told: {', or '.join(advice)}")
 
@@ -164,7 +172,7 @@ def _of_path(given: str | os.PathLike[str]) -> Table:
             f"there is no file or folder {short(os.fsdecode(given))}: give the path of one that is there, or a list of "
             "texts if this is one itself"
         )
-    return open_source(path, Reading(words=IN_MAP))[1]
+    return open_source(path, Reading(words=IN_MAP, told=logger.warning))[1]
 
 
 _KINDS = {
@@ -174,16 +182,19 @@ _KINDS = {
 _OF_FORM = {"dataset": "parquet", "openai": "jsonl"}
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
 _SPLITS = {"train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval"}
+_ABOUT = re.compile(r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|dataset_infos)\b", re.IGNORECASE)
 
 
 def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
     """Return the format of a folder and its reader.
 
-    A dataset that `save_to_disk` made; or files of Parquet, JSON Lines, CSV or text, there or in its folder `data`.
-    They are one table, in the order of their names, unless these are those of splits: `test.jsonl`,
-    `train-00000-of-00002.parquet`.
+    A dataset that `save_to_disk` made; or files of Parquet, JSON Lines or CSV, there or in its folder `data`; or
+    documents, there and in all folders below, a row each. Tables are one table, in the order of their names, unless
+    these are those of splits: `test.jsonl`, `train-00000-of-00002.parquet`. So are lines of text, where their format is
+    named or their names are of splits. Files that are not read are told of, but those that say what the others are.
 
-    :raises ValueError: if it is none, has several splits and none is named, or its files do not go together.
+    :raises ValueError: if it is none, its files are of several kinds, it has several splits and none is named, or its
+        files do not go together.
     """
     if (folder / "dataset_dict.json").is_file():
         splits = [str(each) for each in _json(folder / "dataset_dict.json").get("splits", [])]
@@ -201,6 +212,11 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
             listed = _json(folder / "state.json").get("_data_files", [])
             return "dataset", ArrowSource([folder / str(file["filename"]) for file in listed], str(folder))
         return "dataset", ParquetSource(_of_split(folder, files, reading), str(folder))
+    if kind == "documents":
+        for flag, given in (("--delimiter", reading.delimiter), ("--split", reading.split)):
+            if given is not None:
+                raise InputError(f"the input {folder} is of documents, a row each: leave {flag} out")
+        return kind, DocumentSource(files, folder, reading)
     form = None if kind == "jsonl" and reading.form is None else reading.form or kind
     of_file = dataclasses.replace(reading, form=form, split=None)
     parts = [open_file(file, of_file) for file in _of_split(folder, files, reading)]
@@ -212,26 +228,47 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
 def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
     """Return the kind of the files that are the folder's rows, and these files."""
     form = reading.form
-    for place in (folder, folder / "data"):
-        if not place.is_dir():
-            continue
-        by_kind: dict[str, list[Path]] = {}
-        for file in sorted(place.iterdir()):
-            if file.is_file() and not file.name.startswith((".", "_")) and suffix_of(file) in _KINDS:
-                by_kind.setdefault(_KINDS[suffix_of(file)], []).append(file)
-        if form is not None:
-            by_kind = {kind: files for kind, files in by_kind.items() if kind == _OF_FORM.get(form, form)}
-        elif len(by_kind) > 1:
-            by_kind.pop("text", None)  # Which says what the others are.
-        if len(by_kind) > 1:
-            forms = ", ".join(sorted(by_kind))
-            raise InputError(f"the folder {place} has files of several forms ({forms}): {reading.words.forms}")
-        for kind, files in by_kind.items():
-            return kind, [file for file in files if file.stat().st_size] or files
+    every = [file for file in files_below(folder) if not file.name.startswith("_") or is_document(file)]
+    by_kind = next(filter(None, (_tables_in(place, every, form) for place in (folder, folder / "data"))), {})
+    if form in (None, "documents"):
+        documents = [file for file in every if is_document(file) and file not in by_kind.get("text", ())]
+        if by_kind:
+            documents = [file for file in documents if not _ABOUT.match(file.name)]
+        by_kind.update({"documents": documents} if documents else {})
+    if len(by_kind) > 1:
+        forms = ", ".join(sorted(by_kind))
+        raise InputError(f"the folder {folder} has files of several forms ({forms}): {reading.words.forms}")
+    for kind, files in by_kind.items():
+        _tell_of_others(folder, sorted(set(every) - set(files)), reading)
+        return kind, files if kind == "documents" else [file for file in files if file.stat().st_size] or files
     raise InputError(
         f"{folder} is no dataset: it has neither state.json (save_to_disk) nor files of "
         + (form if form is not None else "Parquet, JSON Lines, CSV or text")
     )
+
+
+def _tables_in(place: Path, files: Sequence[Path], form: str | None) -> dict[str, list[Path]]:
+    """Return by kind those of some files that are tables in a folder, of that form if one is named.
+
+    Texts are tables of lines only where that is said, or all of them are called as splits are.
+    """
+    by_kind: dict[str, list[Path]] = {}
+    for file in files:
+        if file.parent == place and suffix_of(file) in _KINDS:
+            by_kind.setdefault(_KINDS[suffix_of(file)], []).append(file)
+    if form is not None:
+        return {kind: files for kind, files in by_kind.items() if kind == _OF_FORM.get(form, form)}
+    texts = [file for file in by_kind.pop("text", ()) if not _ABOUT.match(file.name)]
+    if texts and all(map(_split_of, texts)):
+        by_kind["text"] = texts
+    return by_kind
+
+
+def _tell_of_others(folder: Path, others: Sequence[Path], reading: Reading) -> None:
+    others = [file for file in others if not _ABOUT.match(file.name)]
+    if others:
+        names = ", ".join(str(file.relative_to(folder)) for file in others[:3]) + ", ..." * (len(others) > 3)
+        reading.told(f"{counted(len(others), 'file')} in {folder} {'is' if len(others) == 1 else 'are'} not read: {names}")
 
 
 def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Path]:

@@ -42,6 +42,25 @@ def left_out(skip: bytes, number: int) -> bool:
     return number < len(skip) and skip[number] != 0
 
 
+def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield rows some at a time, also those before an error that ends them."""
+    chunk: list[Row] = []
+    size = 0
+    try:
+        for row in rows:
+            chunk.append(row)
+            size += row.size
+            if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+    except ValueError:
+        if chunk:
+            yield chunk
+        raise
+    if chunk:
+        yield chunk
+
+
 class Table(Protocol):
     """Something with rows."""
 
@@ -308,6 +327,17 @@ def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     names = list(names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(map(short, names[:10])) + more or "nothing"
+
+
+def check_names(names: Sequence[Any], called: str) -> None:
+    """Refuse a table of which two columns have one name.
+
+    :param called: what names them, for messages.
+    :raises ValueError: if so.
+    """
+    if len(set(names)) < len(names):
+        repeated = next(name for n, name in enumerate(names) if name in names[:n])
+        raise InputError(f"{called} has two columns {short(repeated)}: rename one")
 
 
 def other_columns(first: object, columns: Sequence[str], other: object, found: Sequence[str]) -> str:

@@ -9,9 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.errors import CtxflowError, InputError, short
+from ctxflow.errors import CtxflowError, InputError
 from ctxflow.installing import how_to_install
-from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, InputFiles, Row, RowError, left_out, other_columns
+from ctxflow.rows.source import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    InputFiles,
+    Row,
+    RowError,
+    check_names,
+    left_out,
+    other_columns,
+)
 
 
 def is_of(given: Any, module: str, name: str) -> bool:
@@ -56,9 +65,7 @@ class FrameTable(_Held):
 
     def __init__(self, given: Any) -> None:
         super().__init__(given)
-        if not given.columns.is_unique:
-            repeated = given.columns[given.columns.duplicated()][0]
-            raise InputError(f"{self.name} has two columns {short(repeated)}: rename one")
+        check_names(tuple(given.columns), self.name)
 
     def columns(self) -> Sequence[str] | None:
         """Return the columns of the frame."""
