@@ -21,6 +21,7 @@ from ctxflow.executors.contract import Pickled
 from ctxflow.executors.declarations import Declaration, DeclaredApp
 from ctxflow.executors.live_run import LiveRun
 from ctxflow.executors.submission import CallOptions, Calls, Memoized
+from ctxflow.files import text_of
 from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.pickling import Referents, dumps
 from ctxflow.recipe import Context
@@ -93,7 +94,7 @@ def read_errors(path: str | Path) -> dict[str, float]:
     {'small': 0.25}
     """
     best: dict[str, float] = {}
-    for entry in json.loads(Path(path).read_text(encoding="utf-8"))["evaluations"]:
+    for entry in json.loads(text_of(path))["evaluations"]:
         if entry["error"] is not None:
             best[entry["model"]] = min(float(entry["error"]), best.get(entry["model"], 1.0))
     return best

@@ -1,6 +1,7 @@
 import pytest
 
 from ctxflow.batch.job import Job, load_job
+from ctxflow.sites import load_site
 
 LEAST = {"input": "in.jsonl", "output": "out.jsonl", "model": "m"}
 
@@ -82,3 +83,13 @@ def test_a_job_file_has_tables_of_options_and_adapters(tmp_path):
     job = load_job(file)
     assert job.engine_options == {"max_model_len": 512, "enforce_eager": True}
     assert job.adapter == {"french": "adapters/fr"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_that_people_write_may_have_byte_order_marks(tmp_path, encoding):
+    (tmp_path / "job.toml").write_bytes('input = "é.csv"\r\noutput = "out"\r\nmodel = "m"\r\n'.encode(encoding))
+    (tmp_path / "job.json").write_bytes('{"input": "é.csv", "output": "out", "model": "m"}'.encode(encoding))
+    for name in ("job.toml", "job.json"):
+        assert str(load_job(tmp_path / name).input) == "é.csv"
+    (tmp_path / "site.toml").write_bytes('name = "é"\r\n'.encode(encoding))
+    assert load_site(tmp_path / "site.toml").name == "é"

@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.batch import publish
-from ctxflow.batch.publish import publish_csv, publish_parquet
+from ctxflow.batch.publish import publish_csv, publish_parquet, restored
 from ctxflow.batch.records import line
 from ctxflow.rows.readers import open_source
+from ctxflow.rows.tables import ArrowTable
 
 
 def published(tmp_path, records, **options):
@@ -76,6 +77,19 @@ TYPES = {
     "nanoseconds": (pyarrow.timestamp("ns"), [1_700_000_000_123_456_789, None, 0]),
     "duration": (pyarrow.duration("us"), [datetime.timedelta(-1, 5, 3), None, datetime.timedelta(0)]),
     "nano duration": (pyarrow.duration("ns"), [1, None, 86_400_000_000_001]),
+    "negative duration": (pyarrow.duration("ns"), [-86_395_000_000_000, None, 5]),
+    "far duration": (pyarrow.duration("s"), [2**62, None, -(2**62)]),
+    "nanoseconds of a day": (pyarrow.time64("ns"), [3_723_000_000_004, None, 0]),
+    "seconds of a day": (pyarrow.time32("s"), [86_399, None, 0]),
+    "far": (pyarrow.timestamp("ms"), [0, 253_402_300_800_000 * 30, None, -62_135_596_800_001]),
+    "far zone": (pyarrow.timestamp("us", "Europe/Rome"), [0, 253_402_300_800_000_000, None]),
+    "far day": (pyarrow.date32(), [2**31 - 1, None, -800_000, 0]),
+    "far days in milliseconds": (pyarrow.date64(), [86_400_000 * 10**7, None, 0]),
+    "list of far": (pyarrow.list_(pyarrow.timestamp("s")), [[10**13, None, 0], None, []]),
+    "struct of far": (
+        pyarrow.struct([("until", pyarrow.date32()), ("at", pyarrow.time64("ns"))]), [{"until": 10**7, "at": 1}, None]
+    ),
+    "view of bytes": (pyarrow.binary_view(), [b"\x00\xff", None, b""]),
     "decimal": (pyarrow.decimal128(20, 3), [decimal.Decimal("12345678901234567.125"), None, decimal.Decimal("-0.5")]),
     "decimal256": (pyarrow.decimal256(60, 3), [decimal.Decimal("1" * 50 + ".125"), None, decimal.Decimal(0)]),
     "dictionary": (pyarrow.dictionary(pyarrow.int8(), pyarrow.string()), ["a", None, "a"]),
@@ -112,6 +126,24 @@ def test_a_type_that_its_values_are_not_of_is_left(tmp_path):
     rows.write_text('{"kept": 1}\n{"kept": 2}\n{"kept": "many"}\n{"other": 1}\n')
     publish_parquet(rows, tmp_path / "out.parquet", types={"kept": pyarrow.int8(), "absent": pyarrow.int8()})
     assert pyarrow.parquet.read_table(tmp_path / "out.parquet").column("kept").to_pylist() == ["1", "2", '"many"', None]
+
+
+TIMES = {
+    **{pyarrow.timestamp(unit, zone): 63 for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")},
+    **{pyarrow.duration(unit): 63 for unit in ("s", "ms", "us", "ns")},
+    pyarrow.date32(): 31,
+}
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.sampled_from(list(TIMES)))
+def test_any_time_is_kept_as_it_is(data, kind):
+    most = 2 ** TIMES[kind] - 1
+    counts = data.draw(st.lists(st.none() | st.integers(-most, most) | st.integers(-(10**10), 10**10), min_size=1))
+    given = pyarrow.array([None if each is None else max(-most, min(most, each)) for each in counts], kind)
+    rows = [row for chunk in ArrowTable(pyarrow.table({"kept": given})).chunks() for row in chunk]
+    values = [json.loads(line(row.values))["kept"] for row in rows]
+    assert restored(values, kind).equals(given)
 
 
 CELLS = st.one_of(

@@ -53,6 +53,14 @@ def test_openai_chat():
     }
 
 
+def test_a_line_is_one_to_all_who_split_lines():
+    record = {"a\u2028": "one\u2028two\u2029three\x85four\x0bfive\x1c", "é": ["\u2028é"]}
+    made = line(record).decode()
+    assert len(made.splitlines()) == 1 and made.endswith("\n") and "é" in made
+    assert json.loads(made) == record
+    assert len(error_line({"message": "a\u2028b\ud800"}).decode().splitlines()) == 1
+
+
 def test_openai_completions_and_embeddings():
     body = openai_record(job(task="chat"), 1)(row({"prompt": "x"}), ANSWER)["response"]["body"]
     assert (body["object"], body["choices"][0]["text"]) == ("text_completion", "Paris")

@@ -65,6 +65,20 @@ def why(body, backend="vllm", endpoint=CHAT, names=None):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_message_is_taken_as_openai_gives_it(backend):
+    said = {"role": "assistant", "content": "Paris.", "refusal": None, "annotations": [], "audio": None,
+            "function_call": None, "tool_calls": None, "new": {}}  # fmt: skip
+    part = {"type": "output_text", "text": "Sure.", "annotations": [], "logprobs": None}
+    body = {"messages": [said, {"role": "assistant", "content": [part], "tool_calls": []}]}
+    assert why(body, backend) is None
+    first, second = as_sent(CHAT, body, backend)["messages"]
+    assert first == {key: value for key, value in said.items() if key not in ("annotations", "new")}
+    assert second["content"] == [{"type": "output_text", "text": "Sure.", "logprobs": None}]
+    for more in ({"annotations": [{"url": "https://example.org"}]}, {"audio": {"id": "a"}}, {"image_url": "a"}):
+        assert "is not known there: leave it out" in why({"messages": [{**said, **more}]}, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -1,6 +1,7 @@
 """Tables that a Python program holds: their rows are items, by the columns' names."""
 
 import collections
+import datetime
 import pathlib
 import subprocess
 import sys
@@ -43,8 +44,32 @@ class Batched(Streamed):
         return Batched({name: self._columns[name] for name in names})
 
 
+class Exporting:
+    """What a frame of Polars, or a relation of DuckDB, is to those who do not know its class."""
+
+    columns = list(COLUMNS)
+
+    def __len__(self):
+        return COUNT
+
+    def __iter__(self):
+        raise AssertionError("its columns are no rows")
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return table().__arrow_c_stream__(requested_schema)
+
+
 def table():
     return pyarrow.table(COLUMNS)
+
+
+def twice():
+    return pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+
+
+def parquet_twice(folder):
+    pyarrow.parquet.write_table(twice(), folder / "twice.parquet")
+    return folder / "twice.parquet"
 
 
 def parquet(folder):
@@ -77,6 +102,7 @@ FORMS = {
     "dataset": lambda folder: pyarrow.dataset.dataset(parquet(folder)),
     "dataset in memory": lambda folder: pyarrow.dataset.dataset(table()),
     "frame": lambda folder: pandas.DataFrame(COLUMNS, index=range(7, 7 + COUNT)),
+    "exporting": lambda folder: Exporting(),
     "streamed": lambda folder: Streamed(COLUMNS),
     "batched": lambda folder: Batched(COLUMNS),
 }
@@ -163,6 +189,9 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path):
         (pathlib.Path("/dev/null"), "a pipe or a device"),
         (Several(train=Streamed(COLUMNS), test=Streamed(COLUMNS)), r"several datasets: give one of them \(train, test"),
         (pandas.DataFrame([[1, 2]], columns=["a", "a"]), "has two columns 'a': rename one"),
+        (twice(), "the Table has two columns 'a': rename one"),
+        (twice().to_reader(), "the RecordBatchReader has two columns 'a': rename one"),
+        (parquet_twice(tmp_path), r"twice\.parquet has two columns 'a': rename one"),
     ]:
         with pytest.raises(ValueError, match=sentence) as caught:
             open_table(given)
@@ -180,6 +209,22 @@ def test_the_real_datasets(tmp_path):
     assert open_table(real["text"]) is None and list(values_of(real["text"])) == COLUMNS["text"]
     with pytest.raises(ValueError, match="give one of them"):
         open_table(datasets.DatasetDict(train=real, test=real))
+
+
+def test_the_real_polars():
+    polars = pytest.importorskip("polars", reason="Polars is not installed")
+    found = open_table(polars.DataFrame(COLUMNS))
+    assert [row.values["text"] for row in rows_of(found, columns=["text"])] == COLUMNS["text"]
+    assert open_table(polars.Series([1, 2])) is None
+
+
+def test_times_that_python_lacks_are_exact_text():
+    far = pyarrow.table({"at": pyarrow.array([3_723_000_000_004, 5_000, None], pyarrow.time64("ns"))})
+    found = [row.values["at"] for row in rows_of(open_table(far))]
+    assert found == ["01:02:03.000000004", datetime.time(0, 0, 0, 5), None]
+    until = pyarrow.array([253_402_300_800_000, 0, -62_167_219_200_001], pyarrow.timestamp("ms"))
+    found = [row.values["until"] for row in rows_of(open_table(pyarrow.table({"until": until})))]
+    assert found == ["10000-01-01T00:00:00.000", datetime.datetime(1970, 1, 1), "-0001-12-31T23:59:59.999"]
 
 
 def test_a_string_that_is_not_utf8_costs_its_row_alone():

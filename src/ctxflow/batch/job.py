@@ -12,6 +12,7 @@ import pydantic
 
 from ctxflow.batch.job_option import PARAMETERS, ROWS, RUN, WHAT, WHERE, Option, error_limit
 from ctxflow.errors import UsageError, closest
+from ctxflow.files import text_of
 
 if TYPE_CHECKING:
     from ctxflow.rows.formats import Reading
@@ -383,7 +384,7 @@ def load_job(file: Path | None, **flags: Any) -> Job:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         values: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ValueError(f"the job file {path} cannot be read: {error.strerror}") from None

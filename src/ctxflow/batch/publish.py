@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import io
 import itertools
 import json
@@ -222,7 +221,9 @@ def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
     return record
 
 
-_DURATION = re.compile(r"(?:(-?\d+) days?,? )?(\d+):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_DURATION = re.compile(r"(?:(-?\d+) days?,? \+?)?(\d+):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_COUNT = re.compile(r"(-?\d+) (s|ms|us|ns)")  # Of a time span that Python has not.
+_FAR = re.compile(r"-|\d{5,}-|0000-")  # Dates before the year 1, or beyond 9999.
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -267,17 +268,33 @@ def _plain(values: Sequence[Any], kind: Any) -> Any:
     import pyarrow
 
     types = pyarrow.types
+    if (types.is_timestamp(kind) or types.is_date(kind)) and any(each is not None and _FAR.match(each) for each in values):
+        return _with_far_dates(values, kind)
     if types.is_timestamp(kind) and kind.unit != "ns":  # Python writes microseconds, whatever the unit.
         return pyarrow.array(values, pyarrow.string()).cast(pyarrow.timestamp("us", kind.tz)).cast(kind)
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind):
         return pyarrow.array(values, pyarrow.string()).cast(kind)
-    if types.is_time(kind):
-        return pyarrow.array(_each(values, datetime.time.fromisoformat), kind)
-    if types.is_duration(kind):
+    if types.is_time(kind) or types.is_duration(kind):
         return pyarrow.array(_each(values, lambda each: _duration(each, kind.unit)), kind)
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    binary = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    if any(is_binary(kind) for is_binary in binary):
         return pyarrow.array(_each(values, lambda each: each.encode("latin-1")), kind)
     return pyarrow.array(values, kind)
+
+
+def _with_far_dates(values: Sequence[str | None], kind: Any) -> Any:
+    """Return dates or times of which Python has not all."""
+    import numpy as np
+    import pyarrow
+
+    far = [each is not None and _FAR.match(each) is not None for each in values]
+    near = _plain([None if is_far else each for each, is_far in zip(values, far, strict=True)], kind)
+    days = pyarrow.types.is_date32(kind)
+    unit = "D" if days else getattr(kind, "unit", "ms")
+    counts = near.cast(pyarrow.int32() if days else pyarrow.int64()).to_pylist()
+    for n in itertools.compress(range(len(counts)), far):
+        counts[n] = int(np.datetime64(str(values[n]).removesuffix("Z"), unit).astype(np.int64))
+    return pyarrow.array(counts, kind)
 
 
 def _each(values: Iterable[Any], change: Callable[[Any], Any]) -> list[Any]:
@@ -302,11 +319,15 @@ def _offsets(values: Sequence[Any]) -> list[int | None]:
 
 
 def _duration(text: str, unit: str) -> int:
-    """Return a time span, as Python and pandas write it, in units.
+    """Return a time span or a time of day, as Python, pandas and the reader of rows write it, in units.
 
-    >>> _duration("-1 day, 0:00:05.5", "ms"), _duration("2 days 00:00:00.000000001", "ns")
-    (-86394500, 172800000000001)
+    >>> _duration("-1 day, 0:00:05.5", "ms"), _duration("2 days 00:00:00.000000001", "ns"), _duration("-7 s", "s")
+    (-86394500, 172800000000001, -7)
+    >>> _duration("-1 days +00:00:05", "s"), _duration("01:02:03.000000004", "ns")
+    (-86395, 3723000000004)
     """
+    if (count := _COUNT.fullmatch(text)) is not None:
+        return int(count[1]) * _NANOSECONDS[count[2]] // _NANOSECONDS[unit]
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no time span")

@@ -22,12 +22,16 @@ _CUT = ("prompt_tokens", "truncated", "original_prompt_tokens")  # Of every row,
 
 
 def line(record: Mapping[str, Any], nan: bool = False) -> bytes:
-    """Return a record as a line of JSON.
+    """Return a record as a line of JSON, which no reader of lines takes for several.
 
     :param nan: whether NaN and infinities may be written, as Python reads them; JSON lacks them.
     :raises ValueError, TypeError: if it holds what JSON cannot.
     """
-    return (_ENCODE_NAN if nan else _ENCODE)(record).encode() + b"\n"
+    text = (_ENCODE_NAN if nan else _ENCODE)(record)
+    if not text.isascii():
+        for end in "\x85\u2028\u2029":  # Of lines, to Unicode; JSON itself escapes those below a space.
+            text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode() + b"\n"
 
 
 def error_line(letter: Mapping[str, Any]) -> bytes:

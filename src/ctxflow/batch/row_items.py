@@ -17,7 +17,7 @@ from ctxflow.batch.job import Job
 from ctxflow.batch.templates import Render, compile_template
 from ctxflow.errors import counted
 from ctxflow.models.model_folder import folder_here, vocabulary_of
-from ctxflow.models.openai_contents import messages_problem, shown, text_problem
+from ctxflow.models.openai_contents import messages_problem, shown, text_problem, without_empty
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
 from ctxflow.models.openai_requests import CONTENTS, FIELDS, MOST_TOKENS, as_before, as_sent, refusal
 from ctxflow.models.results import Sampling
@@ -204,7 +204,7 @@ def _conversation(
         messages = [{"role": "system", "content": system(values)}, *(messages or ())]
     if (wrong := messages_problem(messages, column or "messages", media)) is not None:
         raise RowError(wrong)
-    return list(messages)
+    return without_empty(messages)
 
 
 def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) -> Make:

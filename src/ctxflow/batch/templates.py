@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.files import text_of
 from ctxflow.installing import how_to_install
 from ctxflow.rows.source import RowError
 
@@ -18,7 +19,7 @@ def template_text(text: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
+        return text_of(text[1:]).removesuffix("\n")
     except (OSError, ValueError) as error:
         raise ValueError(f"the template {text[1:]} cannot be read: {error}") from None
 
@@ -30,6 +31,9 @@ class LacksColumn(RowError):
 def compile_template(text: str, what: str = "template") -> Render:
     """Return a function that renders a row, whose columns are variables, or `row["the name"]`.
 
+    A field of an object is its key of that name, never a method of Python's, which is only called: `order.items` is
+    what the row has there, `order.items()` all pairs. A null is written no more than what is missing.
+
     :param text: the template, or "@" and the path of its file.
     :raises ValueError: for an invalid template, with the line where it goes wrong.
 
@@ -38,9 +42,11 @@ def compile_template(text: str, what: str = "template") -> Render:
     """
     environment, jinja2 = _environment()
     try:
-        template = environment.from_string(template_text(text))
+        template = environment.from_string(_fields_as_keys(environment.parse(template_text(text))))
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the {what} is no Jinja2 template: {error.message} (line {error.lineno})") from None
+    except jinja2.UndefinedError as error:  # Of a null that it writes itself.
+        raise ValueError(f"the {what} cannot be filled by any row: {error.message}") from None
 
     def render(row: Mapping[str, Any]) -> str:
         try:
@@ -54,6 +60,7 @@ def compile_template(text: str, what: str = "template") -> Render:
     return render
 
 
+@functools.cache
 def _environment() -> tuple[Any, Any]:
     """Return the sandbox, and jinja2's module."""
     try:
@@ -62,8 +69,46 @@ def _environment() -> tuple[Any, Any]:
         import jinja2.sandbox
     except ImportError as error:
         raise CtxflowError(f"templates need jinja2 ({error}): {how_to_install('jinja2', extra='batch')}") from None
-    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
-    return sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True), jinja2
+
+    class Rows(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        """A sandbox in which what is not called is no method."""
+
+        def getitem(self, obj: Any, argument: Any) -> Any:
+            try:
+                return obj[argument]
+            except (AttributeError, TypeError, LookupError):
+                found = self.undefined(obj=obj, name=argument)
+            if isinstance(argument, str) and not isinstance(obj, Mapping):
+                attribute = self.getattr(obj, argument)
+                found = found if callable(attribute) and not isinstance(attribute, jinja2.Undefined) else attribute
+            return found
+
+    def written(value: Any) -> Any:
+        if value is None:
+            raise jinja2.UndefinedError("a value that is to be written is null ({{ name or '' }} writes nothing then)")
+        return value
+
+    return Rows(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=written), jinja2
+
+
+def _fields_as_keys(template: Any) -> Any:
+    """Return a parsed template in which fields are looked up by key first, but for methods that are called."""
+    from jinja2 import nodes
+    from jinja2.visitor import NodeTransformer
+
+    class Fields(NodeTransformer):
+        def visit_Call(self, node: Any) -> Any:
+            called = node.node
+            self.generic_visit(node)
+            if isinstance(called, nodes.Getattr):
+                node.node = called  # Whose own parts were visited.
+            return node
+
+        def visit_Getattr(self, node: Any) -> Any:
+            self.generic_visit(node)
+            return nodes.Getitem(node.node, nodes.Const(node.attr), node.ctx, lineno=node.lineno)
+
+    return Fields().visit(template)
 
 
 def columns_named(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside, spinner
 from ctxflow.errors import counted
-from ctxflow.files import written_out
+from ctxflow.files import text_of, written_out
 from ctxflow.terminal import visible_console
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def preempt(
     from ctxflow.policies.flextopo.preemption import decide
 
     try:
-        data = json.loads(cluster.read_text(encoding="utf-8"))
+        data = json.loads(text_of(cluster))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{cluster} is no JSON: {error}") from None
     nodes, preemptor = cluster_from_json(data)

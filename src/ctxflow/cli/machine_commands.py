@@ -24,6 +24,7 @@ from rich.table import Table
 import ctxflow
 from ctxflow.cli.screen import AsJson, say
 from ctxflow.errors import CtxflowError, UsageError, counted
+from ctxflow.files import text_of
 from ctxflow.installing import (
     COST_OF_TORCH,
     __version__,
@@ -260,7 +261,7 @@ def topo(
 
     if as_json and classad:
         raise typer.BadParameter("give --json or --classad, not both")
-    topologies = [read_machine(group_size)] if file is None else read_topologies(file.read_text("utf-8"), str(file))
+    topologies = [read_machine(group_size)] if file is None else read_topologies(text_of(file), str(file))
     if state is not None:
         if len(topologies) != 1:
             raise UsageError("--state is for one machine: the file has several")

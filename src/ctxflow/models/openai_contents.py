@@ -11,7 +11,7 @@ import functools
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import article
@@ -119,7 +119,7 @@ def _message_problem(message: Any, what: str, media: bool, images: list[int]) ->
         return wrong
     for key in message:
         each = message[key]
-        if key not in _KEYS and each is not None:
+        if key not in _KEYS and each is not None and not _is_empty(each):
             scalar = isinstance(each, (int, float)) or (isinstance(each, str) and not _FOLLOWED.search(each))
             if not scalar or key in _MEDIA or key == "audio":
                 return f"{what} has {key!r}, which is not known there: leave it out"
@@ -135,6 +135,28 @@ def _message_problem(message: Any, what: str, media: bool, images: list[int]) ->
     return next((wrong for part in content if (wrong := _part_problem(part, what, media, images)) is not None), None)
 
 
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (list, Mapping)) and not value
+
+
+def without_empty(messages: Sequence[Any]) -> list[Any]:
+    """Return a conversation without the empty lists and objects that answers have in fields that say nothing then.
+
+    >>> without_empty([{"role": "assistant", "content": "Paris.", "annotations": [], "refusal": None}])
+    [{'role': 'assistant', 'content': 'Paris.', 'refusal': None}]
+    """
+    found = []
+    for message in messages:
+        kept = {key: each for key, each in message.items() if key in _KEYS or not _is_empty(each)}
+        if isinstance(kept.get("content"), list):
+            kept["content"] = [
+                {key: each for key, each in part.items() if not _is_empty(each)} if isinstance(part, Mapping) else part
+                for part in kept["content"]
+            ]
+        found.append(kept)
+    return found
+
+
 def _part_problem(part: Any, what: str, media: bool, images: list[int]) -> str | None:
     if not isinstance(part, Mapping):
         return f"{what} has content that is neither text nor an object: {shown(part)}"
@@ -143,7 +165,8 @@ def _part_problem(part: Any, what: str, media: bool, images: list[int]) -> str |
     if holder is None and (not isinstance(kind, str) or kind not in (*_MEDIA, "input_audio")):
         able = ", ".join([*_TEXTS, *_MEDIA, "input_audio"] if media else _TEXTS)
         return f"{what} has content of type {shown(kind)}, not text: known are {able}"
-    others = [key for key in part if key not in ("type", holder or kind, *_HARMLESS) and part[key] is not None]
+    known = ("type", holder or kind, *_HARMLESS)
+    others = [key for key in part if key not in known and part[key] is not None and not _is_empty(part[key])]
     if others:
         return f"the content of {what} has {others[0]!r}, which is not known there: leave it out"
     if holder is not None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ctxflow.models.openai_contents import messages_problem, shown, text_problem
+from ctxflow.models.openai_contents import messages_problem, shown, text_problem, without_empty
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 from ctxflow.models.openai_schemas import constraint_problem, format_problem, tools_problem
 from ctxflow.models.results import LARGEST, RANGES
@@ -513,7 +513,7 @@ def as_sent(endpoint: str, body: Mapping[str, Any], backend: str, adapters: Coll
     {'prompt': 'One', 'structured_outputs': {'regex': 'a+'}}
     """
     contents = CONTENTS[endpoint]
-    given = body[contents]
+    given = without_empty(body[contents]) if endpoint == CHAT else body[contents]
     alone = backend == "transformers" and endpoint == COMPLETIONS and isinstance(given, list)
     sent = {contents: given[0] if alone else given}
     for name, value in body.items():

@@ -36,7 +36,7 @@ from ctxflow.rows.source import (
     other_columns,
     suffix_of,
 )
-from ctxflow.rows.tables import ArrowSource, ArrowTable, DatasetTable, FrameTable, ParquetSource, is_of
+from ctxflow.rows.tables import ArrowSource, ArrowTable, DatasetTable, FrameTable, ParquetSource, arrow, is_of
 
 logger = logging.getLogger("ctxflow")
 
@@ -115,7 +115,7 @@ def detect(path: Path, reading: Reading) -> str:
         raise InputError(f"{called} is a JSON array, not an object a line: jq -c '.[]'{of} makes one")
     if suffix in (".jsonl", ".ndjson", ".json") or begin.startswith(b"{"):
         return "openai" if _is_openai(path, reading) else "jsonl"
-    ending = "have its name end in .jsonl, .csv, .tsv, .parquet, .txt (a line is a row), .md or .html"
+    ending = "have its name end in .jsonl, .csv, .tsv, .md, .html, .parquet or .txt (a line is a row)"
     advice = [ending] * (not reading.name) + [words.form] * bool(words.form)
     raise InputError(f"the format of {called} cannot be told: {', or '.join(advice)}")
 
@@ -156,6 +156,8 @@ def open_table(given: Any) -> Table | None:
             splits = ", ".join(map(str, given))
             raise InputError(f"{article(type(given).__name__)} holds several datasets: give one of them ({splits})")
         return DatasetTable(given)
+    if hasattr(given, "__arrow_c_stream__") and hasattr(given, "columns"):  # Polars, DuckDB and others; no column.
+        return ArrowTable(arrow().RecordBatchReader.from_stream(given), given)
     return None
 
 

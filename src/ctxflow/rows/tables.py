@@ -133,6 +133,7 @@ class _ArrowSource(InputFiles, abc.ABC):
         self._done = 0
         self._ended = False
         self.total = self._count()
+        check_names(self.columns() or (), name)
 
     def _count(self) -> int | None:
         return None
@@ -186,17 +187,55 @@ def _parts(batch: Any) -> Iterator[Any]:
 
 def _rows(batch: Any, first: int) -> list[Row]:
     size = batch.nbytes // max(1, batch.num_rows)
-    try:
-        return [Row(first + n, values, size) for n, values in enumerate(batch.to_pylist())]
-    except (ValueError, OverflowError, arrow().ArrowException):  # Not UTF-8, or a date beyond Python's.
-        return [_row(batch.slice(n, 1), first + n, size) for n in range(batch.num_rows)]
+    if not any(map(_has_nanoseconds, batch.schema.types)):
+        try:
+            return [Row(first + n, values, size) for n, values in enumerate(batch.to_pylist())]
+        except (ValueError, OverflowError, arrow().ArrowException):  # Not UTF-8, or a date beyond Python's.
+            pass
+    return [_row(batch.slice(n, 1), first + n, size) for n in range(batch.num_rows)]
+
+
+def _has_nanoseconds(kind: Any) -> bool:
+    """Return whether values have times of day as exact as Python's are not, which it would cut in silence."""
+    if arrow().types.is_nested(kind):
+        return any(_has_nanoseconds(kind.field(n).type) for n in range(kind.num_fields))
+    return bool(arrow().types.is_time(kind) and kind.unit == "ns")
 
 
 def _row(batch: Any, number: int, size: int) -> Row:
     try:
-        return Row(number, batch.to_pylist()[0], size)
+        values = {name: _value(column[0]) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        return Row(number, values, size)
     except (ValueError, OverflowError, arrow().ArrowException) as error:
         return Row(number, RowError(f"the row cannot be read: {error}"), size)
+
+
+def _value(scalar: Any) -> Any:
+    """Return a value of Arrow's as Python has it; a time, date or time span that Python has not, as exact text.
+
+    :raises ValueError, OverflowError, pyarrow.ArrowException: if it has no other.
+    """
+    types, kind = arrow().types, scalar.type
+    if not scalar.is_valid:
+        return None
+    if types.is_struct(kind):
+        return {kind.field(n).name: _value(scalar[n]) for n in range(kind.num_fields)}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_value(each) for each in scalar.values]
+    if types.is_time(kind) and kind.unit == "ns" and scalar.value % 1000:
+        seconds, rest = divmod(scalar.value, 10**9)
+        return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:09}"
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        if types.is_duration(kind):
+            return f"{scalar.value} {kind.unit}"
+        if not types.is_timestamp(kind) and not types.is_date(kind):
+            raise
+        import numpy as np
+
+        unit = kind.unit if types.is_timestamp(kind) else "D" if types.is_date32(kind) else "ms"
+        return str(np.datetime64(scalar.value, unit)) + ("Z" if getattr(kind, "tz", None) else "")
 
 
 class ParquetSource(_ArrowSource):
@@ -212,7 +251,7 @@ class ParquetSource(_ArrowSource):
                 total += file.metadata.num_rows
                 found = file.schema_arrow.names
             columns = found if columns is None else columns
-            if set(found) != set(columns):
+            if sorted(found) != sorted(columns):
                 raise InputError(other_columns(self.files[0], columns, path, found))
         return total
 
@@ -259,7 +298,15 @@ class ArrowTable(_Held):
     """A table in memory, or what gives record batches: a RecordBatchReader, or a Dataset of pyarrow's.
 
     :param given: a pyarrow Table, RecordBatch, RecordBatchReader or Dataset.
+    :param of: what it was made of, for messages.
+    :raises ValueError: if two of its columns have one name.
     """
+
+    def __init__(self, given: Any, of: Any = None) -> None:
+        super().__init__(given)
+        if of is not None:
+            self.name = f"the {type(of).__name__}"
+        check_names(given.schema.names, self.name)
 
     def columns(self) -> Sequence[str] | None:
         """Return the columns of its schema."""

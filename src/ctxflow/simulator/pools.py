@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ctxflow.errors import counted
 from ctxflow.executors.simulated import Availability, Fault, SharedPace, SimulatedMachine
+from ctxflow.files import text_of
 
 if TYPE_CHECKING:
     from ctxflow.simulator.workload_file import FaultEntry
@@ -124,7 +125,7 @@ def spot_steps(path: Path) -> list[tuple[float, int]]:
     :raises ValueError: if the file is no such trace.
     """
     try:
-        trace: Mapping[str, Mapping[str, float]] = json.loads(path.read_text())
+        trace: Mapping[str, Mapping[str, float]] = json.loads(text_of(path))
         gap = float(trace["metadata"]["gap_seconds"])
         counts = [int(count) for count in trace["data"]]
     except (ValueError, KeyError, TypeError) as error:

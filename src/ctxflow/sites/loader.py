@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pydantic
 from pydantic.fields import FieldInfo
 
+from ctxflow.files import text_of
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.sites.engine_kinds import (
     MOVED,
@@ -114,7 +115,7 @@ def read_toml(
     :raises FileError: of the kind given, if it cannot be read or is no TOML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         return text, parse(text)
     except FileNotFoundError:
         raise error([f"there is no {what} {str(path)!r}: give {instead}"], missing=True) from None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ctxflow.errors import counted
+from ctxflow.files import text_of
 
 MOST = 1e15
 """The largest number but for limits, so that products of several are finite. A limit above it is none."""
@@ -169,7 +170,7 @@ class Problem(_Part):
     def read(cls, path: Path) -> Problem:
         """Read a problem's file; raise ValueError as `from_json`, and if it cannot be read."""
         try:
-            text = path.read_text()
+            text = text_of(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise ValueError(f"the problem {path} cannot be read: {reason}") from None
