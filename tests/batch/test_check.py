@@ -75,12 +75,22 @@ MODEL = ("-m", "./model")
 CLASSIFY = (*MODEL, "-t", "classify", "--column", "claim")
 
 
+def make_folder(path, **files):
+    """A folder that could be of any model, with these files beside, or without those that are None."""
+    path.mkdir()
+    whole = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "\2" + "\0" * 7 + "{}"}
+    for name, content in {**whole, **files}.items():
+        if content is not None:
+            (path / name).write_text(content)
+
+
 @pytest.fixture(autouse=True)
 def inputs(folder):
     """The same two rows in each form."""
     write_lines(folder / "in.jsonl", ROWS)
     (folder / "in.csv").write_text("id,claim,source\na,one,x\nb,two,y\n")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "in.parquet")
+    make_folder(folder / "model")
     (folder / "judging.py").write_text(MODULE)
     (folder / "raising.py").write_text("import json\n\nVALUE = json.loads('nonsense')\n")
     (folder / "leaving.py").write_text("raise SystemExit('run me with arguments')\n")
@@ -285,6 +295,54 @@ def test_a_model_that_cannot_do_the_task_is_refused_before_a_worker_starts(folde
         run_job(load_job(None, **{"input": "in.csv", "output": "out.jsonl", "model": ENCODER, **choices}))
     assert said in str(caught.value)
     assert not list(folder.glob("out*")) and not (folder / "runs").exists(), "nothing was begun"
+
+
+LM = {"config.json": '{"architectures": ["LlamaForCausalLM"]}'}
+NO_SYSTEM = {**LM, "chat_template.jinja": "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("-m", "./nothere"), "there is no folder ./nothere: give a folder"),
+        (("-m", "package:no_such_package"), "no package no_such_package is installed here"),
+        (("-m", "no-tokenizer"), "the model no-tokenizer has no tokenizer"),
+        (("-m", "no-weights"), "the model no-weights has no weights"),
+        (("-m", "pointer"), "model.safetensors is a pointer of Git LFS"),
+        (("-m", "no-weights", "--backend", "vllm", "--gpus", "0", "--dtype", "double"), "dtype='double' is unknown"),
+        (("-m", "./model", "--dtype", "float12"), "dtype='float12' is unknown: give one of auto, float32"),
+        (("-m", ENCODER, "-t", "embed", "--dtype", "float12"), "dtype='float12' is unknown"),
+        (("-m", "./model", "--device", "gpu"), "device='gpu' is unknown: give auto, cpu, cuda"),
+        (("-m", "./model", "--device", "cuda:7"), "--device cuda:7 takes 8 GPUs, and this machine has none"),
+        (("-m", "./model", "--gpus", "9"), "--gpus 9 takes 9 GPUs, and this machine has none"),
+        (("-m", "./model", "--backend", "vllm"), "--backend vllm takes 1 GPU, and this machine has none: ask for --gpus 0"),
+        (("-m", "m", "--backend", "server", "--server-command", "no-such-server {model}"),
+         "the program no-such-server of --server-command is not found"),
+        (("-m", "no-system", "-t", "chat", "--system", "Be brief."), "refuses the system message of --system (no)"),
+        (("--named-model", "a=./model", "--named-model", "b=./nothere", "--id-column", "id"), "no folder ./nothere"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dry", [True, False])
+def test_what_cannot_run_here_is_one_refusal(folder, refused, monkeypatch, words, sentence, dry):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    make_folder(folder / "no-tokenizer", **LM, **{"tokenizer.json": None})
+    make_folder(folder / "no-weights", **LM, **{"model.safetensors": None})
+    make_folder(folder / "pointer", **LM, **{"model.safetensors": POINTER})
+    make_folder(folder / "no-system", **NO_SYSTEM)
+    write_lines(folder / "in.jsonl", [{**row, "model": "a"} for row in ROWS])
+    said = refused("in.jsonl", "--column", "claim", *words, *(["--dry-run"] if dry else []))
+    assert sentence in said
+    if "vllm" not in words:  # Which may be missing here, too.
+        assert said.startswith("ctxflow: ") and said.count("\n") == 1, "one sentence"
+
+
+def test_what_may_be_on_the_workers_alone_is_left_to_them(folder, command):
+    (folder / "far.toml").write_text('engine = "taskvine"\n[[tiers]]\nname = "a"\nprovider = "slurm"\n')
+    for model in ("./nothere", "/scratch/models/lm", "package:no_such_package"):
+        words = ("in.csv", "-o", "out.jsonl", "-m", model, "--column", "claim", "--device", "cuda:3", "--gpus", "8")
+        status, said = command("batch", *words, "--site", "far.toml", "--dry-run")
+        assert status == 0, said
 
 
 @pytest.mark.parametrize("name", FORMS)

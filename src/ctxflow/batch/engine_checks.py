@@ -1,18 +1,106 @@
-"""Check what a job says of its engine before a worker is asked for, as far as the engine is on this machine too."""
+"""Check a job's models and engine before a worker is asked for, as far as they are on this machine too."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ctxflow.batch.job import Job
-from ctxflow.errors import UsageError, closest
+from ctxflow.errors import UsageError, closest, counted
+from ctxflow.models.model_checks import (
+    DTYPES,
+    VLLM_DTYPES,
+    device_problem,
+    dtype_problem,
+    files_problems,
+    system_problem,
+)
+from ctxflow.models.model_folder import ability_of, missing_here, refusal
+from ctxflow.models.results import MissingPackageError
 from ctxflow.models.server_command import read_command
 from ctxflow.models.vllm_options import check_vllm_options
+from ctxflow.topology.machine import cuda_devices
 
 _OURS = {"dtype", "device", "max_input_tokens", "too_long", "model", "task", "name"}  # Which a job says otherwise.
+
+
+_OTHER_FILES = {"variant", "gguf_file", "subfolder", "backend", "load_format", "tokenizer", "skip_tokenizer_init"}
+"""Options by which an engine reads other files than those of a model's folder by itself."""
+
+
+def model_problems(job: Job, folder: Path | None, local: bool) -> Iterator[str]:
+    """Yield what is wrong with a job's model, a sentence each.
+
+    :param folder: of the model, None where it is not on this machine.
+    :param local: whether workers are on this machine, so that a model that is not here is nowhere.
+    """
+    name, task = str(job.model), str(job.task)
+    if job.dtype is not None:
+        known = VLLM_DTYPES if job.backend == "vllm" else DTYPES
+        yield from filter(None, [dtype_problem(job.dtype, known)])
+    if job.device is not None:
+        yield from filter(None, [device_problem(job.device)])
+    if folder is None:
+        if Path(name).expanduser().is_dir():
+            yield f"the folder {name} holds no model: name one with a config.json, or a model of the hub"
+        elif local and (missing := missing_here(name, job.engine_options.get("revision"))) is not None:
+            yield missing
+        return
+    ability = ability_of(folder)
+    if (reason := refusal(name, ability, task)) is not None:
+        yield reason
+        return
+    if task in ("generate", "chat") and ability.length is not None and (job.max_new_tokens or 0) >= ability.length:
+        yield (
+            f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {name} reads and "
+            f"writes {ability.length} tokens together"
+        )
+    own = not {option.replace("-", "_") for option in job.engine_options} & _OTHER_FILES
+    yield from files_problems(name, folder, weights=own and job.backend == "transformers", tokenizer=own)
+    if job.system is not None and "chat_template" not in job.engine_options:
+        yield from filter(None, [system_problem(name, folder)])
+
+
+def place_problems(job: Job) -> Iterator[str]:
+    """Yield what this machine lacks to run a job's engine itself, a sentence each."""
+    if job.function is not None:
+        return
+    asked = job.gpus if job.gpus is not None else int(job.backend == "vllm")
+    device = job.device if job.device is not None and device_problem(job.device) is None else ""
+    wanted = max(asked, int(device.partition(":")[2] or 0) + 1 if device.startswith("cuda") else 0)
+    if wanted > 0 and (found := len(cuda_devices())) < wanted:
+        flag = f"--device {device}" if wanted > asked else f"--gpus {asked}" if job.gpus is not None else "--backend vllm"
+        without = "--gpus 0 for its build for CPUs" if job.backend == "vllm" else "less"
+        yield (
+            f"{flag} takes {counted(wanted, 'GPU')}, and this machine has {found or 'none'}: ask for {without}, or name a "
+            "--site that has them"
+        )
+    if os.environ.get("CTXFLOW_PYTHON"):  # Whose packages nobody has seen.
+        return
+    if job.backend == "server":
+        yield from _program(job)
+        return
+    needed = ["vllm"] if job.backend == "vllm" else ["torch", "transformers"]
+    needed += ["sentence_transformers"] if job.backend == "transformers" and job.task == "embed" else []
+    if lacking := [name.replace("_", "-") for name in needed if importlib.util.find_spec(name) is None]:
+        yield str(MissingPackageError.about(*lacking, extra="vllm" if job.backend == "vllm" else "transformers"))
+
+
+def _program(job: Job) -> Iterator[str]:
+    import shutil
+
+    from ctxflow.models.server_process import find_program
+
+    try:
+        program = read_command(str(job.server_command), model=job.model, options=job.engine_options).arguments[0]
+    except UsageError:  # Of which `engine_problems` tells.
+        return
+    if "{" not in program and shutil.which(find_program(program, os.environ)) is None:
+        yield f"the program {program} of --server-command is not found on this machine: give its path"
 
 
 def engine_problems(job: Job, told: Callable[[str], None] = lambda text: None) -> Iterator[str]:

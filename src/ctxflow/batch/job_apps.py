@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import os
@@ -45,7 +46,7 @@ def model_app(job: Job, family: str, staged: bool, *, sized: bool = False) -> tu
         inputs = {"labels": tuple(job.label), **inputs}
     size = job.batch_size or (TEXTS if family == "embed" and not sized else None)
     how: dict[str, Any] = {"batch_size": size, "timeout": job.timeout, "retries": job.retries}
-    app: BatchApp = batch_app(recipe.options(**options)(**inputs), **how)(function)
+    app: BatchApp = batch_app(_named(recipe.options(**options)(**inputs), job), **how)(function)
     return app, {}
 
 
@@ -68,14 +69,18 @@ def _engine_app(job: Job, staged: bool) -> tuple[BatchApp, dict[str, Any]]:
             adapters[name] = f"adapter_{number}"
             options.setdefault("files", {})[adapters[name]] = str(folder)
     inputs["adapters"] = adapters
-    app: BatchApp = item_app(request_engine.options(**options)(**inputs), timeout=job.timeout, retries=job.retries)(
-        respond
-    )
+    engine = _named(request_engine.options(**options)(**inputs), job)
+    app: BatchApp = item_app(engine, timeout=job.timeout, retries=job.retries)(respond)
     if family_of(job) == "embed":
         return app, {}
     # OpenAI's requests mean what they mean to OpenAI's API where they say nothing.
     own = {} if job.input_format == "openai" else {"max_tokens": Sampling.max_new_tokens, "temperature": 0}
     return app, {"parameters": {**own, **as_fields(job.parameters)}}
+
+
+def _named(recipe: Context[Any], job: Job) -> Context[Any]:
+    """Return a recipe by the name of its model, which a person knows it by in views and messages."""
+    return dataclasses.replace(recipe, name=Path(str(job.model)).name or recipe.name)
 
 
 def _loading(job: Job) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
-from ctxflow.batch.engine_checks import engine_problems
+from ctxflow.batch.engine_checks import engine_problems, model_problems, place_problems
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import function_app
 from ctxflow.batch.job_files import check_files, files_of, form_of
@@ -20,7 +20,7 @@ from ctxflow.batch.row_items import URLS, Item, asked_of, endpoint_of, family_of
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, closest, counted, one_line
-from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
+from ctxflow.models.model_folder import folder_here
 from ctxflow.rows.documents import FILE, TEXT
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, columns_for, head_of
@@ -35,7 +35,8 @@ class Subject:
     job: Job  # With what its input decides (its form, its task).
     head: Head
     app: BatchApp | None = None  # The job's own function, as far as it can be had.
-    models: Mapping[str, Ability] = dataclasses.field(default_factory=dict)  # Those here, and what they can do.
+    models: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # The folders of those that are here.
+    local: bool = False  # Whether workers are on this machine.
     told: Callable[[str], None] = lambda text: None  # Takes what is said of a check that takes long.
 
 
@@ -171,26 +172,18 @@ def _choices(subject: Subject) -> Iterator[str]:
 
 def _model(subject: Subject) -> Iterator[str]:
     """Check what the job's models cannot do."""
-    job = subject.job
-    for each in job.by_model().values():
-        known = each.model is None or each.model in subject.models or each.backend == "server"
-        if not known and Path(str(each.model)).expanduser().is_dir():
-            yield f"the folder {each.model} holds no model: name one with a config.json, or a model of the hub"
-    for name, model in subject.models.items():
-        if (reason := refusal(name, model, str(job.task))) is not None:
-            yield reason
-        elif (
-            job.task in ("generate", "chat") and model.length is not None and (job.max_new_tokens or 0) >= model.length
-        ):
-            yield (
-                f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {name} reads and "
-                f"writes {model.length} tokens together"
-            )
+    for job in subject.job.by_model().values():
+        if job.model is not None and job.backend != "server":
+            folder = subject.models.get(job.model)
+            yield from model_problems(job, folder, subject.local)
 
 
 def _engine(subject: Subject) -> Iterator[str]:
     """Check what the job says of its engine."""
-    return (each for job in subject.job.by_model().values() for each in engine_problems(job, subject.told))
+    for job in subject.job.by_model().values():
+        yield from engine_problems(job, subject.told)
+        if subject.local:
+            yield from place_problems(job)
 
 
 CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates, _addresses)
@@ -219,8 +212,8 @@ def prepare(job: Job, display: Display) -> Work:
         app = function_app(job) if job.function is not None else None
     named = [each.model for each in job.by_model().values() if each.model is not None]
     here = {name: folder for name in named if (folder := folder_here(name)) is not None}
-    abilities = {name: ability_of(folder) for name, folder in here.items()}
-    check(Subject(job, head, app, abilities, display.note), wrong)
+    local = site is not None and site.engine == "embedded"
+    check(Subject(job, head, app, here, local, display.note), wrong)
     assert site is not None
     with refused():
         return Work(job, source, files, site, app, display)

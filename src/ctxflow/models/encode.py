@@ -261,6 +261,7 @@ def load_sentence_transformer(
     folder = locate_model(model, revision=revision)
     name = os.fspath(model)
     check_ability(name, folder, "embed")
+    check_files(name, folder, weights="backend" not in (options or {}))
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:

@@ -65,6 +65,16 @@ a model's config.json, package:NAME or a hub id
     return _from_hub(name, revision)
 
 
+def missing_here(model: str, revision: str | None = None) -> str | None:
+    """Return why a model cannot be had on this machine, as far as that is known without asking the hub; else None."""
+    if model.startswith("package:") or not _HUB_ID.fullmatch(model) or _offline():
+        try:
+            locate_model(model, revision=revision)
+        except (ModelNotFoundError, MissingPackageError) as error:
+            return str(error)
+    return None
+
+
 def folder_here(model: str) -> Path | None:
     """Return the folder of a model's files if it is on this machine; nothing is downloaded."""
     folder = Path(model).expanduser()
@@ -148,10 +158,8 @@ def _own_weights(folder: Path) -> list[Path]:
             return [folder / f"{stem}.{suffix}"]
         index = folder / f"{stem}.{suffix}.index.json"
         if index.is_file():
-            parts = [
-                folder / part
-                for part in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            ]
+            named = read_json(index).get("weight_map") or {}
+            parts = [folder / str(part) for part in sorted(set(named.values()))]
             return parts if all(part.is_file() for part in parts) else []
     return []
 
@@ -164,8 +172,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     cached = _cached(hub, name, revision)
     if cached is not None:
         return cached
-    offline = [os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
-    if {"1", "ON", "YES", "TRUE"} & set(offline):
+    if _offline():
         raise ModelNotFoundError(
             f"{name} is neither a folder, an installed package's model nor in this machine's hub cache, and "
             "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids a download: unset it, or give a folder"
@@ -192,6 +199,11 @@ def _from_hub(name: str, revision: str | None) -> Path:
             "elsewhere with `hf download` and give its folder, staged with .options(files={'model': FOLDER})"
         )
     raise ModelNotFoundError(f"{name} is not on this machine and could not be downloaded: {reason}") from None
+
+
+def _offline() -> bool:
+    said = {os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    return bool({"1", "ON", "YES", "TRUE"} & said)
 
 
 def _cached(hub: Any, name: str, revision: str | None) -> Path | None:

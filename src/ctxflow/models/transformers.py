@@ -22,12 +22,11 @@ import transformers
 from ctxflow.errors import ItemRefused
 from ctxflow.host.gpu_copies import as_bytes, copy_bytes
 from ctxflow.models.batch_limits import BatchLimits, Result, alike
+from ctxflow.models.model_checks import check_files, dtype_problem
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import Read, Tokens
 from ctxflow.models.weight_reading import tell_weights
 from ctxflow.on_worker import load_part
-
-DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,6 +127,7 @@ def load_language_model(
     folder = locate_model(model, revision=revision)
     check_ability(os.fspath(model), folder, task)
     options = dict(options or {})
+    check_files(os.fspath(model), folder, weights=not set(options) & {"variant", "gguf_file", "subfolder"})
     trusted = {key: value for key, value in options.items() if key == "trust_remote_code"}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
@@ -177,8 +177,8 @@ def copy_module(module: Any, device: torch.device) -> None:
 
 def check_dtype(dtype: str) -> None:
     """Raise `ValueError` for a type in which weights cannot be loaded."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown: give one of {', '.join(DTYPES)}")
+    if (problem := dtype_problem(dtype)) is not None:
+        raise ValueError(problem)
 
 
 def _saved_dtype(config: Any) -> torch.dtype:
