@@ -1,5 +1,7 @@
 """Answers that a server gives, and that are not what their requests bind them to: dead letters, and no results."""
 
+import csv
+import json
 import sys
 
 import pytest
@@ -69,3 +71,39 @@ def test_what_a_server_lets_pass_is_a_dead_letter(tmp_path, monkeypatch, output)
     assert letters["dear"].endswith("12.5 is greater than the maximum of 3 (at price)")
     assert letters["none"].startswith("the result cannot be written: ")
     assert letters["no JSON"].startswith("the answer is no JSON, to which the request binds it")
+
+
+@pytest.mark.parametrize(("name", "output"), [("in.csv", "out.jsonl"), ("in.jsonl", "out.csv"), ("req.jsonl", "out.csv")])
+def test_a_schema_binds_rows_of_any_form_and_its_properties_are_columns(tmp_path, monkeypatch, name, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parrot.py").write_text(PARROT)
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA), encoding="utf-8-sig")
+    texts = ['{"price": 2.5, "more": 1}', '{"price": 12.5}']
+    with open("in.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["messages"], *([text] for text in texts)])
+    write_lines(tmp_path / "in.jsonl", [{"messages": text} for text in texts])
+    write_lines(
+        tmp_path / "req.jsonl",
+        [
+            {
+                "custom_id": text[-6:], "method": "POST", "url": "/v1/chat/completions",
+                "body": {"messages": [{"role": "user", "content": text}]},
+            }
+            for text in texts
+        ],
+    )  # fmt: skip
+    command = f"{sys.executable} {tmp_path}/parrot.py {{socket}} {{model}}"
+    task = {} if name == "req.jsonl" else {"task": "chat"}
+    how = {"model": "parrot", "backend": "server", "server_command": command, "answer_schema": "schema.json", **task}
+    outcome = run_job(load_job(None, input=name, output=output, **how))
+    assert (outcome.done, outcome.dead) == (1, 1)
+    (dead,) = read_lines(tmp_path / f"{output}.errors.jsonl")
+    assert dead["error"]["message"].endswith("12.5 is greater than the maximum of 3 (at price)")
+    if output.endswith("jsonl"):
+        (row,) = read_lines(tmp_path / output)
+    else:
+        (row,) = csv.DictReader((tmp_path / output).read_text().splitlines())
+    assert (str(row["row"]), str(row["price"]), row["text"]) == ("0", "2.5", texts[0])
+    (tmp_path / "schema.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds the results of another job .*answer_schema was"):
+        run_job(load_job(None, input=name, output=output, **how))

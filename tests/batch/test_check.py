@@ -92,6 +92,8 @@ def inputs(folder):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "in.parquet")
     make_folder(folder / "model")
     (folder / "judging.py").write_text(MODULE)
+    (folder / "wrong.json").write_text('{"type": "strin"}')
+    (folder / "x.jsonl").write_text("{}")
     (folder / "raising.py").write_text("import json\n\nVALUE = json.loads('nonsense')\n")
     (folder / "leaving.py").write_text("raise SystemExit('run me with arguments')\n")
     (folder / "needing.py").write_text("import no_such_package_anywhere\n")
@@ -223,6 +225,12 @@ def test_what_is_no_function_for_a_batch_is_refused_without_a_traceback(refused,
             "in.csv is not TOML",
         ),
         (("in.csv", *MODEL, "--column", "claim", "--keep", "prompt_tokens"), "no column 'prompt_tokens'"),
+        (("in.csv", *MODEL, "--column", "claim", "--schema", "none.json"), "the schema none.json cannot be read: No such"),
+        (("in.csv", *MODEL, "--column", "claim", "--schema", "in.csv"), "the schema in.csv is no JSON"),
+        (("in.csv", *MODEL, "--column", "claim", "--schema", "wrong.json"), "the schema of --schema is no JSON schema"),
+        (("in.csv", *MODEL, "-t", "embed", "--schema", "wrong.json"), "a schema is for what a model writes"),
+        (("in.csv", "--function", "judging:judge", "--schema", "wrong.json"), "a function decides itself what it does"),
+        (("in.csv", *MODEL, "--column", "claim", "--schema", "x.jsonl", "-o", "x.jsonl"), "x.jsonl is the schema x.jsonl"),
     ],
 )
 def test_command_lines_and_job_files_that_make_no_sense_end_with_2(refused, words, sentence):

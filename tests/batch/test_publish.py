@@ -121,6 +121,28 @@ def test_columns_that_are_the_inputs_keep_their_types(tmp_path, name):
     assert found.column("kept").equals(pyarrow.parquet.read_table(tmp_path / "in.parquet").column("kept"))
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_objects_become_columns_by_their_keys(tmp_path, form):
+    def written(*results):
+        rows, output = tmp_path / "rows.jsonl", tmp_path / f"out.{form}"
+        rows.write_bytes(b"".join(line({"row": n, "result": each}) for n, each in enumerate(results)))
+        publish.publish(form, rows, output, unpacked="result")
+        if form == "parquet":
+            return pyarrow.parquet.read_table(output).to_pylist()
+        with open(output, newline="") as file:
+            return [{key: json.loads(each or "null") for key, each in row.items()} for row in csv.DictReader(file)]
+
+    assert written({"n": 1, "parts": [1, 2]}, None, {"n": 3, "row": 4, "": 5}) == [
+        {"row": 0, "n": 1, "parts": [1, 2], "answer_row": None, "result": None},
+        {"row": 1, "n": None, "parts": None, "answer_row": None, "result": None},
+        {"row": 2, "n": 3, "parts": None, "answer_row": 4, "result": 5},
+    ]
+    assert [list(row) for row in written({"n": 1}, 2)] == [["row", "result"]] * 2, "not where some are no objects"
+    assert [list(row) for row in written({}, {})] == [["row", "result"]] * 2
+    many = {f"k{n}": n for n in range(300)}
+    assert [list(row) for row in written(many)] == [["row", "result"]]
+
+
 def test_a_type_that_its_values_are_not_of_is_left(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"kept": 1}\n{"kept": 2}\n{"kept": "many"}\n{"other": 1}\n')

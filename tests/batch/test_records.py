@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctxflow.batch.job import Job
-from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
+from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_columns, plain_record
 from ctxflow.batch.row_items import Prepared
 from ctxflow.errors import CallCrashed, RemoteTraceback
 from ctxflow.executors.futures import error_of
@@ -59,6 +59,23 @@ def test_a_line_is_one_to_all_who_split_lines():
     assert len(made.splitlines()) == 1 and made.endswith("\n") and "é" in made
     assert json.loads(made) == record
     assert len(error_line({"message": "a\u2028b\ud800"}).decode().splitlines()) == 1
+
+
+def test_properties_of_a_schema_are_columns():
+    properties = {"price": {}, "text": {}, "reasoning": {}, "id": {}}
+    asked = job(task="generate", keep=("id",), answer_schema=json.dumps({"properties": properties}))
+    assert plain_columns(asked)[-4:] == ("price", "answer_text", "reasoning", "answer_id")
+    record = plain_record(asked)
+
+    def of(text, ended="stop"):
+        choice = {"message": {"content": text, "reasoning_content": "well"}, "finish_reason": ended}
+        return record(row({"prompt": "x"}, kept={"id": 7}), {"choices": [choice], "usage": {}})
+
+    whole = of('{"price": 2, "text": "t", "reasoning": "r", "id": [1]}')
+    assert (whole["price"], whole["answer_text"], whole["reasoning"], whole["answer_id"]) == (2, "t", "r", [1])
+    assert (whole["id"], whole["answer_reasoning"]) == (7, "well")
+    cut = of('{"price": 2, "te', "length")
+    assert (cut["price"], cut["text"], cut["finish_reason"]) == (None, '{"price": 2, "te', "length")
 
 
 def test_openai_completions_and_embeddings():

@@ -348,7 +348,7 @@ def _new_folder() -> tuple[int, Path]:
 
 
 def self_contained(job: Job) -> dict[str, Any]:
-    """Return a job as JSON, with absolute paths, and with the text of its templates in place of their files.
+    """Return a job as JSON, with absolute paths, and with the text of its templates and schema in place of their files.
 
     The model stays as it was named, since it is a part of the job's identity; the driver runs in the same directory.
 
@@ -366,6 +366,8 @@ def self_contained(job: Job) -> dict[str, Any]:
     for name in ("template", "system"):
         if values.get(name) is not None and not (text := template_text(values[name])).startswith("@"):
             values[name] = text
+    if job.answer_schema is not None:
+        values["answer_schema"] = json.dumps(job.schema_of_answers)
     return values
 
 

@@ -227,7 +227,8 @@ def _finish(work: Work, ledger: Ledger, files: Files, metrics: tuple[str, int] |
             types = {name: kind for name, kind in work.source.types().items() if name in (job.id_column, *job.keep)}
             embeds = job.task == "embed"
             nested = nested_columns({*job.keep, str(job.id_column)}) if job.task is not None else ()
-            publish(str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job), nested)
+            unpacked = "result" if job.task is None else ""
+            publish(str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job), nested, unpacked)
         ledger.finish()
 
 

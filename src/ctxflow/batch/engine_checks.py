@@ -85,6 +85,7 @@ def place_problems(job: Job) -> Iterator[str]:
         yield from _program(job)
         return
     needed = ["vllm"] if job.backend == "vllm" else ["torch", "transformers"]
+    needed += ["llguidance"] if job.backend == "transformers" and job.answer_schema else []
     needed += ["sentence_transformers"] if job.backend == "transformers" and job.task == "embed" else []
     if lacking := [name.replace("_", "-") for name in needed if importlib.util.find_spec(name) is None]:
         yield str(MissingPackageError.about(*lacking, extra="vllm" if job.backend == "vllm" else "transformers"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -24,7 +25,7 @@ else:
 
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 # A job that says nothing of them is what it was before.
-_LATER = ("engine_options", "server_command", "adapter", "models")
+_LATER = ("engine_options", "server_command", "adapter", "models", "answer_schema")
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
 
 
@@ -75,6 +76,13 @@ class Job(pydantic.BaseModel):
         Option("The prompt, made from the row's columns: a Jinja2 template, or @FILE.", WHAT, metavar="TEXT"),
     ] = None
     system: Annotated[str | None, Option("For chat: the system message, also a template.", WHAT, metavar="TEXT")] = None
+    answer_schema: Annotated[
+        str | None,
+        Option(
+            "For a language model: a file with the JSON schema that answers keep to; its properties become columns.",
+            WHAT, ("--schema",), metavar="FILE",
+        ),
+    ] = None  # fmt: skip
     output: Annotated[
         Path,
         Option(
@@ -248,14 +256,15 @@ class Job(pydantic.BaseModel):
     def _rules(self) -> tuple[tuple[object, str], ...]:
         """Return what excludes each other, and what to say of it."""
         own, task = self.function is not None, self.task
-        decided = task or self.label or self.parameters or self.row_parameter
+        decided = task or self.label or self.parameters or self.row_parameter or self.answer_schema
         classifies = task == "classify"
         both = set(self.row_parameter) & set(self.keep)
         return (
-            (own and decided, "a function decides itself what it does: leave tasks, labels and parameters to it"),
+            (own and decided, "a function decides itself what it does: leave tasks, labels, schemas and parameters to it"),
             (own and self.too_long != "error", "a function decides itself what is too long: leave --too-long out"),
             (self.constants and not own, "constants are a function's: give --function, or leave --set out"),
             (classifies and len(self.label) < 2, "to classify takes two labels or more: give --label for each"),
+            (self.answer_schema and task in ("embed", "classify"), "a schema is for what a model writes: leave it out"),
             (self.label and not classifies, "labels are for classifying: give --task classify"),
             *self._engine_rules(own, classifies),
             (self.system is not None and task != "chat", "a system message is for conversations: give --task chat"),
@@ -335,6 +344,26 @@ class Job(pydantic.BaseModel):
         job._called = of
         return job
 
+    @functools.cached_property
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """Return the JSON schema that answers keep to, None without one.
+
+        :raises ValueError: if its file cannot be read, or holds none.
+        """
+        if self.answer_schema is None:
+            return None
+        itself = self.answer_schema.startswith("{")
+        called = "the schema" if itself else f"the schema {self.answer_schema}"
+        try:
+            found = json.loads(self.answer_schema if itself else text_of(self.answer_schema))
+        except OSError as error:
+            raise ValueError(f"{called} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{called} is no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{called} is no JSON schema: write an object")
+        return found
+
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, as JSON: a job that differs here is another job."""
         from ctxflow.batch.templates import template_text
@@ -343,6 +372,8 @@ class Job(pydantic.BaseModel):
         for name in ("template", "system"):
             if chosen[name] is not None:
                 chosen[name] = template_text(chosen[name])
+        if self.answer_schema is not None:
+            chosen["answer_schema"] = json.dumps(self.schema_of_answers)
         for name in _LATER:
             if chosen[name] == Job.model_fields[name].default:
                 del chosen[name]

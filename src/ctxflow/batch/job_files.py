@@ -144,6 +144,8 @@ def _read_beside(job: Job) -> list[Named]:
     for what, text in (("the template", job.template), ("the system message", job.system)):
         if text is not None and text.startswith("@"):
             named.append((what, Path(text[1:])))
+    if job.answer_schema is not None and not job.answer_schema.startswith("{"):
+        named.append(("the schema", Path(job.answer_schema)))
     if job.site != "local":
         named.append(("the site file", Path(job.site)))
     return named

@@ -21,6 +21,7 @@ from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, closest, counted, one_line
 from ctxflow.models.model_folder import folder_here
+from ctxflow.models.openai_schemas import schema_problem
 from ctxflow.rows.documents import FILE, TEXT
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import WHOLE, Head, Limited, RowError, Source, columns_for, head_of
@@ -121,6 +122,19 @@ def _addresses(subject: Subject) -> Iterator[str]:
         yield f"{found[0]}: it fails so on {_first_rows(head)}"
 
 
+def _schema(subject: Subject) -> Iterator[str]:
+    """Check the schema that answers are to keep to."""
+    if subject.job.answer_schema is None:
+        return
+    try:
+        schema = subject.job.schema_of_answers
+    except ValueError as error:
+        yield str(error)
+        return
+    if (wrong := schema_problem(schema)) is not None:
+        yield f"the schema of --schema is {wrong}"
+
+
 def _function(subject: Subject) -> Iterator[str]:
     """Check what a function gets of rows, and its constants."""
     job, head, app = subject.job, subject.head, subject.app
@@ -186,7 +200,7 @@ def _engine(subject: Subject) -> Iterator[str]:
             yield from place_problems(job)
 
 
-CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates, _addresses)
+CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _templates, _schema, _addresses)
 
 
 def prepare(job: Job, display: Display) -> Work:
@@ -267,6 +281,8 @@ def resolved(job: Job, form: str, source: Source) -> Job:
         raise ValueError("OpenAI's form has no place for columns that are kept: choose another output format")
     if output == "openai" and not requests:
         raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl, csv or parquet as output format")
+    if job.answer_schema is not None and requests and changes["task"] == "embed":
+        raise ValueError("a schema is for what a model writes, and these requests are to embed: leave --schema out")
     if job.task == "classify" and requests:
         raise ValueError("OpenAI's requests do not ask for labels: classify plain rows")
     return job.model_copy(update={**changes, "output_format": output})

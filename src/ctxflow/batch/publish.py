@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -21,6 +22,7 @@ from ctxflow.ownership import naming
 
 PUBLISHED = ("parquet", "csv")  # The forms that are made at the end, as no lines can be appended to them.
 _ROWS = 5000
+_MOST_PARTS = 200  # Columns that a column may become: objects with more keys are data of their own.
 
 
 def publish(
@@ -31,6 +33,7 @@ def publish(
     types: Mapping[str, Any] | None = None,
     columns: Sequence[str] = (),
     nested: Collection[str] = (),
+    unpacked: str = "",
 ) -> None:
     """Make a job's output of its file of JSON lines, at once or not at all; whoever has the job's lock calls it.
 
@@ -38,30 +41,84 @@ def publish(
     :param types: the Arrow types of columns that are the input's own.
     :param columns: of a CSV file's header, where there are no rows.
     :param nested: columns that are text, their values' JSON, whatever they hold.
+    :param unpacked: a column whose values become columns by their keys, where they are objects throughout.
     """
     with naming(output):
         if form == "csv":
-            publish_csv(rows, output, columns)
+            publish_csv(rows, output, columns, unpacked)
         else:
-            publish_parquet(rows, output, embeddings, types, nested)
+            publish_parquet(rows, output, embeddings, types, nested, unpacked)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lines:
+    """The objects of a file of JSON lines, some thousand at a time, as often as one likes.
+
+    :ivar column: one whose values are objects, in place of which their `parts` are: key -> column.
+    """
+
+    path: Path
+    column: str = ""
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        with open(self.path, "rb") as file:
+            lines = enumerate(file, 1)
+            while records := [_record(line, number, self.path) for number, line in itertools.islice(lines, _ROWS)]:
+                yield [self._unpacked(record) for record in records] if self.parts else records
+
+    def _unpacked(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name, value in record.items():
+            if name == self.column:
+                made.update((part, (value or {}).get(key)) for key, part in self.parts.items())
+            else:
+                made[name] = value
+        return made
+
+
+def _unpacking(path: Path, column: str) -> _Lines:
+    """Return a file's objects with a column unpacked, if all of its values are objects of a bounded number of keys."""
+    if not column:
+        return _Lines(path)
+    keys: dict[str, None] = {}
+    taken: dict[str, None] = {}
+    for record in itertools.chain.from_iterable(_Lines(path)):
+        taken.update(dict.fromkeys(record))
+        value = record.get(column)
+        if value is not None and not isinstance(value, dict):
+            return _Lines(path)
+        keys.update(dict.fromkeys(value or ()))
+        if len(keys) > _MOST_PARTS:
+            return _Lines(path)
+    taken.pop(column, None)
+    parts: dict[str, str] = {}
+    for key in keys:
+        name = key or column
+        while name in taken:
+            name = f"answer_{name}"
+        parts[key] = name
+        taken[name] = None
+    return _Lines(path, column, parts)
 
 
 _NUL_IN_CSV = sys.version_info >= (3, 11)  # Before, the csv module neither writes nor reads that character.
 
 
-def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
+def publish_csv(rows: Path, output: Path, columns: Sequence[str] = (), unpacked: str = "") -> None:
     """Write a file of JSON lines as CSV with a header, tab-separated if its name ends in .tsv.
 
     Text stands as it is, null as nothing, all else as its JSON, an impossible character as Python escapes it.
     """
-    names = list(dict.fromkeys(name for records in _records(rows) for record in records for name in record))
+    lines = _unpacking(rows, unpacked)
+    names = list(dict.fromkeys(name for records in lines for record in records for name in record))
     delimiter = "\t" if output.suffix.lower() == ".tsv" else ","
     with written_whole(output, alone=True) as whole:
         file = io.TextIOWrapper(whole, encoding="utf-8", errors="backslashreplace", newline="")
         plain = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         quoted = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
         plain.writerow(names or columns)
-        for records in _records(rows):
+        for records in lines:
             for record in records:
                 cells = [_cell(record.get(name)) for name in names]
                 # The csv module quotes no carriage return on its own, at which readers end a line.
@@ -82,6 +139,7 @@ def publish_parquet(
     embeddings: bool = False,
     types: Mapping[str, Any] | None = None,
     nested: Collection[str] = (),
+    unpacked: str = "",
 ) -> None:
     """Write a file of JSON lines as Parquet, holding some thousand rows at a time.
 
@@ -92,20 +150,21 @@ def publish_parquet(
         import pyarrow
     except ImportError as error:
         raise CtxflowError(f"Parquet needs pyarrow ({error}): {how_to_install('pyarrow', extra='batch')}") from None
-    found, known = _types(rows, types or {})
+    lines = _unpacking(rows, unpacked)
+    found, known = _types(lines, types or {})
     found.update({name: _MIXED for name in nested if name in found})
     if embeddings and "embedding" in found:
         found["embedding"] = pyarrow.list_(pyarrow.float32())
     with written_whole(output, alone=True) as file:
-        while (unfit := _write(rows, file, found, known)) is not None:
+        while (unfit := _write(lines, file, found, known)) is not None:
             found[unfit] = _MIXED
 
 
-def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _types(lines: _Lines, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the type of each column by all of its values, and those given types that fit them."""
     found: dict[str, Any] = {}
     known = dict(given)
-    for records in _records(rows):
+    for records in lines:
         for name in dict.fromkeys(itertools.chain.from_iterable(records)):
             values = [record.get(name) for record in records]
             found[name] = _common(found.get(name), values)
@@ -114,7 +173,7 @@ def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     return found, {name: kind for name, kind in known.items() if name in found}
 
 
-def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+def _write(lines: _Lines, file: BinaryIO, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
     """Write the rows, over what is there; return a column whose values are not of its type after all, if any."""
     import pyarrow
     import pyarrow.parquet
@@ -126,7 +185,7 @@ def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[
     file.seek(0)
     file.truncate()
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        for records in _records(rows):
+        for records in lines:
             columns = []
             name: str
             for name, kind in zip(schema.names, schema.types, strict=True):
@@ -199,13 +258,6 @@ def _storable(kind: Any) -> bool:
     if pyarrow.types.is_struct(kind):
         return kind.num_fields > 0 and all(_storable(kind.field(n).type) for n in range(kind.num_fields))
     return not pyarrow.types.is_list(kind) or _storable(kind.value_type)
-
-
-def _records(path: Path) -> Iterator[list[dict[str, Any]]]:
-    with open(path, "rb") as file:
-        lines = enumerate(file, 1)
-        while records := [_record(line, number, path) for number, line in itertools.islice(lines, _ROWS)]:
-            yield records
 
 
 def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:

@@ -8,7 +8,15 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ctxflow.batch.engine_answers import columns_of, is_response, later_columns, usage_of, vectors_of, whole_body
+from ctxflow.batch.engine_answers import (
+    columns_of,
+    is_response,
+    later_columns,
+    later_name,
+    usage_of,
+    vectors_of,
+    whole_body,
+)
 from ctxflow.batch.job import Job
 from ctxflow.batch.row_items import Prepared, asked_of
 from ctxflow.errors import CallError, RemoteTraceback, article
@@ -79,7 +87,7 @@ _ENCODE_NAN = json.JSONEncoder(ensure_ascii=False, default=plain_value).encode
 def plain_columns(job: Job) -> tuple[str, ...]:
     """Return the columns of results that are not in OpenAI's form, in their order."""
     identifier = () if job.id_column is None else (job.id_column,)
-    return tuple(dict.fromkeys(("row", *identifier, *job.keep, *_parts(job))))
+    return tuple(dict.fromkeys(("row", *identifier, *job.keep, *_parts(job), *_properties(job).values())))
 
 
 def _parts(job: Job) -> tuple[str, ...]:
@@ -89,18 +97,36 @@ def _parts(job: Job) -> tuple[str, ...]:
     return parts
 
 
+def _properties(job: Job) -> dict[str, str]:
+    """Return the properties of the schema that answers keep to, each with the column that it becomes."""
+    named = (job.schema_of_answers or {}).get("properties")
+    taken = {"row", "context", job.id_column or "custom_id", *job.keep, *_parts(job)}
+    found: dict[str, str] = {}
+    for name in named if isinstance(named, Mapping) else ():
+        column = name
+        while column in taken:
+            column = later_name(column, taken)
+        taken.add(column)
+        found[name] = column
+    return found
+
+
 def plain_record(job: Job) -> Record:
     """Return what makes plain results: a row's number, id and kept columns, the parts of its answer, and its context.
+
+    The properties of an answer that keeps to a schema follow; null where an answer that was cut off has none.
 
     :raises ValueError: if a kept column and a part of the answer have one name.
     """
     parts = _parts(job)
     copied = [name for name in parts if name != "embedding"]
+    properties = _properties(job)
     ours = {"row", *parts}
     name = job.id_column or "custom_id"
     theirs = {*job.keep, name}
     if clash := sorted(ours & theirs):
         raise ValueError(f"the results have a column {clash[0]!r} of their own: rename yours")
+    taken = {*theirs, *properties.values()}
 
     def make(row: Prepared, answer: Any) -> dict[str, Any]:
         record: dict[str, Any] = {"row": row.number}
@@ -110,17 +136,29 @@ def plain_record(job: Job) -> Record:
         if job.task is None:
             record["result"] = answer
         else:
-            found = _columns(answer, theirs) if is_response(answer) else answer
+            found = _columns(answer, taken) if is_response(answer) else answer
             if job.task == "embed":
                 vectors = found["embeddings"]
                 record["embedding"] = vectors[0] if isinstance(asked_of(row.item)["input"], str) else vectors
             record.update((name, found[name]) for name in copied)
-            record.update((name, found[name]) for name in later_columns(theirs) if name in found)
+            if properties:
+                values = _object(found["text"])
+                record.update((column, values.get(name)) for name, column in properties.items())
+            record.update((name, found[name]) for name in later_columns(taken) if name in found)
         if row.context is not None:
             record.setdefault("context", row.context)
         return record
 
     return make
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Return the object that an answer is; an empty one for what was cut off."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, Mapping) else {}
 
 
 def _columns(answer: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ctxflow.errors import counted
 from ctxflow.models.model_folder import folder_here, vocabulary_of
 from ctxflow.models.openai_contents import messages_problem, shown, text_problem, without_empty
 from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
-from ctxflow.models.openai_requests import CONTENTS, FIELDS, MOST_TOKENS, as_before, as_sent, refusal
+from ctxflow.models.openai_requests import CONTENTS, FIELDS, MOST_TOKENS, as_before, as_sent, bound_by, refusal
 from ctxflow.models.results import Sampling
 from ctxflow.models.server_dialects import dialect_refusal, in_dialect, server_kind
 from ctxflow.rows.source import RowError, cell, columns_for, item_maker
@@ -91,6 +91,7 @@ def openai_maker(job: Job) -> Make:
     models = tuple(job.models)
     vocabularies = _vocabularies(job)
     batches, kind = answered_by_batches(job), server_kind(job.server_command or "")
+    shape = format_of(job)
 
     def make(values: Mapping[str, Any]) -> Item:
         body = values.get("body")
@@ -100,6 +101,8 @@ def openai_maker(job: Job) -> Make:
             raise RowError(wrong)
         endpoint = str(endpoint_of(values.get("url")))
         named = _check_named(body.get("model"), "the body's model", models) if models else ""
+        if shape and not bound_by(body):
+            body = {**body, **shape}
         if (wrong := refusal(endpoint, body, backend, names, vocabularies[named])) is not None:
             raise RowError(wrong)
         sent = as_sent(endpoint, body, backend, _told_models(job, body))
@@ -169,6 +172,7 @@ def plain_maker(job: Job) -> Make:
     parameters, models = job.row_parameter, tuple(job.models)
     endpoint = {"embed": EMBEDDINGS, "chat": CHAT}.get(str(job.task), COMPLETIONS)
     kind, batches, media = CONTENTS[endpoint], answered_by_batches(job), job.backend != "transformers"
+    shape = in_dialect(server_kind(job.server_command or ""), endpoint, format_of(job))
 
     def make(values: Mapping[str, Any]) -> Item:
         content = template(values) if template is not None else cell(values, column)
@@ -177,6 +181,7 @@ def plain_maker(job: Job) -> Make:
             request = {kind: _conversation(content, column, system, values, media)}
         else:
             request = {kind: _text(content, column or "prompt")}
+        request.update(shape)
         if parameters:
             request.update(as_fields(_checked({name: _parsed(values.get(name)) for name in parameters})))
         if models:
@@ -184,6 +189,18 @@ def plain_maker(job: Job) -> Make:
         return (request,) if batches else ((endpoint, request),)
 
     return make
+
+
+def format_of(job: Job) -> dict[str, Any]:
+    """Return the field of a body that binds answers to the job's schema; none without one.
+
+    All rows share its value, which a payload holds once.
+    """
+    schema = job.schema_of_answers
+    if schema is None:
+        return {}
+    shape = {"name": "answer", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": shape}}
 
 
 def as_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:

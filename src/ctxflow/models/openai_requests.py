@@ -374,6 +374,12 @@ def _unknown_token(endpoint: str, body: Mapping[str, Any], vocabulary: int) -> s
     return None
 
 
+def bound_by(body: Mapping[str, Any]) -> list[str]:
+    """Return the fields by which a body binds its answer."""
+    bound = [name for name in (*_GUIDED, "structured_outputs") if body.get(name) is not None]
+    return bound + ["response_format"] * (body.get("response_format") not in (None, {"type": "text"}))
+
+
 def _together(endpoint: str, body: Mapping[str, Any]) -> str | None:
     """Return what is wrong with fields that depend on each other."""
     return _answers_problem(endpoint, body) or _logged_problem(endpoint, body) or _binding_problem(body)
@@ -411,8 +417,7 @@ def _logged_problem(endpoint: str, body: Mapping[str, Any]) -> str | None:
 
 
 def _binding_problem(body: Mapping[str, Any]) -> str | None:
-    bound = [name for name in (*_GUIDED, "structured_outputs") if body.get(name) is not None]
-    bound += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
+    bound = bound_by(body)
     if len(bound) > 1:
         return f"the body binds its answer twice, by {bound[0]} and by {bound[1]}: leave one out"
     if body.get("top_logprobs") and body.get("logprobs") is not True:
