@@ -87,7 +87,8 @@ TYPES = {
     "far days in milliseconds": (pyarrow.date64(), [86_400_000 * 10**7, None, 0]),
     "list of far": (pyarrow.list_(pyarrow.timestamp("s")), [[10**13, None, 0], None, []]),
     "struct of far": (
-        pyarrow.struct([("until", pyarrow.date32()), ("at", pyarrow.time64("ns"))]), [{"until": 10**7, "at": 1}, None]
+        pyarrow.struct([("until", pyarrow.date32()), ("at", pyarrow.time64("ns"))]),
+        [{"until": 10**7, "at": 1}, None],
     ),
     "view of bytes": (pyarrow.binary_view(), [b"\x00\xff", None, b""]),
     "decimal": (pyarrow.decimal128(20, 3), [decimal.Decimal("12345678901234567.125"), None, decimal.Decimal("-0.5")]),

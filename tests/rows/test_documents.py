@@ -37,7 +37,9 @@ def opened(folder, **reading):
 
 
 def test_each_document_is_a_row_in_the_order_of_paths(tmp_path):
-    write(tmp_path, {"b.txt": "B\n\nand more\n", "a.md": "# A", "sub/deep/c.HTML": "<p>C &amp; c</p>", "sub/d.rst": "D"})
+    write(
+        tmp_path, {"b.txt": "B\n\nand more\n", "a.md": "# A", "sub/deep/c.HTML": "<p>C &amp; c</p>", "sub/d.rst": "D"}
+    )
     write(tmp_path, {".git/f.txt": "no", "sub/.hidden.md": "no", "_index.md": "\ufeffindex\r\nof\rit", "e.txt": ""})
     assert opened(tmp_path) == (
         "documents",

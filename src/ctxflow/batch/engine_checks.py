@@ -73,10 +73,11 @@ def place_problems(job: Job) -> Iterator[str]:
     device = job.device if job.device is not None and device_problem(job.device) is None else ""
     wanted = max(asked, int(device.partition(":")[2] or 0) + 1 if device.startswith("cuda") else 0)
     if wanted > 0 and (found := len(cuda_devices())) < wanted:
-        flag = f"--device {device}" if wanted > asked else f"--gpus {asked}" if job.gpus is not None else "--backend vllm"
-        without = "--gpus 0 for its build for CPUs" if job.backend == "vllm" else "less"
+        flag = f"--gpus {asked}" if job.gpus is not None else f"--backend {job.backend}"
+        flag = f"--device {device}" if wanted > asked else flag
+        less = "--gpus 0 for its build for CPUs" if job.backend == "vllm" else "fewer"
         yield (
-            f"{flag} takes {counted(wanted, 'GPU')}, and this machine has {found or 'none'}: ask for {without}, or name a "
+            f"{flag} takes {counted(wanted, 'GPU')}, and this machine has {found or 'none'}: ask for {less}, or name a "
             "--site that has them"
         )
     if os.environ.get("CTXFLOW_PYTHON"):  # Whose packages nobody has seen.

@@ -46,7 +46,7 @@ class Job(pydantic.BaseModel):
     input: Annotated[
         Path,
         Option(
-            "OpenAI batch requests, JSON Lines, CSV, text lines, Parquet, or a folder: of such files, a dataset, documents.",
+            "OpenAI batch requests, JSON Lines, CSV, text lines, Parquet; a folder of these, a dataset or documents.",
             "", metavar="INPUT", free=True,
         ),
     ]  # fmt: skip
@@ -260,7 +260,10 @@ class Job(pydantic.BaseModel):
         classifies = task == "classify"
         both = set(self.row_parameter) & set(self.keep)
         return (
-            (own and decided, "a function decides itself what it does: leave tasks, labels, schemas and parameters to it"),
+            (
+                own and decided,
+                "a function decides itself what it does: leave tasks, labels, --schema and parameters out",
+            ),
             (own and self.too_long != "error", "a function decides itself what is too long: leave --too-long out"),
             (self.constants and not own, "constants are a function's: give --function, or leave --set out"),
             (classifies and len(self.label) < 2, "to classify takes two labels or more: give --label for each"),

@@ -320,7 +320,9 @@ def _plain(values: Sequence[Any], kind: Any) -> Any:
     import pyarrow
 
     types = pyarrow.types
-    if (types.is_timestamp(kind) or types.is_date(kind)) and any(each is not None and _FAR.match(each) for each in values):
+    if (types.is_timestamp(kind) or types.is_date(kind)) and any(
+        each is not None and _FAR.match(each) for each in values
+    ):
         return _with_far_dates(values, kind)
     if types.is_timestamp(kind) and kind.unit != "ns":  # Python writes microseconds, whatever the unit.
         return pyarrow.array(values, pyarrow.string()).cast(pyarrow.timestamp("us", kind.tz)).cast(kind)
@@ -342,7 +344,7 @@ def _with_far_dates(values: Sequence[str | None], kind: Any) -> Any:
     far = [each is not None and _FAR.match(each) is not None for each in values]
     near = _plain([None if is_far else each for each, is_far in zip(values, far, strict=True)], kind)
     days = pyarrow.types.is_date32(kind)
-    unit = "D" if days else getattr(kind, "unit", "ms")
+    unit: Any = "D" if days else getattr(kind, "unit", "ms")
     counts = near.cast(pyarrow.int32() if days else pyarrow.int64()).to_pylist()
     for n in itertools.compress(range(len(counts)), far):
         counts[n] = int(np.datetime64(str(values[n]).removesuffix("Z"), unit).astype(np.int64))

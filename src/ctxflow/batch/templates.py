@@ -45,8 +45,6 @@ def compile_template(text: str, what: str = "template") -> Render:
         template = environment.from_string(_fields_as_keys(environment.parse(template_text(text))))
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the {what} is no Jinja2 template: {error.message} (line {error.lineno})") from None
-    except jinja2.UndefinedError as error:  # Of a null that it writes itself.
-        raise ValueError(f"the {what} cannot be filled by any row: {error.message}") from None
 
     def render(row: Mapping[str, Any]) -> str:
         try:

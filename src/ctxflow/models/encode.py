@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ctxflow.models.model_checks import check_files
 from ctxflow.models.model_folder import check_ability, locate_model, read_json
 from ctxflow.models.reading import TOO_LONG, Read, Tokens, check_texts, context_length, cut
 from ctxflow.models.results import InputTooLong, MissingPackageError, check_choice

@@ -58,8 +58,8 @@ def files_problems(name: str, folder: Path, *, weights: bool = True, tokenizer: 
     """Yield what is wrong with a model's files, a sentence each, most telling first.
 
     :param name: of the model, for messages.
-    :param weights: whether weights are to be there in the forms that transformers reads; other files of weights that are
-        there are looked at in any case.
+    :param weights: whether weights are to be there in the forms that transformers reads; others that are there are
+        looked at in any case.
     :param tokenizer: whether a tokenizer is to be there.
     """
     modules = [part for part in read_json(folder / "modules.json", []) if isinstance(part, dict)]

@@ -56,7 +56,7 @@ class DocumentSource(InputFiles):
     HTML is read as the text that a browser shows. A file that cannot be read is an error of its row alone.
     """
 
-    def __init__(self, files: Sequence[Path], folder: Path, reading: Reading = Reading()) -> None:
+    def __init__(self, files: Sequence[Path], folder: Path, reading: Reading) -> None:
         super().__init__(files, reading.name or str(folder))
         self.total = len(files)
         self._folder = folder
@@ -222,4 +222,3 @@ def text_of_html(page: str) -> str:
     lines = "".join(parser.parts).split("\n")
     text = "\n".join(line.rstrip() for line in lines)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
-

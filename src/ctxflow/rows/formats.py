@@ -29,6 +29,7 @@ from ctxflow.rows.source import (
     Row,
     RowError,
     Words,
+    check_names,
     in_chunks,
     left_out,
     opened,
@@ -369,8 +370,8 @@ class CsvSource(FileSource):
         if not self._told and _holds_rows(fields, self._delimiter):
             self._told = True
             self._reading.told(
-                f"{self.place(number)}, has {end - begun + 1:,} lines, {begun:,} to {end:,} of the file, which look like "
-                "rows of their own: if they are, a quote at the beginning of a field has no other at its end"
+                f"{self.place(number)}, has {end - begun + 1:,} lines, {begun:,} to {end:,} of the file, which look "
+                "like rows of their own: if they are, a quote at the beginning of a field has no other at its end"
             )
 
     def _columns(self, reader: Iterator[list[str]], encoding: str) -> list[str]:

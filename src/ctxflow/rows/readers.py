@@ -184,7 +184,9 @@ _KINDS = {
 _OF_FORM = {"dataset": "parquet", "openai": "jsonl"}
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
 _SPLITS = {"train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval"}
-_ABOUT = re.compile(r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|dataset_infos)\b", re.IGNORECASE)
+_ABOUT = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|dataset_infos)\b", re.IGNORECASE
+)
 
 
 def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
@@ -270,7 +272,9 @@ def _tell_of_others(folder: Path, others: Sequence[Path], reading: Reading) -> N
     others = [file for file in others if not _ABOUT.match(file.name)]
     if others:
         names = ", ".join(str(file.relative_to(folder)) for file in others[:3]) + ", ..." * (len(others) > 3)
-        reading.told(f"{counted(len(others), 'file')} in {folder} {'is' if len(others) == 1 else 'are'} not read: {names}")
+        reading.told(
+            f"{counted(len(others), 'file')} in {folder} {'is' if len(others) == 1 else 'are'} not read: {names}"
+        )
 
 
 def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Path]:

@@ -234,7 +234,7 @@ def _value(scalar: Any) -> Any:
             raise
         import numpy as np
 
-        unit = kind.unit if types.is_timestamp(kind) else "D" if types.is_date32(kind) else "ms"
+        unit: Any = kind.unit if types.is_timestamp(kind) else "D" if types.is_date32(kind) else "ms"
         return str(np.datetime64(scalar.value, unit)) + ("Z" if getattr(kind, "tz", None) else "")
 
 
