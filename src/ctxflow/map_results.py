@@ -1,20 +1,21 @@
 """A map as a person holds it: its results in order or as they come, and how far it has come.
 
-A bar on a terminal or in a notebook, a line now and then elsewhere. One thread shows all maps of the program, and is
-there only while there is something to show: items cost nothing for it.
+A bar on a terminal or in a notebook, which leaves what the program prints whole; a line now and then elsewhere. One
+thread shows all maps of the program, and is there only while there is something to show: items cost nothing for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TextIO
 
 from ctxflow.app_options import MappedApp, Result
 from ctxflow.identity import identity_of, reading
@@ -24,8 +25,6 @@ from ctxflow.option_values import choice, flag, refuse, whole
 from ctxflow.resume import ResultsByContent, ResultsFile
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ctxflow.executors.bare import BareExecutor
 
 _WINDOW = 20_000
@@ -55,35 +54,163 @@ class _View(Protocol):
 
 
 class _Bars:
-    """Bars for a terminal or a notebook."""
+    """A line at the foot of a terminal, which is away whenever the program writes there.
 
-    def __init__(self, console: Console) -> None:
-        from rich import progress  # Not before it is needed: it takes a while to import.
+    What the program writes goes to the terminal as it is. The line comes back once the program has ended its own.
+    """
 
-        columns: list[Any] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
-        columns += [progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[rate]}")]
-        columns += [progress.TimeElapsedColumn(), progress.TimeRemainingColumn()]
-        # What the program prints must reach where it goes: it is drawn above the bars only if that is the terminal.
-        own = console.is_jupyter or sys.stdout.isatty()
-        self._progress = progress.Progress(*columns, console=console, auto_refresh=False, redirect_stdout=own)
-        self._progress.start()
+    def __init__(self) -> None:
+        # What a command guards its terminal with lets no control characters through.
+        self._terminal: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        self._lock = threading.RLock()  # A signal's handler may print.
+        self._owner = os.getpid()
+        self._lines: dict[int, str] = {}
+        self._names: list[str] = []
+        self._shown = False
+        self._at_start = True  # Of a line, as far as the program has written.
+        self._over: list[str] = []  # Lines of maps that have ended, which stay.
+        self._replaced: list[tuple[str, Any, Any]] = []
+        self._write("\x1b[?25l")
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and stream.isatty():
+                self._replaced.append((name, stream, _Whole(stream, self)))
+                setattr(sys, name, self._replaced[-1][2])
 
     def add(self, called: str, total: int | None) -> int:
-        return int(self._progress.add_task(f"{called}.map", total=total, rate=""))
+        self._names.append(called)
+        return len(self._names) - 1
 
     def update(self, task: int, done: int, total: int | None, seconds: float, over: bool) -> None:
-        from rich.progress import TaskID
-
-        rate = f"{done / seconds:,.4g}/s" if done else ""
-        self._progress.update(TaskID(task), completed=done, rate=rate)
-        if over:
-            self._progress.stop_task(TaskID(task))
+        with self._lock:
+            text = bar_line(self._names[task], done, total, seconds)
+            if over:
+                self._lines.pop(task, None)
+                self._over.append(text)
+            else:
+                self._lines[task] = text
 
     def draw(self) -> None:
-        self._progress.refresh()
+        with self._lock:
+            if not self._at_start:
+                return
+            self._clear()
+            width = _width(self._terminal)
+            ended = "".join(f"{text[: width - 1]}\n" for text in self._over)
+            self._over.clear()
+            self._write(ended + "  ".join(self._lines.values())[: width - 1])
+            self._shown = bool(self._lines)
 
     def close(self) -> None:
-        self._progress.stop()
+        with self._lock:
+            self._clear()
+            self._write("\x1b[?25h")
+            for name, stream, ours in self._replaced:
+                if getattr(sys, name) is ours:
+                    setattr(sys, name, stream)
+
+    def pass_on(self, write: Callable[[Any], Any], stream: Any, data: Any) -> Any:
+        """Write what the program writes, with nothing else on its line."""
+        if os.getpid() != self._owner:  # A fork, in which nobody gives the lock back.
+            return write(data)
+        with self._lock:
+            self._clear()
+            written = write(data)
+            stream.flush()
+            if data:
+                self._at_start = data[-1:] in ("\n", b"\n")
+            return written
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._shown = False
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # The terminal may be gone.
+            self._terminal.write(text)
+            self._terminal.flush()
+
+
+class _Whole:
+    """A stream of the program's to a terminal that has a line of ours."""
+
+    def __init__(self, stream: Any, bars: _Bars) -> None:
+        self._stream, self._bars = stream, bars
+
+    def write(self, data: Any) -> Any:
+        """Write it as it is."""
+        return self._bars.pass_on(self._stream.write, self._stream, data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write them as they are."""
+        for each in lines:
+            self.write(each)
+
+    @property
+    def buffer(self) -> _Whole:
+        """Return what takes bytes."""
+        return _Whole(self._stream.buffer, self._bars)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _width(terminal: TextIO) -> int:
+    with contextlib.suppress(ValueError, OSError):
+        return int(os.environ.get("COLUMNS", "")) or os.get_terminal_size(terminal.fileno()).columns or 80
+    with contextlib.suppress(ValueError, OSError):
+        return os.get_terminal_size(terminal.fileno()).columns or 80
+    return 80
+
+
+_BAR = 30  # Characters.
+
+
+def bar_line(called: str, done: int, total: int | None, seconds: float) -> str:
+    """Return how far a map has come, as a terminal shows it.
+
+    >>> bar_line("verify", 1200, 4800, 10.0)
+    'verify.map ━━━━━━━━─────────────────────── 1200/4800 120/s 0:00:10, 0:00:30 left'
+    """
+    full = 0 if not total else round(_BAR * min(1.0, done / total))
+    rate = done / max(seconds, 1e-9)
+    left = f", {_clock((total - done) / rate)} left" if total and done and done < total else ""
+    bar = "━" * full + "─" * (_BAR - full)
+    return f"{called}.map {bar} {done}/{'?' if total is None else total} {rate:,.4g}/s {_clock(seconds)}{left}"
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
+
+
+class _Cell:
+    """A text below a notebook's cell, apart from what the cell prints."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._names: list[str] = []
+        self._handle: Any = None
+
+    def add(self, called: str, total: int | None) -> int:
+        self._names.append(called)
+        self._lines.append("")
+        return len(self._names) - 1
+
+    def update(self, task: int, done: int, total: int | None, seconds: float, over: bool) -> None:
+        self._lines[task] = bar_line(self._names[task], done, total, seconds)
+
+    def draw(self) -> None:
+        from IPython.display import display
+
+        shown = {"text/plain": "\n".join(self._lines)}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def close(self) -> None:
+        pass
 
 
 class _Lines:
@@ -195,10 +322,9 @@ class _Board:
 
 
 def _view() -> _View:
-    from ctxflow.terminal import visible_console
-
-    console = visible_console(stderr=True)
-    return _Bars(console) if is_wanted(None) else _Lines()
+    if sys.stderr is not None and sys.stderr.isatty():
+        return _Bars()
+    return _Cell() if "ipykernel" in sys.modules else _Lines()
 
 
 def is_wanted(progress: bool | None) -> bool:

@@ -6,6 +6,7 @@ Functions that Parsl has wrapped are unwrapped first, so that workers need not i
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import sys
 import types
@@ -30,6 +31,8 @@ def dumps(
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
+        if (by_name := _by_name(value, what)) is not None:
+            return by_name
         blamed, part = blame(value)
         place = f" at {blamed}" if blamed else ""
         if _is_future(part):
@@ -38,6 +41,34 @@ def dumps(
             f"{what} cannot be sent: the {type(part).__module__}.{type(part).__qualname__} object"
             f"{place} cannot be pickled ({type(error).__name__}: {error}); {advice}"
         ) from None
+    return data
+
+
+CARRIED: dict[str, types.ModuleType] = {}
+"""The user's modules that functions travel with, since they have changed in this program while workers ran."""
+
+
+def _by_name(value: Any, what: str) -> bytes | None:
+    """Pickle a value whose modules cannot travel with it, for workers that import them; None if that is not why."""
+    import cloudpickle
+
+    carried = list(CARRIED.values())
+    if not carried:
+        return None
+    for module in carried:
+        cloudpickle.unregister_pickle_by_value(module)
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception:
+        return None
+    finally:
+        for module in carried:
+            cloudpickle.register_pickle_by_value(module)
+    logging.getLogger("ctxflow").warning(
+        "%s: what has changed in your modules does not reach workers that run, for they hold what cannot be sent: start "
+        "the executor anew",
+        what,
+    )
     return data
 
 

@@ -331,7 +331,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n"
         (("-m", "./model", "--device", "cuda:7"), "--device cuda:7 takes 8 GPUs, and this machine has none"),
         (("-m", "./model", "--gpus", "9"), "--gpus 9 takes 9 GPUs, and this machine has none"),
         (("-m", "./model", "--backend", "vllm"), "--backend vllm takes 1 GPU, and this machine has none"),
-        (("-m", "m", "--backend", "server", "--server-command", "no-such-server {model}"),
+        (("-m", "m", "--backend", "server", "--server-command", "no-such-server {model} {socket}"),
          "the program no-such-server of --server-command is not found"),
         (("-m", "no-system", "-t", "chat", "--system", "Be brief."), "refuses the system message of --system (no)"),
         (("--named-model", "a=./model", "--named-model", "b=./nothere", "--id-column", "id"), "no folder ./nothere"),

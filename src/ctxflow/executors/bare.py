@@ -67,6 +67,7 @@ class BareExecutor:
         self.run: LiveRun | None = None
         self._calls: Calls | None = None
         self._maps: dict[int, weakref.ref[OpenMap]] = {}
+        self._in_block = False
         belongs_here(self)
 
     def _make_engine(self) -> SiteEngine:
@@ -74,7 +75,15 @@ class BareExecutor:
         return engine
 
     def start(self) -> None:
-        """Start the run: its workers come up while the program goes on."""
+        """Start the run: its workers come up while the program goes on.
+
+        In a notebook, or at the prompt, where a cell that starts one may be run twice, it takes the place of one of its
+        label that a cell has started before, and that no `with` statement ends.
+        """
+        if is_interactive() and not self._in_block:
+            for earlier in [each for each in _active if each.label == self.label and not each._in_block]:
+                tell(f"the executor {self.label!r} is started anew: the one that was started before is ended")
+                earlier.shutdown()
         directory = self.run_dir
         if directory == current_directory():
             directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
@@ -147,6 +156,7 @@ class BareExecutor:
 
     def __enter__(self: Self) -> Self:
         """Start, where that is not done yet."""
+        self._in_block = True
         if self.run is None:
             self.start()
         return self
@@ -242,6 +252,11 @@ def active_executor(label: str | None = None) -> tuple[BareExecutor, Any]:
     kernel = parsl_kernel()
     loaded = kernel is not None and executor in kernel.executors.values()
     return executor, kernel if loaded else None
+
+
+def is_interactive() -> bool:
+    """Return whether a person types the program: in a notebook, or at Python's prompt."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def parsl_kernel() -> Any:

@@ -7,6 +7,7 @@ user's modules, those that workers elsewhere lack travel with what is pickled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,13 +16,15 @@ import site
 import sys
 import sysconfig
 import weakref
-from collections.abc import Collection
-from types import ModuleType
+from collections.abc import Collection, Mapping
+from types import FunctionType, ModuleType
 
 import cloudpickle
 
+from ctxflow.digest import is_library_module
 from ctxflow.errors import counted
 from ctxflow.executors.contract import CallFiles, ContextPayload, Pickled
+from ctxflow.pickling import CARRIED
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.context_moves import app_is_used, context_is_used, refused
@@ -302,6 +305,81 @@ def carry_user_modules() -> None:
     for name, module in list(sys.modules.items()):
         if name not in ("__main__", "__mp_main__") and is_users_own(module):
             cloudpickle.register_pickle_by_value(module)
+
+
+class UserModules:
+    """The user's modules as a run met them: workers that share the disk import them by name, and keep what they have.
+
+    Once one changes in this program, functions travel with their modules from then on. Seen are other functions,
+    classes, members of classes, submodules and plain values under a name, and modules that were loaded again.
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[str, dict[object, object]] = {}
+        self._seen = 0
+        self.changed = False
+
+    def look(self) -> None:
+        """Look whether any has changed since it was met."""
+        if self.changed:
+            return
+        self.changed = any(
+            now is not None and _differs(known, _parts_of(now))
+            for name, known in self._met.items()
+            if (now := sys.modules.get(name)) is not None
+        )
+        if len(sys.modules) != self._seen:
+            self._seen = len(sys.modules)
+            for name, module in list(sys.modules.items()):
+                if name not in self._met and name not in ("__main__", "__mp_main__") and _may_change(name, module):
+                    self._met[name] = _parts_of(module)
+        if self.changed:
+            self.carry()
+
+    def carry(self) -> None:
+        """Have them travel."""
+        self.changed = True
+        known = cloudpickle.list_registry_pickle_by_value()
+        for name in self._met:
+            if (module := sys.modules.get(name)) is not None and module.__name__ not in known:
+                cloudpickle.register_pickle_by_value(module)
+                CARRIED[module.__name__] = module
+
+    def close(self) -> None:
+        """Have them travel no longer."""
+        while CARRIED:
+            _, module = CARRIED.popitem()
+            with contextlib.suppress(ValueError):  # Somebody else saw to that.
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _may_change(name: str, module: ModuleType) -> bool:
+    return is_users_own(module) and sys.modules.get(module.__name__) is module and not is_library_module(name)
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes, tuple, frozenset, ModuleType)
+
+
+def _parts_of(module: ModuleType) -> dict[object, object]:
+    """Return what of a module is compared by identity, by its name."""
+    found: dict[object, object] = {"": module.__spec__}
+    for name, value in list(vars(module).items()):
+        if isinstance(value, type):
+            found[name] = value
+            if value.__module__ == module.__name__:
+                found.update(((name, each), _code_of(member)) for each, member in list(vars(value).items()))
+        elif isinstance(value, FunctionType) or (isinstance(value, _PLAIN) and not name.startswith("__")):
+            found[name] = _code_of(value)
+    return found
+
+
+def _code_of(value: object) -> object:
+    """Return the code of a function, for which another function may stand, as decorators make them; else the value."""
+    return value.__code__ if isinstance(value, FunctionType) else value
+
+
+def _differs(known: Mapping[object, object], now: Mapping[object, object]) -> bool:
+    return any(name not in known or known[name] is not value for name, value in now.items())
 
 
 def is_users_own(module: ModuleType) -> bool:

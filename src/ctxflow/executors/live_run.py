@@ -15,6 +15,7 @@ from ctxflow.executors.contract import Bounded, Engine, EngineFailed, Explains, 
 from ctxflow.executors.declarations import (
     Declaration,
     DeclaredContext,
+    UserModules,
     carry_user_modules,
     check,
     context_id,
@@ -69,6 +70,7 @@ class LiveRun(RunLoop):
         self._log_events = log_events
         self._level = level
         self._disk = DiskThread()
+        self._modules = UserModules()
         self._status_file: RunStatusFile | None = None
         self._status_due = 0.0
         self._status_waits = False  # For the disk.
@@ -85,6 +87,7 @@ class LiveRun(RunLoop):
 
         :raises CtxflowError: if the run has no place for its files, or its workers for theirs.
         """
+        self._modules.look()
         try:
             os.makedirs(self.directory, exist_ok=True)
             if self._log_events:
@@ -144,6 +147,7 @@ class LiveRun(RunLoop):
                 error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
                 self._fail_all(error)
                 self.callbacks.stop()
+                self._modules.close()
                 if self._log is not None:
                     self._log.close()
                 self._disk.close()
@@ -155,10 +159,17 @@ class LiveRun(RunLoop):
 
     # --- submissions
 
-    def prepare_pickling(self) -> None:
-        """Prepare for pickling a function: where workers lack the user's modules, these go along."""
+    def prepare_pickling(self, changed: bool = False) -> None:
+        """Prepare for pickling a function: where workers lack the user's modules, or have old ones, these go along.
+
+        :param changed: whether the code of a function is known to be another than before.
+        """
         if self.engine.capabilities.remote:
             carry_user_modules()
+            return
+        self._modules.look()
+        if changed:
+            self._modules.carry()
 
     @uninterrupted
     def declare_context(self, context: Context | None, level: str | None = None) -> DeclaredContext:
