@@ -26,13 +26,16 @@ with ContextExecutor(workers=1, log_events=False):
 """
 
 
-def shown(program, folder):
-    """What a program writes to a terminal that is its standard error, and to a pipe that is its output."""
+def shown(program, folder, output=subprocess.PIPE):
+    """What a program writes to a terminal that is its standard error, and to a pipe that is its output.
+
+    :param output: None for the terminal.
+    """
     master, slave = pty.openpty()
     words = [sys.executable, "-c", PROGRAM + textwrap.indent(textwrap.dedent(program), "    ")]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     seen = b""
-    with forked.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=slave, env=environment) as run:
+    with forked.Popen(words, cwd=folder, stdout=output or slave, stderr=slave, env=environment) as run:
         os.close(slave)
 
         def closed():
@@ -45,7 +48,7 @@ def shown(program, folder):
             return False
 
         eventually(closed)
-        out = run.stdout.read().decode()
+        out = run.stdout.read().decode() if output else ""
         assert exited(run) == 0, seen.decode()
     os.close(master)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()), seen, out
@@ -70,6 +73,51 @@ def test_maps_that_take_a_while_show_themselves_on_a_terminal(tmp_path):
     first = text.index("nap.map")
     assert not re.search("nap.map", text[:first]) and text.count("Traceback") == 0
     assert raw.count(b"\x1b[?25l") == 1, "neither the quick one nor the one that is to be silent was shown"
+
+
+def screen(raw):
+    """The lines of a terminal without an end, on which something was written."""
+    lines, column = [""], 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x1b]", raw.decode()):
+        if token == "\n":
+            lines.append("")
+            column = 0
+        elif token == "\r":
+            column = 0
+        elif token == "\x1b[K":
+            lines[-1] = lines[-1][:column]
+        elif not token.startswith("\x1b"):
+            lines[-1] = lines[-1][:column].ljust(column) + token + lines[-1][column + 1 :]
+            column += 1
+    return lines
+
+
+def test_what_a_program_prints_stays_whole_beside_a_map(tmp_path):
+    program = """
+    map_results._AFTER_SECONDS = map_results._EVERY_SECONDS = 0.01
+    longest = "x" * 700
+    pause = lambda: time.sleep(0.3)  # While the map is drawn.
+    results = nap.map([0.5] * 8)
+    for number, result in enumerate(results):
+        print(".", end="", flush=True)
+        pause()
+        if number == 2:
+            print("\\na whole line")
+            pause()
+            print(longest, file=sys.stderr)
+            pause()
+            sys.stdout.buffer.write(b"by")
+            pause()
+            sys.stdout.buffer.write(b"tes\\n")
+        pause()
+    print("|")
+    assert sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+    """
+    raw = shown(program, tmp_path, output=None)[1]
+    lines = screen(raw)
+    told = [line for line in lines if line and "nap.map" not in line]
+    assert told == ["...", "a whole line", "x" * 700, "bytes", ".....|"], lines
+    assert raw.count(b"nap.map") > 3, "and it was shown meanwhile"
 
 
 class EndsOnceShown:

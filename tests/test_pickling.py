@@ -186,6 +186,75 @@ def test_calls_maps_and_sessions_use_what_names_mean_now(tmp_path):
     ]
 
 
+MODULES = """
+import importlib, pathlib, sys, threading
+from ctxflow import ContextExecutor, batch_app
+
+sys.dont_write_bytecode = True
+
+
+def write(k):
+    other = "#" * k  # Python takes a file of the same size and second for the one that a worker has compiled.
+    pathlib.Path("helping.py").write_text(
+        f"K = {k} {other}\\ndef f(x):\\n    return (x, K, {k} * 10)\\ndef g(xs):\\n    return [f(x) for x in xs]\\n"
+        f"class C:\\n    def m(self): return {k}\\n"
+    )
+    pathlib.Path("locking.py").write_text(
+        f"import threading\\nlock = threading.Lock()\\ndef locked(xs):\\n    with lock: return [{k} for x in xs]\\n"
+    )
+
+
+write(1)
+import helping, locking
+
+
+@batch_app
+def outer(xs):
+    return [helping.f(x) + (helping.C().m(),) for x in xs]
+
+
+if __name__ == "__main__":
+    with ContextExecutor(workers=1) as executor:
+        def answers():
+            pool = executor.pool()
+            new = lambda x: helping.f(x)  # Which nobody has seen before.
+            print(*outer.map([0]), *batch_app(helping.g).map([0]), outer(0).result(), pool.submit(new, 0).result(),
+                  pool.submit(helping.f, 0).result())
+
+        answers()
+        print(executor.pool().submit(locking.locked, [0]).result())
+        helping.K = 5
+        answers()
+        write(2)
+        importlib.reload(helping)
+        answers()
+        helping.f = lambda x: ("other", x)
+        answers()
+        helping.C.m = lambda self: "method"
+        answers()
+        importlib.reload(locking)
+        print(executor.pool().submit(locking.locked, [0]).result())
+"""
+
+
+def test_code_that_changes_in_a_module_reaches_workers_that_run_or_a_line_says_that_it_does_not(tmp_path):
+    (tmp_path / "program.py").write_text(MODULES)
+    run = forked.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=patience()
+    )
+    assert run.returncode == 0, run.stderr
+    plain, other = "(0, {0}, {1})", "('other', 0)"
+
+    def line(f, of_class):
+        return f"{f[:-1]}, {of_class!r}) {f} {f[:-1]}, {of_class!r}) {f} {f}"
+
+    assert run.stdout.splitlines() == [
+        line(plain.format(1, 10), 1), "[1]", line(plain.format(5, 10), 1), line(plain.format(2, 20), 2), line(other, 2),
+        line(other, "method"), "[1]",
+    ]  # fmt: skip
+    assert run.stderr.count("what has changed in your modules does not reach workers that run") == 1
+
+
 def module(text):
     made = types.ModuleType("somebodys_module")
     exec(text, vars(made))

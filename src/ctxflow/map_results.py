@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -128,7 +129,8 @@ class _Bars:
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # The terminal may be gone.
-            self._terminal.write(text)
+            encoding = self._terminal.encoding or "ascii"
+            self._terminal.write(text.encode(encoding, "replace").decode(encoding))
             self._terminal.flush()
 
 
@@ -171,7 +173,7 @@ def bar_line(called: str, done: int, total: int | None, seconds: float) -> str:
     """Return how far a map has come, as a terminal shows it.
 
     >>> bar_line("verify", 1200, 4800, 10.0)
-    'verify.map ━━━━━━━━─────────────────────── 1200/4800 120/s 0:00:10, 0:00:30 left'
+    'verify.map ━━━━━━━━────────────────────── 1200/4800 120/s 0:00:10, 0:00:30 left'
     """
     full = 0 if not total else round(_BAR * min(1.0, done / total))
     rate = done / max(seconds, 1e-9)
@@ -201,8 +203,7 @@ class _Cell:
         self._lines[task] = bar_line(self._names[task], done, total, seconds)
 
     def draw(self) -> None:
-        from IPython.display import display
-
+        display = importlib.import_module("IPython.display").display
         shown = {"text/plain": "\n".join(self._lines)}
         if self._handle is None:
             self._handle = display(shown, raw=True, display_id=True)

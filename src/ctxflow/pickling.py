@@ -65,8 +65,8 @@ def _by_name(value: Any, what: str) -> bytes | None:
         for module in carried:
             cloudpickle.register_pickle_by_value(module)
     logging.getLogger("ctxflow").warning(
-        "%s: what has changed in your modules does not reach workers that run, for they hold what cannot be sent: start "
-        "the executor anew",
+        "%s: what has changed in your modules does not reach workers that run, for they hold what cannot be sent: "
+        "start the executor anew",
         what,
     )
     return data

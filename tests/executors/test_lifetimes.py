@@ -50,6 +50,26 @@ def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
     nothing_left(lambda: set(descendants(os.getpid())) - children, what="no process is left, not even as a zombie")
 
 
+def test_a_cell_that_is_run_twice_leaves_one_executor(tmp_path, monkeypatch, capsys):
+    first = started(tmp_path / "first", workers=1)
+    first.start()
+    second = started(tmp_path / "second", workers=1)
+    second.start()
+    assert finished(first.submit(pow, {}, 2, 3)).result() == 8, "in a program they live side by side"
+    second.shutdown()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with started(tmp_path / "block", workers=1) as inside:
+        assert finished(first.submit(pow, {}, 2, 3)).result() == 8
+        third = started(tmp_path / "third", workers=1)
+        third.start()
+        assert finished(inside.submit(pow, {}, 2, 3)).result() == 8, "what a with statement ends stays"
+    with pytest.raises(CtxflowError):
+        first.submit(pow, {}, 2, 3)
+    assert finished(third.submit(pow, {}, 2, 3)).result() == 8
+    third.shutdown()
+    assert "'ctxflow' is started anew: the one that was started before is ended" in capsys.readouterr().err
+
+
 def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
     before = descriptors()
     for _ in range(3):

@@ -107,12 +107,16 @@ class LiveDisplay(LineDisplay):
             self._console.print(timed(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def make_display(quiet: bool, title: str = "") -> Display:
-    """Return the display that fits standard error, with a title for the job."""
+def make_display(quiet: bool, title: str = "", filters: bool = False) -> Display:
+    """Return the display that fits standard error, with a title for the job.
+
+    :param filters: whether results go to the standard output, which is left to them where it is the terminal, too.
+    """
     if quiet:
         return QuietDisplay()
     console = visible_console(stderr=True)
-    return LiveDisplay(console, title) if console.is_terminal else LineDisplay()
+    live = console.is_terminal and not (filters and sys.stdout.isatty())
+    return LiveDisplay(console, title) if live else LineDisplay()
 
 
 _NARROW, _WIDE = 80, 120

@@ -218,7 +218,7 @@ def _run(
     from ctxflow.batch.driver import run_job
     from ctxflow.batch.job_files import STANDARD, to_output, with_input
 
-    display, place = make_display(quiet, output), metrics_place(metrics)
+    display, place = make_display(quiet, output, job.output == STANDARD), metrics_place(metrics)
     _end_as_by_ctrl_c()
     with contextlib.ExitStack() as stack:
         passed_on = None
