@@ -351,6 +351,25 @@ def test_what_cannot_run_here_is_one_refusal(folder, refused, monkeypatch, words
         assert said.startswith("ctxflow: ") and said.count("\n") == 1, "one sentence"
 
 
+@pytest.mark.parametrize(
+    ("urls", "more", "sentence"),
+    [
+        (["/v1/moderations"] * 2, (), "to a known endpoint: '/v1/moderations' is none of /v1/chat/completions, /v1"),
+        (["/v1/embeddings"] * 2, ("-t", "chat"), "are to /v1/embeddings, and this job is to chat: leave --task out"),
+        (["/v1/moderations", "/v1/responses"], ("--dry-run",), None),
+    ],
+)
+def test_urls_that_no_request_has_right_are_one_refusal(folder, refused, command, urls, more, sentence):
+    body = {"input": "Hello", "model": "m"}
+    write_lines(folder / "in.jsonl", [{"custom_id": str(n), "url": url, "body": body} for n, url in enumerate(urls)])
+    if sentence is not None:
+        said = refused("in.jsonl", *MODEL, *more)
+        assert sentence in said and said.count("\n") == 1
+    else:
+        status, said, out = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, *more, output=True)
+        assert status == 0 and "would be a dead letter: the url is '/v1/moderations'" in out and "user: Hello" in out
+
+
 def test_what_may_be_on_the_workers_alone_is_left_to_them(folder, command):
     (folder / "far.toml").write_text('engine = "taskvine"\n[[tiers]]\nname = "a"\nprovider = "slurm"\n')
     for model in ("./nothere", "/scratch/models/lm", "package:no_such_package"):
@@ -486,15 +505,15 @@ def test_an_output_that_cannot_be_made_for_want_of_room_is_named(folder, command
     assert (folder / f"out.{form}").exists()
 
 
-URL, OTHER = "/v1/chat/completions", "/v1/responses"
+URL, OTHER = "/v1/chat/completions", "/v1/images"
 
 
 @pytest.mark.parametrize(
     ("requests", "task", "sentence"),
     [
-        ([(OTHER, "POST")] * 3, None, "the url is '/v1/responses': known are .*: it fails so on each of the first 3"),
-        ([(OTHER, "POST")], None, "the url is '/v1/responses'.* fails so on the first row of in.jsonl"),
-        ([(OTHER, "POST"), (7, "POST")], None, "the url is '/v1/responses'"),
+        ([(OTHER, "POST")] * 3, None, "the url is '/v1/images': known are .*: it fails so on each of the first 3"),
+        ([(OTHER, "POST")], None, "the url is '/v1/images'.* fails so on the first row of in.jsonl"),
+        ([(OTHER, "POST"), (7, "POST")], None, "the url is '/v1/images'"),
         ([(URL, "GET")] * 2, None, "the method is 'GET': only POST is known"),
         ([(URL, "POST")] * 2, "embed", "the url is '/v1/chat/completions', but this job is to embed"),
     ],
@@ -505,7 +524,7 @@ def test_requests_of_which_none_can_be_answered_are_one_refusal(folder, requests
         [{"custom_id": f"{n}", "url": url, "method": how, "body": {}} for n, (url, how) in enumerate(requests)],
     )
     with pytest.raises(UsageError, match=sentence):
-        run_job(load_job(None, input="in.jsonl", output="out.jsonl", model="package:any", task=task))
+        run_job(load_job(None, input="in.jsonl", output="out.jsonl", model="org/model", task=task))
     assert not (folder / "out.jsonl.errors.jsonl").exists()
 
 

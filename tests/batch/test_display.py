@@ -207,6 +207,8 @@ def test_the_display_fits_where_it_goes(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert type(make_display(quiet=False)) is LiveDisplay
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert type(make_display(quiet=False, filters=True)) is LineDisplay, "results have the terminal"
 
 
 TALKS = Progress(

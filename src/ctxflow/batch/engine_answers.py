@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ctxflow.batch.bounded_validator import first_error
 from ctxflow.models.openai_engine import CHAT
+from ctxflow.models.openai_responses import RESPONSES, response_body
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _NESTED = ("tool_calls", "logprobs", "choices")
 _ENDED = {"eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop"}  # Others' words for OpenAI's.
 _OF_THE_RUN = {"id", "object", "created", "model", "choices", "data", "usage", "timings", "metrics"}
 
 
-def whole_body(endpoint: str, answer: Mapping[str, Any], name: str, created: int, model: str) -> dict[str, Any]:
+def whole_body(
+    endpoint: str, answer: Mapping[str, Any], name: str, created: int, model: str, request: Mapping[str, Any] = _NOTHING
+) -> dict[str, Any]:
     """Return the body of a response: all that the engine said of the answer, and nothing that differs from run to run.
 
     :param name: of the row, from which the response's id is made.
+    :param request: as the engine got it.
 
     >>> said = {"choices": [{"text": "Two", "finish_reason": "eos_token"}], "usage": {"prompt_tokens": 3}}
     >>> whole_body("/v1/completions", said, "a", 0, "m")["choices"]
@@ -32,6 +38,8 @@ def whole_body(endpoint: str, answer: Mapping[str, Any], name: str, created: int
         ]
         usage.pop("completion_tokens")
         return {"object": "list", "data": data, "usage": usage, "model": model, **others}
+    if endpoint == RESPONSES:
+        return {**response_body(choices_of(answer)[0], usage, request, name, created, model), **others}
     kind, prefix = ("chat.completion", "chatcmpl") if endpoint == CHAT else ("text_completion", "cmpl")
     body = {"id": f"{prefix}-{name}", "object": kind, "choices": choices_of(answer), "usage": usage}
     return {**body, "created": created, "model": model, **others}

@@ -181,7 +181,7 @@ def openai_record(job: Job, created: int) -> Record:
         name = f"{row.key:016x}"
         if is_response(answer):
             endpoint, request = row.item[0]
-            body = whole_body(endpoint, answer, name, created, str(request.get("model", model)))
+            body = whole_body(endpoint, answer, name, created, str(request.get("model", model)), request)
             return _line_of(row, name, body)
         if "messages" in row.item[0]:
             choice = {"message": {"role": "assistant", "content": answer["text"]}}

@@ -18,8 +18,9 @@ from ctxflow.batch.templates import Render, compile_template
 from ctxflow.errors import counted
 from ctxflow.models.model_folder import folder_here, vocabulary_of
 from ctxflow.models.openai_contents import messages_problem, shown, text_problem, without_empty
-from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS
 from ctxflow.models.openai_requests import CONTENTS, FIELDS, MOST_TOKENS, as_before, as_sent, bound_by, refusal
+from ctxflow.models.openai_responses import RESPONSES, UntranslatableError, as_chat
 from ctxflow.models.results import Sampling
 from ctxflow.models.server_dialects import dialect_refusal, in_dialect, server_kind
 from ctxflow.rows.source import RowError, cell, columns_for, item_maker
@@ -27,7 +28,7 @@ from ctxflow.rows.source import RowError, cell, columns_for, item_maker
 Item = tuple[Any, ...]
 Make = Callable[[Mapping[str, Any]], Item]  # Makes the item of a row's values, or raises `RowError`.
 
-URLS = {"/v1/chat/completions": "generate", "/v1/completions": "generate", "/v1/embeddings": "embed"}
+URLS = {CHAT: "generate", COMPLETIONS: "generate", EMBEDDINGS: "embed", RESPONSES: "generate"}
 
 
 def family_of(job: Job) -> str:
@@ -99,8 +100,13 @@ def openai_maker(job: Job) -> Make:
             raise RowError("the request has no body that is an object")
         if (wrong := misaddressed(values, family)) is not None:
             raise RowError(wrong)
-        endpoint = str(endpoint_of(values.get("url")))
+        endpoint = asked = str(endpoint_of(values.get("url")))
         named = _check_named(body.get("model"), "the body's model", models) if models else ""
+        if asked == RESPONSES:
+            try:
+                endpoint, body = CHAT, as_chat(body)
+            except UntranslatableError as error:
+                raise RowError(str(error)) from None
         if shape and not bound_by(body):
             body = {**body, **shape}
         if (wrong := refusal(endpoint, body, backend, names, vocabularies[named])) is not None:
@@ -110,7 +116,7 @@ def openai_maker(job: Job) -> Make:
             if (wrong := dialect_refusal(kind, sent)) is not None:
                 raise RowError(wrong)
             sent = in_dialect(kind, endpoint, sent)
-        return (sent,) if batches else ((endpoint, sent),)
+        return (sent,) if batches else ((asked, sent),)
 
     return make
 
@@ -327,6 +333,6 @@ def known_as(item: Item) -> Item:
     >>> known_as((("/v1/completions", {"prompt": "One", "max_tokens": 5}),))
     ({'prompt': 'One', 'max_new_tokens': 5},)
     """
-    if len(item) == 1 and isinstance(item[0], tuple) and len(item[0]) == 2 and item[0][0] in ENDPOINTS:
+    if len(item) == 1 and isinstance(item[0], tuple) and len(item[0]) == 2 and item[0][0] in URLS:
         return (as_before(item[0][1]),)
     return item

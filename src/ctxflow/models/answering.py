@@ -10,8 +10,9 @@ from ctxflow.context import context
 from ctxflow.errors import ItemRefused
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.openai_contents import answers_missing, call_missing
-from ctxflow.models.openai_engine import COMPLETIONS
+from ctxflow.models.openai_engine import CHAT, COMPLETIONS
 from ctxflow.models.openai_requests import COMPLETION_TOKENS
+from ctxflow.models.openai_responses import RESPONSES
 from ctxflow.models.results import InputTooLong, MissingPackageError, as_base64
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ async def respond(
     :raises ContextLost: as `OpenAIEngine.answer`.
     """
     endpoint, body = request
+    endpoint = CHAT if endpoint == RESPONSES else endpoint  # Their bodies are those of chats already.
     answer = await engine.answer(endpoint, {**_missing(endpoint, body, parameters), **body})
     if (lacking := call_missing(body, answer) or answers_missing(body, answer)) is not None:
         raise ItemRefused(lacking)
