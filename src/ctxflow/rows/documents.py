@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ctxflow.errors import InputError
-from ctxflow.rows.formats import UNREADABLE, Reading, check_encoding, decompressed, encoding_of
-from ctxflow.rows.source import MAX_ROW_BYTES, InputFiles, Row, RowError, in_chunks, left_out, opened, suffix_of
+from ctxflow.rows.formats import UNREADABLE, Reading, check_encoding, decompressed, encoding_of, in_chunks
+from ctxflow.rows.source import MAX_ROW_BYTES, InputFiles, Row, RowError, left_out, opened, suffix_of
 
 FILE, TEXT = "file", "text"
 """The columns of documents: the path in their folder, and the text."""

@@ -16,13 +16,15 @@ import io
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ctxflow.errors import InputError, counted, one_line, short
 from ctxflow.files import mark_of
 from ctxflow.rows.source import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
     IN_BATCH,
     MAX_ROW_BYTES,
     InputFiles,
@@ -30,7 +32,6 @@ from ctxflow.rows.source import (
     RowError,
     Words,
     check_names,
-    in_chunks,
     left_out,
     opened,
     suffix_of,
@@ -211,6 +212,25 @@ def encoding_of(head: bytes, reading: Reading, called: str, told: str = "utf-8")
 def _seems_utf16(head: bytes) -> bool:
     zeros = tuple(byte == 0 for byte in head[:4])
     return zeros in ((False, True, False, True), (True, False, True, False))
+
+
+def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield rows some at a time, also those before an error that ends them."""
+    chunk: list[Row] = []
+    size = 0
+    try:
+        for row in rows:
+            chunk.append(row)
+            size += row.size
+            if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+    except ValueError:
+        if chunk:
+            yield chunk
+        raise
+    if chunk:
+        yield chunk
 
 
 class FileSource(InputFiles, abc.ABC):

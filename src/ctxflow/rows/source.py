@@ -42,25 +42,6 @@ def left_out(skip: bytes, number: int) -> bool:
     return number < len(skip) and skip[number] != 0
 
 
-def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield rows some at a time, also those before an error that ends them."""
-    chunk: list[Row] = []
-    size = 0
-    try:
-        for row in rows:
-            chunk.append(row)
-            size += row.size
-            if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
-                yield chunk
-                chunk, size = [], 0
-    except ValueError:
-        if chunk:
-            yield chunk
-        raise
-    if chunk:
-        yield chunk
-
-
 class Table(Protocol):
     """Something with rows."""
 
