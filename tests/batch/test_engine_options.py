@@ -9,6 +9,7 @@ from ctxflow.batch.job import load_job
 from ctxflow.testing.small_models import make_causal_lm
 
 MODEL = ("-m", "org/model")
+ELSEWHERE = ("--site", "elsewhere.toml")  # Where this machine lacks what is asked for.
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def requests(folder):
     bodies = [hello, {**hello, "min_p": 0.1}, {"messages": [{"role": "user", "content": [picture]}]}]
     rows = [{"custom_id": str(n), "url": "/v1/chat/completions", "body": body} for n, body in enumerate(bodies)]
     write_lines(folder / "in.jsonl", rows)
+    (folder / "elsewhere.toml").write_text('engine = "taskvine"\n[[tiers]]\nname = "a"\nprovider = "slurm"\n')
     return ("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, "--dry-run")
 
 
@@ -28,7 +30,7 @@ def test_a_dry_run_shows_the_engine_and_which_requests_are_not_for_it(command, r
     assert "min_p = 0.1 is not for the backend transformers: run it with --backend vllm or --backend server" in out
     assert "an image at an address, and nothing is fetched" in out, "which no other backend does"
     more = ("--backend", "vllm", "--engine-option", "max_model_len=512", "--engine-option", "enforce-eager=true")
-    status, said, out = command(*requests, *more, "--json", output=True)
+    status, said, out = command(*requests, *more, *ELSEWHERE, "--json", output=True)
     assert (status, said) == (0, "")
     found = json.loads(out)
     assert found["does"] == {"model": "org/model", "task": "chat", "backend": "vllm", "max_model_len": 512,
@@ -79,7 +81,7 @@ def test_what_is_no_model_and_no_stop_is_told_before_a_worker_is_asked(folder, c
 def test_values_of_options_are_json_and_those_of_adapters_are_text(folder, command, requests):
     (folder / "5").mkdir()
     (folder / "5" / "adapter_config.json").write_text("{}")
-    status, _, out = command(*requests, "--backend", "vllm", "--engine-option", 'limits={"image": 2}', "--json",
+    status, _, out = command(*requests, "--backend", "vllm", "--engine-option", 'limits={"image": 2}', "--json", *ELSEWHERE,
                              "--engine-option", "name=3x", "--adapter", "3=5", output=True)  # fmt: skip
     assert status == 0
     assert json.loads(out)["does"]["limits"] == {"image": 2} and json.loads(out)["does"]["name"] == "3x"

@@ -161,6 +161,14 @@ def test_html_is_the_text_that_is_shown(page, text):
     assert text_of_html(page) == text
 
 
+@pytest.mark.parametrize(
+    "unit", ["<a ", "<!--", "<a b='", '<a b="><', "<script>", "</", "&", "<svg></math>", "<![CDATA["]
+)
+def test_a_broken_page_costs_no_more_than_a_whole_one(unit):
+    """In the square of its size, which the limit of a test ends, it would take hours."""
+    text_of_html(unit * (200_000 // len(unit)))
+
+
 @given(st.text(alphabet="<>/!-&;ab p\n\"'=?[]", max_size=60))
 def test_any_page_has_a_text(page):
     text_of_html(page)

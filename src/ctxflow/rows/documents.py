@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import os
 import re
 from collections.abc import Iterator, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 from ctxflow.errors import InputError
@@ -120,8 +120,8 @@ def _text_of_document(path: Path, reading: Reading) -> str:
         raise RowError(f"the file cannot be read: {error}") from None
     if len(read) > MAX_ROW_BYTES:
         raise RowError(f"the file is longer than {MAX_ROW_BYTES >> 20} MiB")
-    html = suffix_of(path) in _HTML
-    mark, encoding = encoding_of(read, reading, "the file", _encoding_in_html(read) if html else "utf-8")
+    is_html = suffix_of(path) in _HTML
+    mark, encoding = encoding_of(read, reading, "the file", _encoding_in_html(read) if is_html else "utf-8")
     try:
         text = read[len(mark) :].decode(encoding)
     except UnicodeDecodeError as error:
@@ -129,7 +129,7 @@ def _text_of_document(path: Path, reading: Reading) -> str:
         byte = f": byte {len(mark) + error.start + 1} is {error.object[error.start]:#04x}"
         raise RowError(f"the file is not {known}{byte}{reading.other_encoding(known)}") from None
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    return text_of_html(text) if html else text
+    return text_of_html(text) if is_html else text
 
 
 _CHARSET = re.compile(rb"""<meta\s[^>]{0,200}?charset\s{0,9}=\s{0,9}["']?([\w-]{1,40})""", re.IGNORECASE)
@@ -151,7 +151,8 @@ def _encoding_in_html(data: bytes) -> str:
     return "utf-8" if encoding.startswith(("utf-16", "utf-32")) else _AS_BROWSERS.get(encoding, encoding)
 
 
-_SILENT = {"script", "style", "template", "noscript", "svg", "math", "iframe", "object", "select"}
+_RAW = {"script", "style"}  # In which nothing is a tag but their own end.
+_SILENT = {"template", "noscript", "svg", "math", "iframe", "object", "select"}
 _BLOCKS = {
     "address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog", "div", "dl", "dt",
     "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hr",
@@ -159,53 +160,99 @@ _BLOCKS = {
     "title", "tr", "ul",
 }  # fmt: skip
 _APART = {"p", "h1", "h2", "h3", "h4", "h5", "h6", "table", "ul", "ol", "pre", "blockquote", "section", "article"}
+_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]{0,40})")
+_IN_TAG = re.compile(r"""=\s*["']|>""")
+_DEEPEST = 20  # Of silent parts in each other.
 
 
-class _HtmlText(HTMLParser):
-    """Collects the text of a page."""
+def _tokens(page: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a page, as ("", text), and its tags, as ("<", name) and ("</", name).
+
+    The standard library's parser takes time in the square of what is broken. This one does not: what it has found to
+    have no end, it looks for no more.
+    """
+    at, unclosed = 0, set[str]()
+    while (begin := page.find("<", at)) >= 0:
+        yield "", page[at:begin]
+        if page.startswith("<!--", begin):
+            at = _behind(page, "-->", begin + 4)
+        elif page.startswith(("<!", "<?"), begin):
+            at = _behind(page, ">", begin)
+        elif tag := _TAG.match(page, begin):
+            at = _end_of_tag(page, tag.end(), unclosed)
+            name = tag[2].lower()
+            if name in _RAW and not tag[1]:
+                end = re.compile(f"</{name}", re.IGNORECASE).search(page, at)
+                at = end.start() if end else len(page)
+            elif name not in _RAW:
+                yield f"<{tag[1]}", name
+        else:
+            yield "", "<"
+            at = begin + 1
+    yield "", page[at:]
+
+
+def _behind(page: str, what: str, at: int) -> int:
+    found = page.find(what, at)
+    return len(page) if found < 0 else found + len(what)
+
+
+def _end_of_tag(page: str, at: int, unclosed: set[str]) -> int:
+    """Return where a tag ends, whose values may hold ">" in quotes; of one without an end, the end of the page."""
+    while found := _IN_TAG.search(page, at):
+        quote = found[0][-1]
+        if quote == ">":
+            return found.end()
+        end = -1 if quote in unclosed else page.find(quote, found.end())
+        if end < 0:
+            unclosed.add(quote)
+        at = found.end() if end < 0 else end + 1
+    return len(page)
+
+
+class _Shown:
+    """The text that a page shows."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
         self._end = "\n"  # Of what is collected.
         self._silent: list[str] = []  # Tags that are open, and whose text nobody sees.
-        self._pre = 0
+        self._preformatted = 0
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def begin(self, tag: str) -> None:
         """Begin a line where a block begins, and a cell apart from the one before."""
         if tag in _SILENT:
-            self._silent.append(tag)
+            self._silent += [tag] * (len(self._silent) < _DEEPEST)
         elif tag == "br":
             self._add("\n")
         elif tag in ("td", "th") and self._end != "\n":
             self._add("\t")
         elif tag in _BLOCKS:
             self._break(tag)
-        self._pre += tag == "pre"
+        self._preformatted += tag == "pre"
 
-    def handle_endtag(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         """End the line where a block ends."""
         if tag in self._silent:
             del self._silent[self._silent.index(tag) :]
         elif tag in _BLOCKS:
             self._break(tag)
-        self._pre -= tag == "pre" and self._pre > 0
+        self._preformatted -= tag == "pre" and self._preformatted > 0
 
-    def handle_data(self, data: str) -> None:
+    def text(self, text: str) -> None:
         """Add text as it is shown: white space as one space, but in preformatted text."""
-        if not self._pre:
-            data = re.sub(r"\s+", " ", data)
+        text = html.unescape(text)
+        if not self._preformatted:
+            text = re.sub(r"\s+", " ", text)
             if self._end.isspace():
-                data = data.removeprefix(" ")
-        if data and not self._silent:
-            self._add(data)
+                text = text.removeprefix(" ")
+        self._add(text)
 
     def _break(self, tag: str) -> None:
-        if not self._silent:
-            self._add("\n\n" if tag in _APART else "\n" if self._end != "\n" else "")
+        self._add("\n\n" if tag in _APART else "\n" if self._end != "\n" else "")
 
     def _add(self, text: str) -> None:
-        if text:
+        if text and not self._silent:
             self.parts.append(text)
             self._end = text[-1]
 
@@ -216,9 +263,10 @@ def text_of_html(page: str) -> str:
     >>> text_of_html("<title>A</title><h1>The <b>title</b></h1><p>One\\n line<br>two &amp; more<script>x()</script>")
     'A\\n\\nThe title\\n\\nOne line\\ntwo & more'
     """
-    parser = _HtmlText()
-    parser.feed(page)
-    parser.close()
-    lines = "".join(parser.parts).split("\n")
+    shown = _Shown()
+    what = {"<": shown.begin, "</": shown.end, "": shown.text}
+    for kind, token in _tokens(page):
+        what[kind](token)
+    lines = "".join(shown.parts).split("\n")
     text = "\n".join(line.rstrip() for line in lines)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
