@@ -81,8 +81,8 @@ def test_what_is_no_model_and_no_stop_is_told_before_a_worker_is_asked(folder, c
 def test_values_of_options_are_json_and_those_of_adapters_are_text(folder, command, requests):
     (folder / "5").mkdir()
     (folder / "5" / "adapter_config.json").write_text("{}")
-    status, _, out = command(*requests, "--backend", "vllm", "--engine-option", 'limits={"image": 2}', "--json", *ELSEWHERE,
-                             "--engine-option", "name=3x", "--adapter", "3=5", output=True)  # fmt: skip
+    status, _, out = command(*requests, "--backend", "vllm", "--engine-option", 'limits={"image": 2}', "--json",
+                             *ELSEWHERE, "--engine-option", "name=3x", "--adapter", "3=5", output=True)  # fmt: skip
     assert status == 0
     assert json.loads(out)["does"]["limits"] == {"image": 2} and json.loads(out)["does"]["name"] == "3x"
 
