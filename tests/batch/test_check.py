@@ -368,6 +368,7 @@ def test_urls_that_no_request_has_right_are_one_refusal(folder, refused, command
     else:
         status, said, out = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, *more, output=True)
         assert status == 0 and "would be a dead letter: the url is '/v1/moderations'" in out and "user: Hello" in out
+        assert "note     requests to /v1/responses are asked as chat completions" in out
 
 
 def test_what_may_be_on_the_workers_alone_is_left_to_them(folder, command):

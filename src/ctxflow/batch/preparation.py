@@ -21,6 +21,7 @@ from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError, closest, counted, one_line, short
 from ctxflow.models.model_folder import folder_here
+from ctxflow.models.openai_responses import RESPONSES
 from ctxflow.models.openai_schemas import schema_problem
 from ctxflow.rows.documents import FILE, TEXT
 from ctxflow.rows.readers import open_source
@@ -229,6 +230,8 @@ def prepare(job: Job, display: Display) -> Work:
             source = Limited(source, job.limit)
         head = head_of(source)
         job = resolved(job, form, source)
+    if form == "openai" and job.function is None and any(row.get("url") == RESPONSES for row in head.rows):
+        display.note(f"requests to {RESPONSES} are asked as chat completions, and answered in its form")
     files = files_of(job.output, str(job.output_format))
     wrong: list[str] = []
     app = site = None
