@@ -36,6 +36,8 @@ BAD_LINES = {
     b"[" * 100_000: "nested too deeply",
     b"\x00": "not JSON",
     b'{"a": 1}{"a": 2}': "not JSON: Extra data",
+    b'{"a": 1, "b": 2, "a": 1}': "the line names 'a' twice",
+    b'{"a": {"b": 1, "b": 2}}': "the line names 'b' twice",
 }
 
 

@@ -32,6 +32,7 @@ from ctxflow.rows.source import (
     RowError,
     Words,
     check_names,
+    first_repeated,
     left_out,
     opened,
     suffix_of,
@@ -323,7 +324,9 @@ class JsonLinesSource(LineSource):
     def _values(self, line: bytes) -> dict[str, Any]:
         text = line.rstrip().decode()
         try:
-            values = json.loads(text)
+            values = _decoded(text)
+        except RowError:
+            raise
         except json.JSONDecodeError as error:
             raise RowError(f"the line is not JSON: {error.msg} at column {error.colno}") from None
         except RecursionError:
@@ -335,6 +338,15 @@ class JsonLinesSource(LineSource):
         return values
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, in which no name may stand for two values."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise RowError(f"the line names {short(first_repeated(name for name, _ in pairs))} twice")
+    return made
+
+
+_decoded = json.JSONDecoder(object_pairs_hook=_object).decode
 _JSON_KINDS: dict[type, str] = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 

@@ -317,8 +317,21 @@ def check_names(names: Sequence[Any], called: str) -> None:
     :raises ValueError: if so.
     """
     if len(set(names)) < len(names):
-        repeated = next(name for n, name in enumerate(names) if name in names[:n])
-        raise InputError(f"{called} has two columns {short(repeated)}: rename one")
+        raise InputError(f"{called} has two columns {short(first_repeated(names))}: rename one")
+
+
+def first_repeated(names: Iterable[Any]) -> Any:
+    """Return the first of some names that was there before; None without one.
+
+    >>> first_repeated(["a", "b", "a"])
+    'a'
+    """
+    seen = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def other_columns(first: object, columns: Sequence[str], other: object, found: Sequence[str]) -> str:
