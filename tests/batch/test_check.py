@@ -351,24 +351,16 @@ def test_what_cannot_run_here_is_one_refusal(folder, refused, monkeypatch, words
         assert said.startswith("ctxflow: ") and said.count("\n") == 1, "one sentence"
 
 
-@pytest.mark.parametrize(
-    ("urls", "more", "sentence"),
-    [
-        (["/v1/moderations"] * 2, (), "to a known endpoint: '/v1/moderations' is none of /v1/chat/completions, /v1"),
-        (["/v1/embeddings"] * 2, ("-t", "chat"), "are to /v1/embeddings, and this job is to chat: leave --task out"),
-        (["/v1/moderations", "/v1/responses"], ("--dry-run",), None),
-    ],
-)
-def test_urls_that_no_request_has_right_are_one_refusal(folder, refused, command, urls, more, sentence):
-    body = {"input": "Hello", "model": "m"}
-    write_lines(folder / "in.jsonl", [{"custom_id": str(n), "url": url, "body": body} for n, url in enumerate(urls)])
-    if sentence is not None:
-        said = refused("in.jsonl", *MODEL, *more)
-        assert sentence in said and said.count("\n") == 1
-    else:
-        status, said, out = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, *more, output=True)
-        assert status == 0 and "would be a dead letter: the url is '/v1/moderations'" in out and "user: Hello" in out
-        assert "note     requests to /v1/responses are asked as chat completions" in out
+def test_requests_to_responses_are_shown_as_chats(folder, command):
+    body = {"input": "Hello", "instructions": "Be brief.", "model": "m"}
+    bodies = [body, {**body, "previous_response_id": "resp_1"}]
+    requests = [{"custom_id": str(n), "url": "/v1/responses", "body": each} for n, each in enumerate(bodies)]
+    write_lines(folder / "in.jsonl", requests)
+    status, said, out = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, "--dry-run", output=True)
+    assert (status, said) == (0, "")
+    assert "system: Be brief.\nuser: Hello" in out
+    assert "would be a dead letter: the body's previous_response_id = 'resp_1' is kept by OpenAI alone" in out
+    assert "note     requests to /v1/responses are asked as chat completions" in out
 
 
 def test_what_may_be_on_the_workers_alone_is_left_to_them(folder, command):

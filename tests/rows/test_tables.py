@@ -218,6 +218,23 @@ def test_the_real_polars():
     assert open_table(polars.Series([1, 2])) is None
 
 
+def test_what_is_missing_in_a_frame_is_none():
+    frame = pandas.DataFrame({
+        "text": ["a", None, float("nan")],
+        "number": [1.5, float("nan"), 2.0],
+        "whole": pandas.array([1, None, 3], "Int64"),
+        "flag": pandas.array([True, None, False], "boolean"),
+        "at": pandas.to_datetime(["2026-01-02", None, "2026-01-03"]),
+        "kind": pandas.Categorical(["x", None, "y"]),
+        7: ["a", "b", None],
+    })  # fmt: skip
+    first, second, third = [row.values for row in rows_of(open_table(frame))]
+    assert first["text"] == "a" and first["whole"] == 1 and first["at"] == pandas.Timestamp("2026-01-02")
+    assert {name: value for name, value in second.items() if value is not None}.keys() == {"number", 7}
+    assert second["number"] != second["number"], "NaN is a number's own value"
+    assert third["text"] is None and third[7] is None
+
+
 def test_times_that_python_lacks_are_exact_text():
     far = pyarrow.table({"at": pyarrow.array([3_723_000_000_004, 5_000, None], pyarrow.time64("ns"))})
     found = [row.values["at"] for row in rows_of(open_table(far))]

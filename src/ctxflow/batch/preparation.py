@@ -19,7 +19,7 @@ from ctxflow.batch.job_status import status_path
 from ctxflow.batch.row_items import URLS, Item, asked_of, endpoint_of, family_of, misaddressed
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
-from ctxflow.errors import BusyError, UsageError, closest, counted, one_line, short
+from ctxflow.errors import BusyError, UsageError, closest, counted, one_line
 from ctxflow.models.model_folder import folder_here
 from ctxflow.models.openai_responses import RESPONSES
 from ctxflow.models.openai_schemas import schema_problem
@@ -76,20 +76,6 @@ def _columns(subject: Subject) -> Iterator[str]:
     for name, reads in named:
         if (sentence := head.lacks(name, reads)) is not None:
             yield sentence
-
-
-def _urls(subject: Subject) -> Iterator[str]:
-    """Check that any of the first requests is to an endpoint that the job answers."""
-    job, head = subject.job, subject.head
-    urls = list(dict.fromkeys(str(row["url"]) for row in head.rows if "url" in row))
-    if job.function is not None or job.input_format != "openai" or not urls:
-        return
-    known = [url for url in urls if url in URLS]
-    if not known:
-        able = ", ".join(URLS)
-        yield f"none of the first requests of {head.name} is to a known endpoint: {short(urls[0])} is none of {able}"
-    elif all(URLS[url] != family_of(job) for url in known):
-        yield f"the requests of {head.name} are to {', '.join(known)}, and this job is to {job.task}: leave --task out"
 
 
 def _templates(subject: Subject) -> Iterator[str]:

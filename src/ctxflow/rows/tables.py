@@ -57,8 +57,22 @@ class _Held:
         return f"{self.name}, row {number} (from 0)"
 
 
+def _with_nulls(frame: Any) -> Any:
+    """Return a DataFrame with None for what is missing, which pandas has several values for; NaN is a float's own."""
+    missing = frame.isna()
+    made = {}
+    for name in frame.columns[missing.any().to_numpy()]:
+        dtype = frame[name].dtype
+        if not (type(dtype).__module__.startswith("numpy") and dtype.kind in "fc"):
+            made[name] = frame[name].astype(object).where(~missing[name], None)
+    frame = frame.copy() if made else frame
+    for name, column in made.items():
+        frame[name] = column
+    return frame
+
+
 class FrameTable(_Held):
-    """A DataFrame of pandas; its index is no column.
+    """A DataFrame of pandas; its index is no column. What is missing is None, but in columns of floats.
 
     :raises ValueError: if two of its columns have one name.
     """
@@ -75,7 +89,7 @@ class FrameTable(_Held):
         """Yield some rows at a time."""
         frame = self._given[list(columns)] if columns else self._given
         for first in range(0, len(frame), CHUNK_ROWS):
-            records = frame.iloc[first : first + CHUNK_ROWS].to_dict("records")
+            records = _with_nulls(frame.iloc[first : first + CHUNK_ROWS]).to_dict("records")
             yield [Row(n, values, 0) for n, values in enumerate(records, first) if not left_out(skip, n)]
 
 
