@@ -5,8 +5,7 @@ import zipfile
 
 import pytest
 
-from ctxflow.models.model_checks import check_files, files_problems, system_problem
-from ctxflow.models.results import ModelNotFoundError
+from ctxflow.models.model_checks import files_problems, system_problem, why_not_loaded
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d" * 32 + "\nsize 98809\n"
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
@@ -48,13 +47,18 @@ WHOLE = {
     "an encoder's parts": {"config.json": None, "model.safetensors": None, "tokenizer.json": None,
                            "modules.json": json.dumps(TRANSFORMER), "0_Transformer/model.safetensors": tensors(3),
                            "0_Transformer/tokenizer.json": "{}"},
-    "an encoder without a transformer": {"tokenizer.json": None, "modules.json": '[{"type": "x.BoW", "path": ""}]'},
+    "an encoder without a transformer": {"tokenizer.json": None, "model.safetensors": None,
+                                         "modules.json": '[{"type": "x.BoW", "path": ""}]'},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_model_has_no_problem(tmp_path, name):
-    assert list(files_problems("lm", folder(tmp_path, **WHOLE[name]))) == []
+    model = folder(tmp_path, **WHOLE[name])
+    assert list(files_problems("lm", model)) == []
+    assert why_not_loaded("lm", model, ValueError("no\nmore")) == "no"
+    assert why_not_loaded("lm", model, KeyError()) == "KeyError"
+    assert why_not_loaded("lm", model, ArithmeticError("no")) is None
 
 
 BROKEN = {
@@ -85,9 +89,7 @@ def test_what_is_missing_or_broken_is_one_sentence(tmp_path, name):
     files, sentence = BROKEN[name]
     (problem,) = files_problems("lm", folder(tmp_path, **files))
     assert sentence in problem and "\n" not in problem
-    with pytest.raises(ModelNotFoundError) as caught:
-        check_files("lm", tmp_path)
-    assert str(caught.value) == problem
+    assert why_not_loaded("lm", tmp_path, ArithmeticError()) == problem
 
 
 def test_a_pickle_that_is_cut_short_is_told(tmp_path):

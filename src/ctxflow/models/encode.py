@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxflow.models.model_checks import check_files
+from ctxflow.models.model_checks import why_not_loaded
 from ctxflow.models.model_folder import check_ability, locate_model, read_json
 from ctxflow.models.reading import TOO_LONG, Read, Tokens, check_texts, context_length, cut
 from ctxflow.models.results import InputTooLong, MissingPackageError, check_choice
@@ -262,7 +262,6 @@ def load_sentence_transformer(
     folder = locate_model(model, revision=revision)
     name = os.fspath(model)
     check_ability(name, folder, "embed")
-    check_files(name, folder, weights="backend" not in (options or {}))
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -279,8 +278,11 @@ def load_sentence_transformer(
             modules = SentenceTransformer(
                 str(folder), device=str(place), trust_remote_code=trust, local_files_only=True, model_kwargs=kwargs
             )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
-        raise ValueError(_why_not(name, folder, error)) from error
+    except Exception as error:
+        why = _why_not(name, folder, error)
+        if why is None:
+            raise
+        raise ValueError(why) from error
     finally:
         logger.setLevel(level)
     modules.eval().requires_grad_(False)
@@ -297,15 +299,15 @@ def load_sentence_transformer(
     return modules, LoadedModel(name, folder, modules if transformer is None else transformer, tokenizer, place)
 
 
-def _why_not(name: str, folder: Path, error: Exception) -> str:
+def _why_not(name: str, folder: Path, error: Exception) -> str | None:
     for number, part in enumerate(read_json(folder / "modules.json", [])):
         if not part["type"].startswith("sentence_transformers."):
             return (
                 f"{name} has the part {part['type']} as its number {number}, which is unknown here: "
                 'install its package, or give options={"trust_remote_code": True} if you trust its code'
             )
-    first = str(error).strip().split("\n", maxsplit=1)[0]
-    return f"{folder} could not be loaded as a sentence encoder: {first}"
+    why = why_not_loaded(name, folder, error, (ImportError, AttributeError))
+    return None if why is None else f"{folder} could not be loaded as a sentence encoder: {why}"
 
 
 def _transformer(modules: Any) -> Any:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.models.model_folder import read_json, weight_files
-from ctxflow.models.results import ModelNotFoundError
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 """The types in which transformers' weights are loaded."""
@@ -45,13 +44,15 @@ def device_problem(device: str) -> str | None:
     return f"device={device!r} is unknown: give auto, cpu, cuda, cuda:1 or mps"
 
 
-def check_files(name: str, folder: Path, *, weights: bool = True, tokenizer: bool = True) -> None:
-    """Raise `ModelNotFoundError` for a model whose files are not all there, or are not what they should be.
+def why_not_loaded(name: str, folder: Path, error: Exception, known: tuple[type[Exception], ...] = ()) -> str | None:
+    """Return why a library could not load a model: what is wrong with its files, or what the library says of it.
 
-    :param weights, tokenizer: whether they are to be in the folder, in the forms that transformers reads.
+    :param known: errors beside the usual ones that libraries raise about a model; of others, None if nothing is wrong.
     """
-    if (problem := next(files_problems(name, folder, weights=weights, tokenizer=tokenizer), None)) is not None:
-        raise ModelNotFoundError(problem)
+    problem = next(files_problems(name, folder), None)
+    if problem is None and isinstance(error, (OSError, ValueError, KeyError, *known)):
+        return str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+    return problem
 
 
 def files_problems(name: str, folder: Path, *, weights: bool = True, tokenizer: bool = True) -> Iterator[str]:
@@ -69,12 +70,13 @@ def files_problems(name: str, folder: Path, *, weights: bool = True, tokenizer: 
     if broken:
         yield from broken
         return
-    if weights and not (folder / "adapter_config.json").is_file():
+    reads = _is_transformer(modules)
+    if weights and reads and not (folder / "adapter_config.json").is_file():
         yield from _lacking_weights(name, folder)
     for file in weight_files(folder) or [file for kind in _OTHER_WEIGHTS for file in sorted(folder.glob(kind))]:
         if (problem := _weights_problem(file)) is not None:
             yield problem
-    if tokenizer and not any(map(_has_tokenizer, places)) and _reads_by_tokenizer(modules):
+    if tokenizer and reads and not any(map(_has_tokenizer, places)):
         yield f"the model {name} has no tokenizer: there is no tokenizer.json, or vocabulary, in {folder}"
 
 
@@ -148,7 +150,7 @@ def _has_tokenizer(place: Path) -> bool:
     return any(next(place.glob(name), None) is not None for name in _VOCABULARIES)
 
 
-def _reads_by_tokenizer(modules: list[dict[str, Any]]) -> bool:
+def _is_transformer(modules: list[dict[str, Any]]) -> bool:
     """Return whether a sentence encoder's first part is a transformer; what is none is a transformer itself."""
     return not modules or str(modules[0].get("type", "")).endswith(".Transformer")
 

@@ -22,7 +22,7 @@ import transformers
 from ctxflow.errors import ItemRefused
 from ctxflow.host.gpu_copies import as_bytes, copy_bytes
 from ctxflow.models.batch_limits import BatchLimits, Result, alike
-from ctxflow.models.model_checks import check_files, dtype_problem
+from ctxflow.models.model_checks import dtype_problem, why_not_loaded
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import Read, Tokens
 from ctxflow.models.weight_reading import tell_weights
@@ -127,7 +127,6 @@ def load_language_model(
     folder = locate_model(model, revision=revision)
     check_ability(os.fspath(model), folder, task)
     options = dict(options or {})
-    check_files(os.fspath(model), folder, weights=not set(options) & {"variant", "gguf_file", "subfolder"})
     trusted = {key: value for key, value in options.items() if key == "trust_remote_code"}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
@@ -137,9 +136,11 @@ def load_language_model(
             loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=resolve_dtype(dtype, _saved_dtype(config), place), **options
             )
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n", maxsplit=1)[0]
-        raise ValueError(f"{folder} could not be loaded as an AutoModelForCausalLM: {first}") from error
+    except Exception as error:
+        why = why_not_loaded(os.fspath(model), folder, error)
+        if why is None:
+            raise
+        raise ValueError(f"{folder} could not be loaded as an AutoModelForCausalLM: {why}") from error
     loaded.eval().requires_grad_(False)
     if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
         with load_part("weights"):
