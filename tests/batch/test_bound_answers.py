@@ -107,3 +107,28 @@ def test_a_schema_binds_rows_of_any_form_and_its_properties_are_columns(tmp_path
     (tmp_path / "schema.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds the results of another job .*answer_schema was"):
         run_job(load_job(None, input=name, output=output, **how))
+
+
+def test_a_request_to_responses_is_asked_as_a_chat_and_answered_in_its_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parrot.py").write_text(PARROT)
+    form = {"format": {"type": "json_schema", "name": "price", "schema": SCHEMA}}
+    bodies = {
+        "right": {"input": '{"price": 2.5}', "text": form},
+        "dear": {"input": '{"price": 12.5}', "text": form},
+        "free": {"instructions": "Repeat.", "input": [{"role": "user", "content": "hello"}]},
+        "kept": {"input": "hello", "previous_response_id": "resp_1"},
+    }
+    requests = [{"custom_id": name, "url": "/v1/responses", "body": body} for name, body in bodies.items()]
+    write_lines(tmp_path / "in.jsonl", requests)
+    command = f"{sys.executable} {tmp_path}/parrot.py {{socket}} {{model}}"
+    how = {"input": "in.jsonl", "model": "parrot", "backend": "server", "server_command": command}
+    outcome = run_job(load_job(None, output="out.jsonl", **how))
+    assert (outcome.done, outcome.dead) == (2, 2)
+    answers = {each["custom_id"]: each["response"]["body"] for each in read_lines(tmp_path / "out.jsonl")}
+    texts = {name: body["output"][0]["content"][0]["text"] for name, body in answers.items()}
+    assert texts == {"right": '{"price": 2.5}', "free": "hello"}
+    assert {body["object"] for body in answers.values()} == {"response"}
+    letters = {each["custom_id"]: each["error"]["message"] for each in read_lines(tmp_path / "out.jsonl.errors.jsonl")}
+    assert "12.5 is greater than the maximum" in letters["dear"] and "is kept by OpenAI alone" in letters["kept"]
+    assert run_job(load_job(None, output="out.jsonl", **how)).already
