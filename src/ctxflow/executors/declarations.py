@@ -316,7 +316,7 @@ class UserModules:
 
     def __init__(self) -> None:
         self._met: dict[str, dict[object, object]] = {}
-        self._seen = 0
+        self._seen: set[str] = set()
         self.changed = False
 
     def look(self) -> None:
@@ -328,11 +328,10 @@ class UserModules:
             for name, known in self._met.items()
             if (now := sys.modules.get(name)) is not None
         )
-        if len(sys.modules) != self._seen:
-            self._seen = len(sys.modules)
-            for name, module in list(sys.modules.items()):
-                if name not in self._met and name not in ("__main__", "__mp_main__") and _may_change(name, module):
-                    self._met[name] = _parts_of(module)
+        if len(sys.modules) != len(self._seen):
+            new = [(name, module) for name, module in list(sys.modules.items()) if name not in self._seen]
+            self._met.update((name, _parts_of(module)) for name, module in new if _may_change(name, module))
+            self._seen = set(sys.modules)
         if self.changed:
             self.carry()
 
@@ -354,6 +353,11 @@ class UserModules:
 
 
 def _may_change(name: str, module: ModuleType) -> bool:
+    path = getattr(module, "__file__", None)
+    if name in ("__main__", "__mp_main__") or not isinstance(path, str):
+        return False
+    if "-packages" in path or path.startswith(_NOT_THE_USERS):  # Most are known by that, without a look at the disk.
+        return False
     return is_users_own(module) and sys.modules.get(module.__name__) is module and not is_library_module(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import os
@@ -79,10 +80,10 @@ class DocumentSource(InputFiles):
         """Return a digest of the files' names, sizes and beginnings."""
         found = hashlib.blake2b(digest_size=12)
         for path in self.files:
-            with opened(path) as file:
-                beginning = file.read(_BEGINNING)
-                found.update(f"{self._name(path)}\0{os.fstat(file.fileno()).st_size}\0{len(beginning)}\0".encode())
-                found.update(beginning)
+            found.update(f"{self._name(path)}\0".encode())
+            with contextlib.suppress(InputError, OSError), opened(path) as file:  # Else it is an error of its row.
+                found.update(f"{os.fstat(file.fileno()).st_size}\0".encode())
+                found.update(file.read(_BEGINNING))
         return found.hexdigest()
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
