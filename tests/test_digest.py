@@ -2,6 +2,7 @@
 
 import abc
 import collections
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -332,6 +333,17 @@ def test_pydantic_defaults_count():
 
     assert digest(model(1)) == digest(model(1))
     assert digest(model(1)) != digest(model(2))
+
+
+def test_what_python_adds_to_a_class_in_use_is_not_of_its_content():
+    class Plain:
+        def __init__(self):
+            self.x = 1
+
+    before = digest(Plain)
+    copyreg._slotnames(Plain)  # As pickle does.
+    assert (Plain.__annotations__, vars(Plain)["__slotnames__"]) == ({}, [])
+    assert digest(Plain) == before
 
 
 def test_cycles_end():

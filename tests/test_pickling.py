@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import copyreg
 import functools
+import importlib
+import pickle
 import re
 import subprocess
 import sys
@@ -10,10 +13,12 @@ import threading
 import types
 from concurrent.futures import Future
 
+import cloudpickle
 import pytest
 
 import forked
-from ctxflow.pickling import Referents, blame, dumps
+from ctxflow.executors.declarations import UserModules
+from ctxflow.pickling import CARRIED, Referents, blame, dumps
 from waiting import patience
 
 LOCK = threading.Lock()
@@ -253,6 +258,156 @@ def test_code_that_changes_in_a_module_reaches_workers_that_run_or_a_line_says_t
         line(other, "method"), "[1]",
     ]  # fmt: skip
     assert run.stderr.count("what has changed in your modules does not reach workers that run") == 1
+
+
+KEEPING = """
+import pickle
+count, cache, K = 0, None, 1
+class Item:
+    def __init__(self, x):
+        self.x = x
+def bump():
+    global count, cache
+    count += 1
+    cache = [count]
+    return count
+def item(x):
+    return Item(x)
+"""
+
+STATE = """
+import pickle, sys, threading
+from ctxflow import ContextExecutor, batch_app, context
+import keeping, keeping.user
+
+K = 2
+
+@context
+def made():
+    return keeping.item(1)
+
+@batch_app(made())
+def same(made, xs):
+    return [(isinstance(made, keeping.Item), K, keeping.bump()) for x in xs]
+
+
+def answers():
+    print(*same.map([0]), same(0).result(), executor.pool().submit(isinstance, keeping.item(1), keeping.Item).result())
+
+
+with ContextExecutor(workers=1) as executor:
+    answers()
+    pickle.loads(pickle.dumps(keeping.item(1)))  # Which writes __slotnames__ into the class.
+    import keeping.late
+    keeping.bump()
+    keeping.user.outside()
+    K = 3
+    answers()
+    keeping.user.K = 4
+    print(executor.pool().submit(keeping.user.k).result())
+    answers()
+"""
+
+
+def test_state_that_a_program_keeps_in_its_modules_is_no_change_of_their_code(tmp_path):
+    package = tmp_path / "keeping"
+    package.mkdir()
+    (package / "__init__.py").write_text(KEEPING)
+    (package / "late.py").write_text("")
+    (package / "user.py").write_text(
+        "import keeping\nK = 1\ndef k(): return K\ndef outside():\n    keeping.count += 1\n"
+    )
+    (tmp_path / "program.py").write_text(STATE)
+    run = forked.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=patience()
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "(True, 2, 1) (True, 2, 2) True", "(True, 3, 3) (True, 3, 4) True", "4", "(True, 3, 5) (True, 3, 6) True",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """A function that writes modules and imports them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    made = []
+
+    def write_and_import(**texts):
+        for name, text in texts.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        made.extend(texts)
+        return [importlib.import_module(name) for name in texts]
+
+    yield write_and_import
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "carried"),
+    [
+        ("K = 1", "used.K = 2", True),
+        ("K = 1.5", "used.K = 3 / 2", False),
+        ("TABLE = [1]", "used.TABLE = [1]", True),
+        ("def f(): return 1", "used.f = lambda: 2", True),
+        ("class C:\n    def m(self): return 1", "used.C.m = lambda self: 2", True),
+        ("class C:\n    k = 1", "used.C.k = 2", True),
+        ("class C:\n    @property\n    def p(self): return 1", "used.C.p = property(lambda self: 2)", True),
+        ("class C: pass", "used.C = type('C', (), {})", True),
+        ("", "used.later = lambda: 1", True),
+        ("", "importlib.reload(used)", True),
+        ("", "used.pickle = pickle", False),
+        ("class C: pass", "copyreg._slotnames(used.C), used.C.__annotations__, used.C.__doc__", False),
+        ("n = 0\ndef count():\n    global n\n    n += 1", "used.count()", False),
+        ("class C:\n    n = 0\n    def __init__(self): C.n += 1", "used.C()", False),
+        ("import functools\n@functools.cache\ndef f(): return 1", "used.f()", False),
+        ("cache = {}\ndef f(): cache[1] = 1", "used.f()", False),
+        ("n = 0", "user.count()", False),
+        ("limit = 1\nclass C:\n    def __init__(self): self.limit = limit", "used.limit = 2", True),
+        ("value = None\ndef get():\n    global value\n    value = value or object()\n    return value", "used.get()",
+         False),
+    ],
+)  # fmt: skip
+def test_a_module_travels_once_its_code_is_another_and_so_does_what_uses_it(imported, text, change, carried):
+    used, user, _ = imported(
+        somebodys_used=text,
+        somebodys_user="import somebodys_used as used\ndef g(): return used.f()\ndef count(): used.n += 1",
+        somebodys_own="import somebodys_used\ndef h(): return 1",
+    )
+    modules = UserModules()
+    modules.look()
+    modules.look()
+    assert not CARRIED
+    names = {"__name__": "__main__", "copyreg": copyreg, "importlib": importlib, "pickle": pickle}
+    exec(change, {**names, "used": used, "user": user})
+    modules.look()
+    found, other = set(CARRIED), UserModules()
+    modules.close()
+    assert found == ({"somebodys_used", "somebodys_user"} if carried else set())
+    other.look()
+    assert not CARRIED, "another run has met them as they are"
+
+
+def test_modules_travel_until_the_last_run_of_which_they_have_changed_is_over(imported):
+    one, two = imported(somebodys_one="K = 1", somebodys_two="K = 1")
+    registered = set(cloudpickle.list_registry_pickle_by_value())
+    runs = UserModules(), UserModules()
+    for run in runs:
+        run.look()
+    one.K = 2
+    for run in runs:
+        run.look()
+    two.K = 2
+    runs[0].look()
+    assert set(CARRIED) == {"somebodys_one", "somebodys_two"}, "what changes after another has changed travels, too"
+    imported(somebodys_late="import somebodys_one\ndef f(): return somebodys_one.K")
+    runs[0].look()
+    assert set(CARRIED) == {"somebodys_one", "somebodys_two", "somebodys_late"}
+    runs[0].close()
+    assert set(CARRIED) == cloudpickle.list_registry_pickle_by_value() - registered == {"somebodys_one"}
+    runs[1].close()
+    assert not CARRIED and cloudpickle.list_registry_pickle_by_value() == registered
 
 
 def module(text):

@@ -335,7 +335,6 @@ class Variants:
         recipes = recipes_of(app)
         if self._referents is None or self._referents.changed():
             self._known.clear()
-            run.prepare_pickling(changed=self._code is not None and self._code.run == run.id)
             self._code, self._referents = None, Referents(app.function)
         if look_inside:
             for recipe in recipes:
@@ -353,7 +352,6 @@ class Variants:
             return code
         found = digest(app.function)
         if code is None or (code.run, code.digest) != (run.id, found):
-            run.prepare_pickling(changed=code is not None and code.run == run.id)
             body = dumps(app.function, f"the app {app.__name__}")
             code = self._code = _Code(run.id, found, run.pickled(body))
         return code

@@ -41,6 +41,7 @@ _MADE_OF: tuple[tuple[Any, Callable[[Any], object]], ...] = (
 _MADE = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
     "__static_attributes__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__signature__",
+    "__slotnames__",
 }  # fmt: skip
 
 
@@ -270,15 +271,23 @@ class _Walker:
         for name in sorted(set(vars(cls)) - _MADE):
             member = vars(cls)[name]
             made = isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            made = made or (name == "__annotations__" and not member)  # Python makes it where it is asked for.
             if not made and (name == "__pydantic_fields__" or not name.startswith("__pydantic_")):
                 yield name.encode()
                 yield self.hex(member, f"{cls.__name__}.{name}").encode()
 
 
+def all_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from all_code(constant)
+
+
 def code_names(code: types.CodeType) -> list[str]:
     """Return the names that the code and the functions inside it use."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return list(dict.fromkeys([*code.co_names, *(name for other in inner for name in code_names(other))]))
+    return list(dict.fromkeys(name for each in all_code(code) for name in each.co_names))
 
 
 def _imports(code: types.CodeType, package: str | None) -> set[str]:

@@ -211,7 +211,7 @@ class Referents:
     def _add(self, value: Any) -> None:
         from ctxflow.digest import code_names, is_library_module  # Workers import this module, and never do this.
 
-        for function in _functions(value):
+        for function in functions_in(value):
             if id(function) in self._met or is_library_module(function.__module__):
                 continue
             self._met.add(id(function))
@@ -261,18 +261,18 @@ _HOLD: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
 )
 
 
-def _functions(value: Any) -> Iterator[types.FunctionType]:
+def functions_in(value: Any) -> Iterator[types.FunctionType]:
     """Yield the Python functions that calling something runs, as far as is known."""
     if isinstance(value, types.FunctionType):
         yield value
     for kind, held in _HOLD:
         if isinstance(value, kind):
             for part in held(value):
-                yield from _functions(part)
+                yield from functions_in(part)
             return
     wrapped = getattr(value, "__wrapped__", None)  # Of a decorated function, an app, what functools.cache makes.
     if isinstance(wrapped, types.FunctionType):
-        yield from _functions(wrapped)
+        yield from functions_in(wrapped)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
 import functools
 import itertools
+import operator
 import os
 import site
 import sys
 import sysconfig
 import weakref
-from collections.abc import Collection, Mapping
-from types import FunctionType, ModuleType
+from collections.abc import Collection, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
-from ctxflow.digest import is_library_module
+from ctxflow.digest import all_code, is_library_module
 from ctxflow.errors import counted
 from ctxflow.executors.contract import CallFiles, ContextPayload, Pickled
-from ctxflow.pickling import CARRIED
+from ctxflow.pickling import CARRIED, functions_in
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.context_moves import app_is_used, context_is_used, refused
@@ -310,80 +313,159 @@ def carry_user_modules() -> None:
 class UserModules:
     """The user's modules as a run met them: workers that share the disk import them by name, and keep what they have.
 
-    Once one changes in this program, functions travel with their modules from then on. Seen are other functions,
-    classes, members of classes, submodules and plain values under a name, and modules that were loaded again.
+    A module whose code changes in this program travels with functions from then on, and so do those that use it. Code
+    are functions, classes and constants. What the user's functions rebind while they run is state, and no code.
     """
 
+    _all: ClassVar[weakref.WeakSet[UserModules]] = weakref.WeakSet()
+
     def __init__(self) -> None:
-        self._met: dict[str, dict[object, object]] = {}
+        self._met: dict[str, tuple[ModuleType, object, list[_Names]]] = {}
         self._seen: set[str] = set()
-        self.changed = False
+        self._state: set[tuple[str, str]] = set()
+        self._carried: set[str] = set()
+        self._all.add(self)
 
     def look(self) -> None:
-        """Look whether any has changed since it was met."""
-        if self.changed:
-            return
-        self.changed = any(
-            now is not None and _differs(known, _parts_of(now))
-            for name, known in self._met.items()
-            if (now := sys.modules.get(name)) is not None
-        )
+        """Have those travel that have changed since they were met."""
+        known = [name for name in list(self._met) if name not in self._carried]
+        changed = {name for name in known if self._has_changed(name)}
+        new: list[ModuleType] = []
         if len(sys.modules) != len(self._seen):
-            new = [(name, module) for name, module in list(sys.modules.items()) if name not in self._seen]
-            self._met.update((name, _parts_of(module)) for name, module in new if _may_change(name, module))
+            new = [module for name, module in list(sys.modules.items()) if name not in self._seen]
+            new = [module for module in new if _may_change(module)]
             self._seen = set(sys.modules)
-        if self.changed:
-            self.carry()
+            for module in new:
+                self._state.update(_rebound(module))
+            for module in new:
+                self._meet(module)
+        if changed or (new and self._carried):
+            self._carry(changed | self._carried)
 
-    def carry(self) -> None:
-        """Have them travel."""
-        self.changed = True
-        known = cloudpickle.list_registry_pickle_by_value()
-        for name in self._met:
-            if (module := sys.modules.get(name)) is not None and module.__name__ not in known:
+    def _meet(self, module: ModuleType) -> None:
+        values = list(vars(module).values())
+        classes = [each for each in values if isinstance(each, type) and each.__module__ == module.__name__]
+        names = [_Names(module, self._state), *(_Names(each, self._state) for each in classes)]
+        self._met[module.__name__] = module, module.__spec__, names
+
+    def _has_changed(self, name: str) -> bool:
+        module, spec, names = self._met[name]
+        if sys.modules.get(name, module) is not module or module.__spec__ is not spec:  # It was loaded again.
+            return True
+        others = [each for each in names if each.differ()]
+        if any(each.mean_other_code(self._state) for each in others):
+            return True
+        if others:
+            self._meet(module)
+        return False
+
+    def _carry(self, changed: set[str]) -> None:
+        """Have changed modules travel, and those that use one."""
+        elsewhere = cloudpickle.list_registry_pickle_by_value() - CARRIED.keys()
+        uses = {name: _used(met[0]) for name, met in list(self._met.items()) if name not in changed}
+        while users := {name for name, used in uses.items() if name not in changed and used & changed}:
+            changed |= users
+        for name in changed - self._carried - elsewhere:
+            if (module := sys.modules.get(name)) is not None:
                 cloudpickle.register_pickle_by_value(module)
-                CARRIED[module.__name__] = module
+                CARRIED[name] = module
+                self._carried.add(name)
 
     def close(self) -> None:
-        """Have them travel no longer."""
-        while CARRIED:
-            _, module = CARRIED.popitem()
+        """Have them travel no longer, unless they do for another run."""
+        own, self._carried = self._carried, set()
+        for name in own.difference(*(each._carried for each in list(self._all))):
             with contextlib.suppress(ValueError):  # Somebody else saw to that.
-                cloudpickle.unregister_pickle_by_value(module)
+                cloudpickle.unregister_pickle_by_value(CARRIED.pop(name))
 
 
-def _may_change(name: str, module: ModuleType) -> bool:
-    path = getattr(module, "__file__", None)
-    if name in ("__main__", "__mp_main__") or not isinstance(path, str):
+def _may_change(module: ModuleType) -> bool:
+    name, path = getattr(module, "__name__", None), getattr(module, "__file__", None)
+    if name in (None, "__main__", "__mp_main__") or not isinstance(path, str):
         return False
     if "-packages" in path or path.startswith(_NOT_THE_USERS):  # Most are known by that, without a look at the disk.
         return False
     return is_users_own(module) and sys.modules.get(module.__name__) is module and not is_library_module(name)
 
 
-_PLAIN = (type(None), bool, int, float, str, bytes, tuple, frozenset, ModuleType)
+_SCALARS = (type(None), bool, int, float, str, bytes)
+_CONSTANTS = (*_SCALARS, tuple, frozenset, list, dict, set, ModuleType)
+_CODE = (FunctionType, type, staticmethod, classmethod, property)
 
 
-def _parts_of(module: ModuleType) -> dict[object, object]:
-    """Return what of a module is compared by identity, by its name."""
-    found: dict[object, object] = {"": module.__spec__}
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type):
-            found[name] = value
-            if value.__module__ == module.__name__:
-                found.update(((name, each), _code_of(member)) for each, member in list(vars(value).items()))
-        elif isinstance(value, FunctionType) or (isinstance(value, _PLAIN) and not name.startswith("__")):
-            found[name] = _code_of(value)
-    return found
+class _Names:
+    """The names of a module or of a class that mean code."""
+
+    def __init__(self, owner: ModuleType | type, state: Collection[tuple[str, str]]) -> None:
+        self._names = vars(owner)
+        self._size = len(self._names)
+        self._module = owner.__module__ if isinstance(owner, type) else owner.__name__
+        self._dot = "." * isinstance(owner, type)
+        self._meant = {name: value for name, value in list(self._names.items()) if self._is_code(name, value, state)}
+
+    def _is_code(self, name: str, value: object, state: Collection[tuple[str, str]]) -> bool:
+        is_code = isinstance(value, _CODE) or (isinstance(value, _CONSTANTS) and not name.startswith("__"))
+        return is_code and (self._module, self._dot + name) not in state
+
+    def differ(self) -> bool:
+        """Return whether a name may mean something else: cheap enough for every call."""
+        known = self._meant
+        return len(self._names) != self._size or not all(map(operator.is_, map(self._names.get, known), known.values()))
+
+    def mean_other_code(self, state: Collection[tuple[str, str]]) -> bool:
+        """Return whether one means other code."""
+        items = list(self._names.items())
+        return any(self._is_code(name, value, state) and self._is_other(name, value) for name, value in items)
+
+    def _is_other(self, name: str, value: Any) -> bool:
+        if name not in self._meant:  # Submodules and what is imported late come so.
+            own = getattr(value, "__module__", self._module) in (self._module, "__main__")
+            return own and not isinstance(value, ModuleType)
+        known = self._meant[name]
+        if isinstance(known, FunctionType) and isinstance(value, FunctionType):  # Decorators may make another of it.
+            return known.__code__ is not value.__code__
+        same = known is value or (isinstance(value, _SCALARS) and type(known) is type(value) and known == value)
+        return not same
 
 
-def _code_of(value: object) -> object:
-    """Return the code of a function, for which another function may stand, as decorators make them; else the value."""
-    return value.__code__ if isinstance(value, FunctionType) else value
+_GLOBALS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
+_BINDING = {*_GLOBALS, dis.opmap["STORE_ATTR"]}
 
 
-def _differs(known: Mapping[object, object], now: Mapping[object, object]) -> bool:
-    return any(name not in known or known[name] is not value for name, value in now.items())
+def _code_in(module: ModuleType) -> Iterator[CodeType]:
+    """Yield the code of the functions that a module defines."""
+    for function in itertools.chain.from_iterable(map(functions_in, list(vars(module).values()))):
+        if function.__globals__ is vars(module):
+            yield from all_code(function.__code__)
+
+
+def _rebound(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Yield what a module's functions bind when they run: names of modules, and with a dot those of attributes."""
+    for code in _code_in(module):
+        steps = code.co_code
+        if _BINDING.isdisjoint(steps[::2]):
+            continue
+        used = [each for name in code.co_names if isinstance(each := vars(module).get(name), ModuleType)]
+        for operation, argument in zip(steps[::2], steps[1::2], strict=True):
+            if operation in _GLOBALS:
+                yield module.__name__, code.co_names[argument]
+            elif operation in _BINDING:
+                name = code.co_names[argument]
+                yield module.__name__, f".{name}"
+                yield from ((each.__name__, name) for each in used)
+
+
+def _used(module: ModuleType) -> set[str]:
+    """Return the names of the modules of which a module's functions and classes use something."""
+    names = {name for code in _code_in(module) for name in code.co_names}
+    used, within = set[str](), [module]
+    for place in within:
+        for value in [vars(place)[name] for name in names & vars(place).keys()]:
+            used.add(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
+            if isinstance(value, ModuleType) and value not in within and not is_library_module(value.__name__):
+                within.append(value)
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    return used.union(base.__module__ for each in classes for base in each.__mro__)
 
 
 def is_users_own(module: ModuleType) -> bool:

@@ -159,17 +159,12 @@ class LiveRun(RunLoop):
 
     # --- submissions
 
-    def prepare_pickling(self, changed: bool = False) -> None:
-        """Prepare for pickling a function: where workers lack the user's modules, or have old ones, these go along.
-
-        :param changed: whether the code of a function is known to be another than before.
-        """
+    def prepare_pickling(self) -> None:
+        """Prepare for pickling a function: where workers lack the user's modules, or have old ones, these go along."""
         if self.engine.capabilities.remote:
             carry_user_modules()
-            return
-        self._modules.look()
-        if changed:
-            self._modules.carry()
+        else:
+            self._modules.look()
 
     @uninterrupted
     def declare_context(self, context: Context | None, level: str | None = None) -> DeclaredContext:

@@ -177,7 +177,7 @@ class Calls:
             return pickled[0]
         with self._declaring:
             referents = Referents(function)
-            self.run.prepare_pickling(changed=pickled is not None)
+            self.run.prepare_pickling()
             made = self.run.pickled(dumps(without_parsl(function), f"the function {name_of(function)}"))
             self._functions[function] = made, referents
         return made
