@@ -33,6 +33,8 @@ CONTENTS = {
     "mac.csv": ('id,text\r1,Köln\r\r2,"two\rlines é"\r', {}),
     "mac.jsonl": ('{"id": "1", "text": "Köln"}\r\r{"id": "2", "text": "two\\nlines é"}', {}),
     "excel.csv": ('id,text,,\r\n1,Köln,,\r\n2,"two\nlines é"\r\n', {}),
+    "mixed.csv": (f'id,text{chr(13) * 70_000}1,Köln\r\n2,"two\nlines é"\n', {}),
+    "mixed.jsonl": ('{"id": "1", "text": "Köln"}' + chr(13) * 70_000 + '{"id": "2", "text": "two\\nlines é"}\n\n', {}),
     "longer rows.csv": ('id,text\n1,Köln,\n2,"two\nlines é",,\n', {}),
     "in.jsonl": ('{"id": "1", "text": "Köln"}\n\n{"id": "2", "text": "two\\nlines é"}\n', {}),
 }
@@ -119,6 +121,14 @@ def test_a_plain_file_is_read_directly(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(b"a\nb\n")
     with open_lines(tmp_path / "in.jsonl") as (lines, raw):
         assert isinstance(lines, TextLines) and lines._file is raw
+
+
+def test_one_column_without_a_name_is_one_as_pandas_writes_it(tmp_path):
+    (tmp_path / "in.csv").write_text("text,\na,1\nb,\nc\nd,4,,\n,,5\n")
+    *good, bad = rows_of(open_source(tmp_path / "in.csv")[1])
+    expected = [{"text": "a", "": "1"}, {"text": "b", "": ""}, {"text": "c", "": ""}, {"text": "d", "": "4"}]
+    assert [row.values for row in good] == expected
+    assert str(bad.values) == "the row has 3 fields, but the header has 2"
 
 
 def test_a_row_that_a_stray_quote_makes_of_many_is_told(tmp_path):

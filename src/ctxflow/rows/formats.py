@@ -90,13 +90,12 @@ class TextLines:
 class _Transcoded:
     """Lines of another encoding, or with other ends, as UTF-8 with newlines.
 
-    :param end: what ends a line, a newline or a carriage return.
+    :param end: what ends a line; None for carriage returns, newlines and both together.
     """
 
-    def __init__(self, file: Any, encoding: str, end: str) -> None:
+    def __init__(self, file: Any, encoding: str, end: str | None) -> None:
         errors = "surrogateescape" if encoding == "utf-8" else "ctxflow-marked"
         self._text = io.TextIOWrapper(file, encoding, errors=errors, newline=end)
-        self._end = end
         self._begun = False
 
     def readline(self, limit: int, /) -> bytes:
@@ -104,8 +103,6 @@ class _Transcoded:
         text = self._text.readline(limit)
         if not self._begun:
             self._begun, text = True, text.removeprefix("\ufeff")
-        if self._end != "\n" and text.endswith(self._end):
-            text = text[:-1] + "\n"
         return text.encode("utf-8", "surrogateescape")
 
 
@@ -184,7 +181,7 @@ def open_lines(path: Path, reading: Reading = Reading()) -> Iterator[tuple[TextL
         mark, encoding = encoding_of(head, reading, reading.called(path))
         data.seek(len(mark))
         begin = head.decode(encoding, "ignore")
-        end = "\r" if "\r" in begin and "\n" not in begin else "\n"
+        end = None if "\r" in begin and "\n" not in begin else "\n"  # Other lines may end otherwise.
         if encoding == "utf-8" and end == "\n":
             yield TextLines(data, encoding, name), raw
         else:
@@ -411,7 +408,9 @@ class CsvSource(FileSource):
             named = next((fields for fields in reader if fields), [])
         except (csv.Error, RowError) as error:
             raise InputError(f"the header of {self.name} cannot be read: {_unreadable(error)}") from None
-        columns = _without_empty_end(named) or named
+        columns = _without_empty_end(named)
+        if len(named) - len(columns) == 1 or not columns:  # The one column without a name may have values.
+            columns = named
         for name in columns:
             try:
                 name.encode()
@@ -426,6 +425,8 @@ class CsvSource(FileSource):
         size = sum(map(len, fields))
         if len(fields) > len(columns):
             fields = [*fields[: len(columns)], *_without_empty_end(fields[len(columns) :])]
+        elif len(fields) == len(columns) - 1 and not columns[-1]:
+            fields = [*fields, ""]
         if len(fields) != len(columns):
             reason = f"the row has {counted(len(fields), 'field')}, but the header has {len(columns)}"
             return Row(number, RowError(reason), size)
