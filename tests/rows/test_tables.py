@@ -239,6 +239,18 @@ def test_times_that_python_lacks_are_exact_text():
     far = pyarrow.table({"at": pyarrow.array([3_723_000_000_004, 5_000, None], pyarrow.time64("ns"))})
     found = [row.values["at"] for row in rows_of(open_table(far))]
     assert found == ["01:02:03.000000004", datetime.time(0, 0, 0, 5), None]
+    time = pyarrow.time64("ns")
+    within = {
+        "map": pyarrow.array([[("noon", 43_200_000_000_001), ("none", None)]], pyarrow.map_(pyarrow.string(), time)),
+        "list": pyarrow.array([[{"at": 1}]], pyarrow.large_list(pyarrow.struct([("at", time)]))),
+        "one of few": pyarrow.DictionaryArray.from_arrays(pyarrow.array([0]), pyarrow.array([1], time)),
+    }
+    (row,) = rows_of(open_table(pyarrow.table(within)))
+    assert row.values == {
+        "map": [("noon", "12:00:00.000000001"), ("none", None)],
+        "list": [{"at": "00:00:00.000000001"}],
+        "one of few": "00:00:00.000000001",
+    }
     until = pyarrow.array([253_402_300_800_000, 0, -62_167_219_200_001], pyarrow.timestamp("ms"))
     found = [row.values["until"] for row in rows_of(open_table(pyarrow.table({"until": until})))]
     assert found == ["10000-01-01T00:00:00.000", datetime.datetime(1970, 1, 1), "-001-12-31T23:59:59.999"]

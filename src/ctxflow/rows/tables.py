@@ -211,6 +211,8 @@ def _rows(batch: Any, first: int) -> list[Row]:
 
 def _has_nanoseconds(kind: Any) -> bool:
     """Return whether values have times of day as exact as Python's are not, which it would cut in silence."""
+    if arrow().types.is_dictionary(kind):
+        return _has_nanoseconds(kind.value_type)
     if arrow().types.is_nested(kind):
         return any(_has_nanoseconds(kind.field(n).type) for n in range(kind.num_fields))
     return bool(arrow().types.is_time(kind) and kind.unit == "ns")
@@ -234,7 +236,11 @@ def _value(scalar: Any) -> Any:
         return None
     if types.is_struct(kind):
         return {kind.field(n).name: _value(scalar[n]) for n in range(kind.num_fields)}
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if types.is_dictionary(kind):
+        return _value(scalar.value)
+    if types.is_map(kind):
+        return [tuple(_value(pair).values()) for pair in scalar.values]
+    if isinstance(scalar, arrow().ListScalar):
         return [_value(each) for each in scalar.values]
     if types.is_time(kind) and kind.unit == "ns" and scalar.value % 1000:
         seconds, rest = divmod(scalar.value, 10**9)
