@@ -67,6 +67,41 @@ def test_a_folder_of_several_kinds_is_refused_with_the_choice(tmp_path, table):
         assert told == [f"1 file in {tmp_path} is not read: report.txt"]
 
 
+def test_a_folder_of_tables_is_not_searched_below(tmp_path):
+    """Below may be what takes long to look through, or what nobody but root may, such as lost+found."""
+    write(tmp_path, {"a.csv": "text\nx\n", "b.pdf": b"%PDF", "sub/c.txt": "C", "data/d.png": b""})
+    os.symlink(tmp_path / "gone", tmp_path / "sub" / "deep.csv")
+    told = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "walk", None)
+        form, source = open_source(tmp_path, Reading(told=told.append))
+        assert (form, list(source.columns())) == ("csv", ["text"])
+    assert told == [f"3 files and folders in {tmp_path} are not read: b.pdf, data/d.png, sub/"]
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "r.jsonl").write_text('{"custom_id": "a", "body": {"input": "x"}}')
+    (tmp_path / "report.md").write_text("text")
+    with pytest.raises(ValueError, match=r"of several forms \(documents, openai\): name one"):
+        open_source(tmp_path)
+
+
+def test_a_folder_that_is_linked_keeps_its_name(tmp_path):
+    write(tmp_path, {"b/real/x.txt": "X", "outside/y.txt": "Y"})
+    folder = tmp_path / "b"
+    for name in ("a", "z", "real/again"):
+        os.symlink(tmp_path / "outside", folder / name)
+    os.symlink(folder / "real", folder / "early")
+    assert opened(folder)[1] == {"a/y.txt": "Y", "real/x.txt": "X"}
+
+
+def test_texts_that_may_be_lines_are_told(tmp_path):
+    write(tmp_path, {"a.txt": "A", "sub/b.txt": "B"})
+    said = f"each text file in {tmp_path} is a row; if each of its lines is: name it with --input-format text"
+    assert opened(tmp_path)[2] == [said]
+    assert opened(tmp_path, form="documents")[2] == []
+    (tmp_path / "c.md").write_text("C")
+    assert opened(tmp_path)[2] == []
+
+
 def test_what_says_what_a_table_is_stands_beside_it(tmp_path):
     write(tmp_path, {"README.md": "about", "LICENSE.txt": "MIT", "train.csv": "text\nx\n", "Citation.md": "cite"})
     told = []
@@ -153,6 +188,8 @@ def test_an_identity_changes_with_names_and_contents(tmp_path):
         ("one\n\n  two <b> three</b>&nbsp;&lt;four&gt;", "one two three <four>"),
         ("<div><div>deep</div></div><p></p><p>next</p>", "deep\n\nnext"),
         ("<svg><text>no</text></svg><p>yes", "yes"),
+        ("<svg class='a'/><p>yes<math /> and<svg><svg/>no<svg></svg>no</svg> more", "yes and more"),
+        ("<p>a<template/>no</template> b", "a b"),
         ("no tags at all < 3", "no tags at all < 3"),
         ("", ""),
     ],

@@ -38,6 +38,7 @@ def test_shards_are_one_table_in_the_order_of_their_names(tmp_path, suffix, name
     write(tmp_path / f"{names[0]}{suffix}", "one", "two")
     (tmp_path / "README.md").write_text("about it")
     (tmp_path / "_SUCCESS").write_text("")
+    (tmp_path / f"_about{suffix}").write_text("broken")
     (tmp_path / ".hidden.jsonl").write_text("broken")
     form, source = open_source(tmp_path, Reading("text" if suffix == ".txt" else None))
     assert form == {".parquet": "dataset", ".txt": "text"}.get(suffix, suffix.split(".")[1])

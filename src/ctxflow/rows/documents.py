@@ -27,18 +27,20 @@ def files_below(folder: Path) -> list[Path]:
 
     :raises ValueError: if one of the folders cannot be read.
     """
-    found, seen = list[Path](), set[str]()
+    found, seen, tops = list[Path](), set[str](), [folder]
 
     def refuse(error: OSError) -> None:
         raise InputError(f"the folder {error.filename} cannot be read: {error.strerror}")
 
-    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        real = os.path.realpath(place)
-        folders[:] = [] if real in seen else [name for name in folders if not name.startswith(".")]
-        if real not in seen:
-            paths = [Path(place, name) for name in names if not name.startswith(".")]
-            found += [path for path in paths if path.is_file()]
-        seen.add(real)
+    for top in tops:  # Links come last, so that a file is known by the path of the folder that it is in.
+        for place, folders, names in os.walk(top, onerror=refuse):
+            real = os.path.realpath(place)
+            folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+            if real not in seen:
+                tops += [path for name in folders if (path := Path(place, name)).is_symlink()]
+                paths = [Path(place, name) for name in names if not name.startswith(".")]
+                found += [path for path in paths if path.is_file()]
+            seen.add(real)
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
@@ -153,7 +155,8 @@ def _encoding_in_html(data: bytes) -> str:
 
 
 _RAW = {"script", "style"}  # In which nothing is a tag but their own end.
-_SILENT = {"template", "noscript", "svg", "math", "iframe", "object", "select"}
+_FOREIGN = {"svg", "math"}  # Whose tags may end themselves.
+_SILENT = {"template", "noscript", "iframe", "object", "select", *_FOREIGN}
 _BLOCKS = {
     "address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog", "div", "dl", "dt",
     "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hr",
@@ -182,6 +185,8 @@ def _tokens(page: str) -> Iterator[tuple[str, str]]:
         elif tag := _TAG.match(page, begin):
             at = _end_of_tag(page, tag.end(), unclosed)
             name = tag[2].lower()
+            if name in _FOREIGN and page[at - 2] == "/":
+                continue
             if name in _RAW and not tag[1]:
                 end = re.compile(f"</{name}", re.IGNORECASE).search(page, at)
                 at = end.start() if end else len(page)
@@ -235,7 +240,8 @@ class _Shown:
     def end(self, tag: str) -> None:
         """End the line where a block ends."""
         if tag in self._silent:
-            del self._silent[self._silent.index(tag) :]
+            while self._silent.pop() != tag:
+                pass
         elif tag in _BLOCKS:
             self._break(tag)
         self._preformatted -= tag == "pre" and self._preformatted > 0

@@ -232,18 +232,28 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
 def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
     """Return the kind of the files that are the folder's rows, and these files."""
     form = reading.form
-    every = [file for file in files_below(folder) if not file.name.startswith("_") or is_document(file)]
-    by_kind = next(filter(None, (_tables_in(place, every, form) for place in (folder, folder / "data"))), {})
+    places = [_entries(place) for place in (folder, folder / "data") if place.is_dir()]
+    by_kind = next(filter(None, (_tables_in(entries, form) for entries in places)), {})
+    every = [each for entries in places for each in entries if each != folder / "data"]
     if form in (None, "documents"):
-        documents = [file for file in every if is_document(file) and file not in by_kind.get("text", ())]
         if by_kind:
-            documents = [file for file in documents if not _ABOUT.match(file.name)]
+            tables = set(by_kind.get("text", ()))
+            documents = [each for each in every if is_document(each) and not _ABOUT.match(each.name)]
+            documents = [each for each in documents if each not in tables and each.is_file()]
+        else:  # Documents are in the folders below, too.
+            every = files_below(folder)
+            documents = [file for file in every if is_document(file)]
         by_kind.update({"documents": documents} if documents else {})
     if len(by_kind) > 1:
-        forms = ", ".join(sorted(by_kind))
+        found = [detect(files[0], reading) if kind == "jsonl" else kind for kind, files in by_kind.items()]
+        forms = ", ".join(sorted(found))
         raise InputError(f"the folder {folder} has files of several forms ({forms}): {reading.words.forms}")
     for kind, files in by_kind.items():
-        _tell_of_others(folder, sorted(set(every) - set(files)), reading)
+        others = {each for each in every if not each.name.startswith("_") or is_document(each)}
+        _tell_of_others(folder, sorted(others.difference(files)), reading)
+        texts = kind == "documents" and all(_KINDS.get(suffix_of(each)) == "text" for each in every)
+        if texts and form is None and reading.words.form:
+            reading.told(f"each text file in {folder} is a row; if each of its lines is: {reading.words.form} text")
         return kind, files if kind == "documents" else [file for file in files if file.stat().st_size] or files
     raise InputError(
         f"{folder} is no dataset: it has neither state.json (save_to_disk) nor files of "
@@ -251,15 +261,22 @@ def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
     )
 
 
-def _tables_in(place: Path, files: Sequence[Path], form: str | None) -> dict[str, list[Path]]:
-    """Return by kind those of some files that are tables in a folder, of that form if one is named.
+def _entries(place: Path) -> list[Path]:
+    try:
+        return sorted(each for each in place.iterdir() if not each.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"the folder {place} cannot be read: {error.strerror}") from None
+
+
+def _tables_in(entries: Sequence[Path], form: str | None) -> dict[str, list[Path]]:
+    """Return by kind those of a folder's entries that are tables, of that form if one is named.
 
     Texts are tables of lines only where that is said, or all of them are called as splits are.
     """
     by_kind: dict[str, list[Path]] = {}
-    for file in files:
-        if file.parent == place and suffix_of(file) in _KINDS:
-            by_kind.setdefault(_KINDS[suffix_of(file)], []).append(file)
+    for each in entries:
+        if suffix_of(each) in _KINDS and not each.name.startswith("_") and each.is_file():
+            by_kind.setdefault(_KINDS[suffix_of(each)], []).append(each)
     if form is not None:
         return {kind: files for kind, files in by_kind.items() if kind == _OF_FORM.get(form, form)}
     texts = [file for file in by_kind.pop("text", ()) if not _ABOUT.match(file.name)]
@@ -269,12 +286,14 @@ def _tables_in(place: Path, files: Sequence[Path], form: str | None) -> dict[str
 
 
 def _tell_of_others(folder: Path, others: Sequence[Path], reading: Reading) -> None:
-    others = [file for file in others if not _ABOUT.match(file.name)]
-    if others:
-        names = ", ".join(str(file.relative_to(folder)) for file in others[:3]) + ", ..." * (len(others) > 3)
-        reading.told(
-            f"{counted(len(others), 'file')} in {folder} {'is' if len(others) == 1 else 'are'} not read: {names}"
-        )
+    others = [each for each in others if not _ABOUT.match(each.name)]
+    if not others:
+        return
+    shown = [f"{each.relative_to(folder)}{'/' * each.is_dir()}" for each in others]
+    names = ", ".join(shown[:3]) + ", ..." * (len(shown) > 3)
+    folders = sum(name.endswith("/") for name in shown)
+    what = "file" if not folders else "folder" if folders == len(shown) else "files and folder"
+    reading.told(f"{counted(len(others), what)} in {folder} {'is' if len(others) == 1 else 'are'} not read: {names}")
 
 
 def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Path]:
