@@ -11,6 +11,8 @@ from batch_helpers import read_lines, write_lines
 
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.engine_checks import model_problems
+from ctxflow.batch.job import Job
 from ctxflow.batch.job_files import check_files, files_of, with_input
 from ctxflow.batch.publish import publish
 from ctxflow.errors import UsageError
@@ -349,6 +351,26 @@ def test_what_cannot_run_here_is_one_refusal(folder, refused, monkeypatch, words
     assert sentence in said
     if "vllm" not in words:  # Which may be missing here, too.
         assert said.startswith("ctxflow: ") and said.count("\n") == 1, "one sentence"
+
+
+@pytest.mark.parametrize(
+    ("choices", "checked"),
+    [
+        ({}, True),
+        ({"backend": "vllm", "engine_options": {"chat-template": "own.jinja"}}, False),
+        ({"backend": "vllm", "engine_options": {"chat_template": "own.jinja"}}, False),
+        ({"backend": "vllm", "engine_options": {"tokenizer": "other"}}, False),
+        ({"backend": "vllm", "engine_options": {"enforce-eager": True}}, True),
+        ({"backend": "server", "server_command": "llama-server -m {model} --chat-template-file own.jinja"}, False),
+        ({"backend": "server", "server_command": "vllm serve {model} --tokenizer other"}, False),
+        ({"backend": "server", "server_command": "vllm serve {model}"}, True),
+    ],
+)
+def test_another_template_than_the_models_may_take_a_system_message(folder, choices, checked):
+    place = folder / "no-system"
+    make_folder(place, **NO_SYSTEM)
+    asked = Job(input="in", output="out", model="no-system", task="chat", system="Be brief.", **choices)
+    assert any("refuses the system message" in each for each in model_problems(asked, place, True)) == checked
 
 
 def test_requests_to_responses_are_shown_as_chats(folder, command):

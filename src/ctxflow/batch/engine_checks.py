@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _OURS = {"dtype", "device", "max_input_tokens", "too_long", "model", "task", "na
 
 _OTHER_FILES = {"variant", "gguf_file", "subfolder", "backend", "load_format", "tokenizer", "skip_tokenizer_init"}
 """Options by which an engine reads other files than those of a model's folder by itself."""
+_SPEAKS = re.compile("chat[-_]template|--tokenizer")  # By which it speaks by another template than the folder's.
 
 
 def model_problems(job: Job, folder: Path | None, local: bool) -> Iterator[str]:
@@ -59,9 +61,11 @@ def model_problems(job: Job, folder: Path | None, local: bool) -> Iterator[str]:
             f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {name} reads and "
             f"writes {ability.length} tokens together"
         )
-    own = not {option.replace("-", "_") for option in job.engine_options} & _OTHER_FILES
+    options = {option.replace("-", "_") for option in job.engine_options}
+    own = not options & _OTHER_FILES
     yield from files_problems(name, folder, weights=own and job.backend == "transformers", tokenizer=own)
-    if job.system is not None and "chat_template" not in job.engine_options:
+    speaks = own and not any(map(_SPEAKS.search, [*options, job.server_command or ""]))
+    if job.system is not None and speaks:
         yield from filter(None, [system_problem(name, folder)])
 
 
