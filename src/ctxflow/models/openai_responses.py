@@ -24,7 +24,9 @@ _REFUSED = {
     "messages": "is of chat completions: write the input",
     "context_management": _KEPT,
 }
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "stream": (False,), "truncation": ("disabled",)}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,), "stream": (False,), "truncation": ("disabled",), "n": (1,),
+}  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
