@@ -103,6 +103,20 @@ def test_a_row_that_cannot_be_read_any_more_is_a_changed_one(folder):
         run_job(job())
 
 
+@pytest.mark.parametrize("known", [{}, {"id_column": "id"}])
+def test_a_done_row_that_would_be_refused_now_keeps_its_result(folder, known):
+    """As one may be that an earlier ctxflow took."""
+    rows = [{"id": name, "text": name} for name in "abc"]
+    write_lines(folder / "in.jsonl", rows)
+    run_job(job(**known))
+    write_lines(folder / "in.jsonl", [rows[0], {"id": "b"}, {"id": "c"}, {"id": "d", "text": "d"}])
+    notes = Notes()
+    assert run_job(job(**known), display=notes).done == 4
+    assert sorted(each["result"] for each in read_lines(folder / "out.jsonl")) == ["A", "B", "C", "D"]
+    said = "2 rows done before would be refused now, such as in.jsonl, line 2: the row has no 'text'"
+    assert sum(said in each and each.endswith("results are kept") for each in notes.said) == 1
+
+
 def test_a_kept_column_that_changed_is_a_changed_row(folder):
     write_lines(folder / "in.jsonl", rows_of(["a", "b"], source="from "))
     run_job(job(keep=["source"]))

@@ -10,9 +10,10 @@ from batch_helpers import read_lines, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.batch import pump
+from ctxflow.batch import load_job, pump
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.pump import Intake, Pump, Tolerance, memory_of
+from ctxflow.batch.row_items import plain_maker
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Row, RowError
 
@@ -80,6 +81,20 @@ def test_what_is_in_flight_is_bounded_by_the_memory_that_it_takes(tmp_path, monk
         running.run()
         chunk = 12 * memory_of(json.loads(json.dumps(rows[0])))
         assert ledger.done == 40 and 20_000_000 / 2 < answer.most < 20_000_000 + chunk
+
+
+def test_a_schema_that_all_rows_share_is_counted_for_none(tmp_path):
+    properties = {f"property {n}": {"type": "string"} for n in range(2000)}
+    write_lines(tmp_path / "in.jsonl", [{"prompt": f"{n}" * 1000} for n in range(3)])
+
+    def sizes(**schema):
+        asked = load_job(None, input=tmp_path / "in.jsonl", output="out", model="m", task="generate", **schema)
+        _, source = open_source(tmp_path / "in.jsonl")
+        intake = Intake(source, plain_maker(asked), None, (), None, (asked.schema_of_answers,))
+        return [row.size for rows in intake.chunks() for row in rows]
+
+    for bound, free in zip(sizes(answer_schema=json.dumps({"properties": properties})), sizes(), strict=True):
+        assert 0 < bound - free < 2000
 
 
 def test_so_is_what_waits_for_its_turn(tmp_path, monkeypatch):

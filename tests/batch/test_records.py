@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctxflow.batch.job import Job
-from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_columns, plain_record
+from ctxflow.batch.records import dead_letter, error_line, line, nested, openai_record, plain_columns, plain_record
 from ctxflow.batch.row_items import Prepared
 from ctxflow.errors import CallCrashed, RemoteTraceback
 from ctxflow.executors.futures import error_of
@@ -76,6 +76,19 @@ def test_properties_of_a_schema_are_columns():
     assert (whole["id"], whole["answer_reasoning"]) == (7, "well")
     cut = of('{"price": 2, "te', "length")
     assert (cut["price"], cut["text"], cut["finish_reason"]) == (None, '{"price": 2, "te', "length")
+
+
+def test_columns_that_only_some_answers_have_take_no_others_names():
+    keep = ("reasoning", "answer_reasoning", "logprobs")
+    schema = json.dumps({"properties": {"choices": {}, "tool_calls": {}}})
+    asked = job(task="generate", keep=keep, answer_schema=schema)
+    choice = {"message": {"content": '{"choices": [1]}', "reasoning_content": "well"}, "finish_reason": "stop"}
+    answer = {"choices": [choice, choice], "usage": {}}
+    made = plain_record(asked)(row({"prompt": "x"}, kept=dict.fromkeys(keep, "mine")), answer)
+    assert {made[name] for name in keep} == {"mine"} and made["answer_answer_reasoning"] == "well"
+    assert made["choices"] == [1] and len(made["answer_choices"]) == 2
+    assert nested(asked) == ("answer_tool_calls", "answer_logprobs", "answer_choices")
+    assert nested(job(function="a:b")) == ()
 
 
 def test_openai_completions_and_embeddings():

@@ -33,6 +33,14 @@ def test_openai_requests():
     assert openai({"messages": parts}) == ((CHAT, {"messages": parts}),)
 
 
+def test_a_schema_binds_requests_that_bind_themselves_to_nothing_and_call_nothing():
+    asked = {"answer_schema": '{"type": "object"}', "backend": "vllm"}
+    function = {"type": "function", "function": {"name": "look"}}
+    assert "response_format" in openai({"messages": HELLO}, choices=asked)[0][1]
+    for body in ({"tools": [function]}, {"tools": [function], "tool_choice": "auto"}, {"guided_regex": "a"}):
+        assert "response_format" not in openai({"messages": HELLO, **body}, choices=asked)[0][1]
+
+
 def test_requests_are_for_the_jobs_backend_and_adapters():
     adapters = {"backend": "vllm", "model": "some/base", "adapter": {"french": "/adapters/fr"}}
     assert openai({"messages": HELLO, "model": "french"}, choices=adapters) == (

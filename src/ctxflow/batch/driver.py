@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ctxflow.batch.display import Display, QuietDisplay
-from ctxflow.batch.engine_answers import nested_columns
 from ctxflow.batch.job import Job, defaults
 from ctxflow.batch.job_files import Files, files_of, keeps
 from ctxflow.batch.job_status import StatusFile, duration, read_status, serving
@@ -25,7 +24,7 @@ from ctxflow.batch.ledger import Ledger, as_keys, contained, row_digest
 from ctxflow.batch.preparation import prepare, refused
 from ctxflow.batch.publish import publish
 from ctxflow.batch.pump import Intake
-from ctxflow.batch.records import plain_columns
+from ctxflow.batch.records import nested, plain_columns
 from ctxflow.batch.row_items import Make, Prepared, known_as
 from ctxflow.batch.work import Work, kept_summary
 from ctxflow.errors import counted
@@ -226,11 +225,9 @@ def _finish(work: Work, ledger: Ledger, files: Files, metrics: tuple[str, int] |
         if files.rows != files.output:
             types = {name: kind for name, kind in work.source.types().items() if name in (job.id_column, *job.keep)}
             embeds = job.task == "embed"
-            nested = nested_columns({*job.keep, str(job.id_column)}) if job.task is not None else ()
             unpacked = "result" if job.task is None else ""
-            publish(
-                str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job), nested, unpacked
-            )
+            form, columns = str(job.output_format), plain_columns(job)
+            publish(form, files.rows, files.output, embeds, types, columns, nested(job), unpacked)
         ledger.finish()
 
 
@@ -308,7 +305,7 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
     intake = Intake(source, make, job.id_column, tuple(ledger.facts.get("settings", {}).get("keep", job.keep)))
     keys, digests = ledger.digests()
     found = np.zeros(len(keys), dtype=bool)
-    compared, new = 0, 0
+    compared, new, refused_now, first = 0, 0, 0, ""
     due = time.monotonic() + _PATIENCE
     for rows in intake.chunks():
         given = as_keys([row.key for row in rows])
@@ -319,7 +316,10 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
                 found[place] = True
                 if digests[place]:
                     compared += 1
-                    _check_row(row, int(digests[place]), source, job, files)
+                    if row.refused:  # By this ctxflow: of an earlier one it has a result.
+                        refused_now, first = refused_now + 1, first or f"{source.place(row.number)}: {row.error}"
+                    else:
+                        _check_row(row, int(digests[place]), source, job, files)
         if time.monotonic() > due:
             due = time.monotonic() + _PATIENCE
             display.note(f"the input has changed: {source.fraction():.0%} of it are compared with what is done")
@@ -332,6 +332,10 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
         raise ValueError(
             f"{called} has changed since {files.output} was begun, and its rows are known by their "
             f"numbers alone: {why}: {_INSTEAD}; another time, know rows by an --id-column"
+        )
+    if refused_now:
+        display.note(
+            f"{counted(refused_now, 'row')} done before would be refused now, such as {first}: results are kept"
         )
     gone = len(keys) - int(found.sum())
     done = f"its rows that are done ({compared:,}) are as they were" if compared else "done rows are not run again"

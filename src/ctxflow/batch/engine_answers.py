@@ -133,7 +133,9 @@ def columns_of(answer: Mapping[str, Any], taken: Collection[str] = ()) -> dict[s
 
 def later_name(name: str, taken: Collection[str]) -> str:
     """Return what a column that only some answers have is called."""
-    return f"answer_{name}" if name in taken else name
+    while name in taken:
+        name = f"answer_{name}"
+    return name
 
 
 def later_columns(taken: Collection[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,10 @@ _SMALL_ROW = 256  # Bytes of a row that is not looked through, but counted as
 _MOST_TIMES = 28  # times as much, which is what values take of the shortest text.
 
 
-def memory_of(*values: Any) -> int:
+def memory_of(*values: Any, shared: Collection[int] = ()) -> int:
     """Return how many bytes plain data takes in memory: short values are many times as large as their text.
+
+    :param shared: ids of values that take none, since they are there once for all.
 
     >>> memory_of({}) * 1000 < memory_of([{}] * 1000) < memory_of([{}] * 1100)
     True
@@ -39,6 +41,8 @@ def memory_of(*values: Any) -> int:
     rest, size, own = list(values), 0, sys.getsizeof
     while rest:
         value = rest.pop()
+        if shared and id(value) in shared:
+            continue
         size += own(value, 0)
         kind = type(value)
         if kind is dict:
@@ -54,17 +58,25 @@ class Intake:
 
     :param id_column: the column of the ids; None knows rows by their numbers.
     :param ledger: what is settled; without one nothing is.
+    :param shared: values that items of all rows hold.
     :ivar read: how many rows the input has up to where it is read.
     """
 
     def __init__(
-        self, source: Source, make: Make, id_column: str | None, keep: tuple[str, ...], ledger: Ledger | None = None
+        self,
+        source: Source,
+        make: Make,
+        id_column: str | None,
+        keep: tuple[str, ...],
+        ledger: Ledger | None = None,
+        shared: Sequence[object] = (),
     ) -> None:
         self.read = 0
         self._source = source
         self._make = make
         self._id_column = id_column
         self._keep = keep
+        self._shared = frozenset(id(value) for value in shared if value is not None)
         self._settled = as_keys(()) if ledger is None else ledger.settled
         self._skip = b"" if ledger is None else ledger.skip
         self._seen = SeenKeys()
@@ -108,18 +120,18 @@ class Intake:
         return keys
 
     def _prepared(self, row: Row, key: int, identifier: Any, error: RowError | None) -> Prepared:
-        values = row.values
+        values, refused = row.values, False
         if isinstance(values, RowError):
             error = values
         elif error is None:
             try:
                 kept = {name: _kept(values, name) for name in self._keep} if self._keep else _NOTHING
                 item = self._make(values)
-                size = row.size * _MOST_TIMES if row.size < _SMALL_ROW else memory_of(item, kept)
+                size = row.size * _MOST_TIMES if row.size < _SMALL_ROW else memory_of(item, kept, shared=self._shared)
                 return Prepared(row.number, key, identifier, item, kept, size + _ITEM_OVERHEAD)
             except RowError as reason:
-                error = reason
-        return Prepared(row.number, key, identifier, (), _NOTHING, _ITEM_OVERHEAD, error)
+                error, refused = reason, True
+        return Prepared(row.number, key, identifier, (), _NOTHING, _ITEM_OVERHEAD, error, refused=refused)
 
 
 _NOTHING: Mapping[str, Any] = {}

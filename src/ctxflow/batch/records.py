@@ -13,6 +13,7 @@ from ctxflow.batch.engine_answers import (
     is_response,
     later_columns,
     later_name,
+    nested_columns,
     usage_of,
     vectors_of,
     whole_body,
@@ -103,12 +104,19 @@ def _properties(job: Job) -> dict[str, str]:
     taken = {"row", "context", job.id_column or "custom_id", *job.keep, *_parts(job)}
     found: dict[str, str] = {}
     for name in named if isinstance(named, Mapping) else ():
-        column = name
-        while column in taken:
-            column = later_name(column, taken)
-        taken.add(column)
-        found[name] = column
+        found[name] = later_name(name, taken)
+        taken.add(found[name])
     return found
+
+
+def _not_of_answers(job: Job) -> set[str]:
+    """Return the columns whose names those that only some answers have cannot take."""
+    return {job.id_column or "custom_id", *job.keep, *_properties(job).values()}
+
+
+def nested(job: Job) -> tuple[str, ...]:
+    """Return the columns of plain results that hold lists and objects: as JSON text where the form has types."""
+    return nested_columns(_not_of_answers(job)) if job.task is not None else ()
 
 
 def plain_record(job: Job) -> Record:
@@ -126,7 +134,7 @@ def plain_record(job: Job) -> Record:
     theirs = {*job.keep, name}
     if clash := sorted(ours & theirs):
         raise ValueError(f"the results have a column {clash[0]!r} of their own: rename yours")
-    taken = {*theirs, *properties.values()}
+    taken = _not_of_answers(job)
 
     def make(row: Prepared, answer: Any) -> dict[str, Any]:
         record: dict[str, Any] = {"row": row.number}

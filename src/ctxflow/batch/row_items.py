@@ -49,6 +49,7 @@ class Prepared:
     :ivar item: what the app gets, () for a row that failed before; `error`, why it did.
     :ivar kept: columns that go to the output.
     :ivar context: the name of the context that answered it, where the app has alternatives.
+    :ivar refused: whether no item can be made of it, although it can be read.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Prepared:
     size: int
     error: BaseException | None = None
     context: str | None = None
+    refused: bool = False
 
 
 def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) -> Make:
@@ -107,7 +109,7 @@ def openai_maker(job: Job) -> Make:
                 endpoint, body = CHAT, as_chat(body)
             except UntranslatableError as error:
                 raise RowError(str(error)) from None
-        if shape and not bound_by(body):
+        if shape and not bound_by(body) and not body.get("tools"):  # Whose calls the schema would not let through.
             body = {**body, **shape}
         if (wrong := refusal(endpoint, body, backend, names, vocabularies[named])) is not None:
             raise RowError(wrong)

@@ -159,7 +159,7 @@ class Work:
     def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
         """Run what is missing."""
         job = self.job
-        intake = Intake(self.source, self.make, job.id_column, job.keep, ledger)
+        intake = Intake(self.source, self.make, job.id_column, job.keep, ledger, (job.schema_of_answers,))
         watch = ProgressReporter(self.source, ledger, self.display, file, began)
 
         def look(running: int, last: bool = False) -> None:
