@@ -389,6 +389,18 @@ def test_a_module_travels_once_its_code_is_another_and_so_does_what_uses_it(impo
     assert not CARRIED, "another run has met them as they are"
 
 
+def test_what_its_user_has_travel_stays_so(imported):
+    (used,) = imported(somebodys_used="K = 1")
+    cloudpickle.register_pickle_by_value(used)
+    modules = UserModules()
+    modules.look()
+    used.K = 2
+    modules.look()
+    modules.close()
+    assert not CARRIED
+    cloudpickle.unregister_pickle_by_value(used)
+
+
 def test_modules_travel_until_the_last_run_of_which_they_have_changed_is_over(imported):
     one, two = imported(somebodys_one="K = 1", somebodys_two="K = 1")
     registered = set(cloudpickle.list_registry_pickle_by_value())

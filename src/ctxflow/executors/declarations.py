@@ -323,13 +323,12 @@ class UserModules:
         self._met: dict[str, tuple[ModuleType, object, list[_Names]]] = {}
         self._seen: set[str] = set()
         self._state: set[tuple[str, str]] = set()
-        self._carried: set[str] = set()
+        self._changed: set[str] = set()
         self._all.add(self)
 
     def look(self) -> None:
         """Have those travel that have changed since they were met."""
-        known = [name for name in list(self._met) if name not in self._carried]
-        changed = {name for name in known if self._has_changed(name)}
+        changed = {name for name in list(self._met) if name not in self._changed and self._has_changed(name)}
         new: list[ModuleType] = []
         if len(sys.modules) != len(self._seen):
             new = [module for name, module in list(sys.modules.items()) if name not in self._seen]
@@ -339,8 +338,8 @@ class UserModules:
                 self._state.update(_rebound(module))
             for module in new:
                 self._meet(module)
-        if changed or (new and self._carried):
-            self._carry(changed | self._carried)
+        if changed or (new and self._changed):
+            self._carry(changed | self._changed)
 
     def _meet(self, module: ModuleType) -> None:
         values = list(vars(module).values())
@@ -365,17 +364,17 @@ class UserModules:
         uses = {name: _used(met[0]) for name, met in list(self._met.items()) if name not in changed}
         while users := {name for name, used in uses.items() if name not in changed and used & changed}:
             changed |= users
-        for name in changed - self._carried - elsewhere:
+        self._changed = changed
+        for name in changed - elsewhere:
             if (module := sys.modules.get(name)) is not None:
                 cloudpickle.register_pickle_by_value(module)
                 CARRIED[name] = module
-                self._carried.add(name)
 
     def close(self) -> None:
         """Have them travel no longer, unless they do for another run."""
-        own, self._carried = self._carried, set()
-        for name in own.difference(*(each._carried for each in list(self._all))):
-            with contextlib.suppress(ValueError):  # Somebody else saw to that.
+        own, self._changed = self._changed, set()
+        for name in own.difference(*(each._changed for each in list(self._all))):
+            with contextlib.suppress(ValueError, KeyError):  # Somebody else saw to that, or sees to it.
                 cloudpickle.unregister_pickle_by_value(CARRIED.pop(name))
 
 
