@@ -51,7 +51,8 @@ FILES = {
     "identity_imported.py": "here = True\n",
     "words.txt": "one two\n",
     "lm/config.json": "{}\n",
-    "lm/model.safetensors": "weights",
+    "lm/model.safetensors": "\2" + "\0" * 7 + "{}weights",  # Behind a header that names none.
+    "lm/tokenizer.json": "{}",
     "lm/deep/vocabulary": "a b c",
 }
 MODULES = ("identity_app", "identity_helpers", "identity_imported")
@@ -195,7 +196,7 @@ def test_the_model_of_a_job_is_known_by_its_contents(kept):
     with Ledger(kept / "vectors.jsonl", kept / "vectors.jsonl.errors.jsonl", kept / "vectors.jsonl.progress") as ledger:
         ledger.commit(b"{}\n", b"", [(0, 0)], [])
     try:
-        write(kept, {"lm/model.safetensors": "WEIGHTS"})
+        write(kept, {"lm/model.safetensors": FILES["lm/model.safetensors"].replace("weights", "WEIGHTS")})
         with pytest.raises(ValueError, match=r"the contents of lm have changed: model\.safetensors"):
             begin_job(load_job(None, **chosen))
     finally:
