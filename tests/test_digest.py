@@ -346,6 +346,16 @@ def test_what_python_adds_to_a_class_in_use_is_not_of_its_content():
     assert digest(Plain) == before
 
 
+def test_digests_that_files_hold_stay(monkeypatch):
+    """An upgrade must not take the results of a job for another's."""
+    kept = types.ModuleType("kept")
+    monkeypatch.setitem(sys.modules, "kept", kept)
+    exec("from typing import NamedTuple\nclass Plain:\n    x = 1\nclass Pair(NamedTuple):\n    left: str\n", vars(kept))
+    assert digest(kept.Plain) == "d9544105b2275dc428fec5c81356bae6"
+    assert digest(kept.Plain()) == "6476efe647cb5b8b056bfac24e332c30"
+    assert digest({"pair": kept.Pair("a"), "several": [1, 2.5, b"c", None]}) == "b8938edb32810529aeb6ef2da3abcf4a"
+
+
 def test_cycles_end():
     ring: list[object] = [1]
     ring.append(ring)

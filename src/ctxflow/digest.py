@@ -99,6 +99,7 @@ class _Walker:
         self.inside: dict[int, int] = dict(outer.inside) if outer else {}
         self.met: dict[int, tuple[int, object]] = dict(outer.met) if outer else {}
         self.trail: list[str] = list(outer.trail) if outer else []
+        self.reduced_types: set[type] = set(outer.reduced_types) if outer else set()
 
     def again(self, value: object) -> bytes | None:
         """Return the name of a function or class that this walk met before; else note it."""
@@ -194,6 +195,7 @@ class _Walker:
                 yield self.hex(value.__wrapped__).encode()
             return
         yield b"object"
+        self.reduced_types.add(type(value))
         for n, part in enumerate(reduced[:3]):
             yield self.hex(part, "" if n == 0 else ".state").encode()
         for iterator in reduced[3:5]:
@@ -268,7 +270,9 @@ class _Walker:
             return
         for base in cls.__bases__:
             yield self.hex(base).encode()
-        for name in sorted(set(vars(cls)) - _MADE):
+        # Reducing an object writes __slotnames__ into its class: the digests in files have it of objects alone.
+        written = {"__slotnames__"} if cls in self.reduced_types else set[str]()
+        for name in sorted(set(vars(cls)) - (_MADE - written)):
             member = vars(cls)[name]
             made = isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
             made = made or (name == "__annotations__" and not member)  # Python makes it where it is asked for.
