@@ -66,7 +66,7 @@ class Worker:
 class View:
     def __init__(self, *workers, size=10, now=0.0):
         self.workers = self.free = {worker.id: worker for worker in workers}
-        self.size, self.now, self.asked, self.apps = size, now, 0, {}
+        self.size, self.now, self.asked, self.apps, self.attempts = size, now, 0, {}, {}
 
     def batch_size(self, app, worker):
         return self.size

@@ -18,7 +18,6 @@ E. Schonberg, L. E. Flynn, 1992). A worker that then idles runs once more what w
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ import numpy as np
 from ctxflow.policies.helpers import QueueShares, forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.simple import WINDOW, coalesced
+from ctxflow.policies.stragglers import Stragglers, beside
 from ctxflow.policies.throughput_curves import LEVELS, EvictionRisk
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 from ctxflow.policies.windows import WindowLearner
@@ -104,7 +104,6 @@ REFRESH_SECONDS = 1.0  # How long what was added up over all workers is used aga
 REFIT = 1.1  # The lifetimes of a tier's workers are looked at again when there are so many times as many.
 SHORT_JOB = 256  # As long as nothing is known, so many items of each worker are begun at once if they are all.
 MOST_NOTICES = 64  # Of so many workers at most it is kept how long they lived on after their notice.
-RANK_SECONDS = 0.1  # How long the list of the batches that will take longest is used again.
 
 
 def best_seconds(call_seconds: float, hazard: float) -> float:
@@ -189,8 +188,7 @@ class Opportunistic:
         self._shown: dict[str, dict[str | None, _Kind]] = {}
         # Tier -> how many lifetimes were looked at last, and what was found.
         self._fitted: dict[str, tuple[int, Hazard]] = {}
-        self._stragglers: list[tuple[float, AttemptView]] = []
-        self._ranked_at = -math.inf
+        self._stragglers = Stragglers(self._seconds)
 
     # --- how many items
 
@@ -326,50 +324,15 @@ class Opportunistic:
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
         """Return the batch that will take longest, if this worker would be done with it sooner."""
-        # Beside a call in flight it would be slower.
-        idle = {name for name, held in worker.contexts.items() if held.state == "ready" and not worker.in_flight(name)}
-        if not idle:
-            return None
-        if view.now >= self._ranked_at + RANK_SECONDS:
-            self._stragglers = self._rank(view)
-            self._ranked_at = view.now
-        for number, (left, attempt) in enumerate(self._stragglers):
-            if attempt.id not in view.attempts or attempt.worker == worker.id:
-                continue
-            app = view.apps[attempt.app]
-            if app.context not in idle:
-                continue
-            seconds = self._seconds(view, attempt, worker, self._look(view, app))
-            if seconds is not None and seconds < left:
-                del self._stragglers[number]
-                return attempt.id
-        return None
+        return self._stragglers.for_worker(view, worker)
 
-    def _seconds(self, view: View, attempt: AttemptView, worker: WorkerView, known: _Known) -> float | None:
-        """Return what a batch is expected to take a worker, None if that is not known.
-
-        Where calls overlap, that is when as many do as usual there: with fewer it takes no longer.
-        """
+    def _seconds(self, view: View, attempt: AttemptView, worker: WorkerView) -> float | None:
+        """Return what a batch is expected to take a worker, None if that is not known."""
         app = view.apps[attempt.app]
-        each = _item_seconds(worker, app, known.kinds.get(worker.gpu_model))
+        each = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
         if each is None:
             return None
-        beside = worker.calls_beside(app.id) or view.workers[attempt.worker].calls_beside(app.id) or 1.0
-        return (app.call_seconds or 0.0) + len(attempt.items) * each * beside
-
-    def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
-        """Return the few batches that will take longest and are not run twice yet, with their seconds."""
-        batches = [each for each in view.attempts.values() if each.items]  # No steps of sessions.
-        copies = collections.Counter((attempt.app, attempt.items[-1]) for attempt in batches)
-        known = {name: self._look(view, view.apps[name]) for name in dict.fromkeys(each.app for each in batches)}
-        left: list[tuple[float, AttemptView]] = []
-        for attempt in batches:
-            whole = self._seconds(view, attempt, view.workers[attempt.worker], known[attempt.app])
-            if whole is not None and copies[attempt.app, attempt.items[-1]] == 1:
-                # One that is overdue is given as long again as it is overdue.
-                left.append((abs(whole - (view.now - attempt.started)), attempt))
-        left.sort(key=lambda each: (-each[0], each[1].id))
-        return left[:8]
+        return (app.call_seconds or 0.0) + len(attempt.items) * each * beside(view, attempt, worker)
 
 
 def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float | None:

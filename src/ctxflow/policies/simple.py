@@ -32,6 +32,7 @@ from ctxflow.policies.helpers import (
 )
 from ctxflow.policies.load_or_wait import LoadOrWait
 from ctxflow.policies.protocols import Assignment, PlaceRequest, Plan, Trial, Verdict, View
+from ctxflow.policies.stragglers import Stragglers, expected_seconds, is_far_slower
 from ctxflow.policies.views import AppView, WorkerView
 
 # --- routing
@@ -320,7 +321,8 @@ class Fixed:
     """Batches of `size` items, or of what the app asks for.
 
     A short queue is shared out evenly, so that no worker idles while another holds a full batch, unless
-    `share` is off. Nothing waits for a batch to fill, unless `linger` says for how long.
+    `share` is off. Nothing waits for a batch to fill, unless `linger` says for how long. Once nothing is queued, idle
+    workers run once more what is on workers that are far slower.
 
     :param size: items a batch where the app does not say.
     :param linger: seconds that a queue shorter than a batch may wait for more.
@@ -343,6 +345,7 @@ class Fixed:
         self._most = MOST_SESSIONS
         self._window = window
         self._shares = QueueShares()
+        self._stragglers = Stragglers(expected_seconds, is_far_slower)
 
     def size(self, view: View, app: AppView, worker: WorkerView) -> int:
         """Return the fixed size, less where the queue is short."""
@@ -356,8 +359,8 @@ class Fixed:
         return min(wish, -(-app.backlog // len(view.workers)))
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
-        """Return None: nothing is run twice."""
-        return None
+        """Return the batch that will take longest, if it is on a far slower worker, and this one is done sooner."""
+        return self._stragglers.for_worker(view, worker)
 
     def window(self, view: View, app: AppView, worker: WorkerView) -> int:
         """Return the fixed window, less where what is left does not fill those of all workers."""
