@@ -29,6 +29,19 @@ class Machine:
     draining: bool = False
     joined: float = 0.0
 
+    @property
+    def machine(self):
+        return f"{self.host}.site"
+
+
+@dataclasses.dataclass
+class Tier:
+    """What a policy sees of a tier."""
+
+    name: str
+    requested: int | None = None
+    connected: int = 0
+
 
 @dataclasses.dataclass
 class App:
@@ -42,10 +55,14 @@ class View:
         names = [(f"h{n}", f"h{n}/{k}") for n in range(hosts) for k in range(each)]
         self.workers = {name: Machine(name, host, (f"GPU-{name}",)) for host, name in names}
         self.apps, self.attempts, self.now = {"a": App()}, {}, 0.0
+        self.tiers = {"gpus": Tier("gpus", len(names), len(names))}
 
     def hosts(self, tier, gpu_model="*"):
         there = [worker for worker in self.workers.values() if worker.tier == tier]
         return len({worker.host for worker in there if gpu_model in ("*", worker.gpu_model)})
+
+    def permits(self, app, tier):
+        return True
 
     def holding(self, context):
         return [worker for worker in self.workers.values() if context in worker.contexts]
@@ -70,6 +87,10 @@ class Bench:
             number = self.missed(name)
             trial = Trial(self.view.workers[name], "call", "a", "app", False, number, None, "ECC")
             self.policy.observe(self.view, trial)
+
+    def jobs(self, machine, *outcomes, message="it ended with status 127"):
+        for passed in outcomes:
+            self.policy.tried_job(self.view, "gpus", machine, passed, "" if passed else message)
 
     def judge(self, seconds=3.0):
         """What is said until some seconds from now."""
@@ -140,6 +161,72 @@ def test_without_peers_there_is_no_evidence():
     bench = Bench(hosts=1, each=1)
     bench.failed("h0/0", 100)
     assert bench.judge(30.0) == [] and not Bench(hosts=1, each=1).doubts("h0/0")
+
+
+def test_alone_a_host_is_in_doubt_while_others_are_awaited_but_not_for_ever():
+    bench = Bench(hosts=1, each=2)
+    bench.view.tiers["gpus"].requested = 8
+    assert not bench.doubts("h0/0")
+    bench.missed("h0/0")
+    assert bench.doubts("h0/0") and not bench.doubts("h0/1")
+    bench.view.now += 170.0
+    bench.missed("h0/1")
+    assert bench.doubts("h0/0") and bench.doubts("h0/1")
+    bench.view.now += 20.0
+    bench.missed("h0/1")
+    assert not bench.doubts("h0/0") and not bench.doubts("h0/1"), "nobody came"
+    bench.answered("h0/0")
+    bench.missed("h0/0")
+    assert not bench.doubts("h0/0"), "it has answered something"
+
+
+def test_alone_in_its_tier_a_host_is_in_doubt_while_other_tiers_have_some():
+    bench = Bench(hosts=1, each=1)
+    bench.view.tiers["cpus"] = Tier("cpus")
+    bench.missed("h0/0")
+    assert not bench.doubts("h0/0")
+    bench.view.workers["other"] = Machine("other", "h9", tier="cpus")
+    bench.view.now += 1000.0
+    bench.missed("h0/0")
+    assert bench.doubts("h0/0")
+
+
+def test_a_machine_on_which_jobs_end_before_their_workers_join_is_named():
+    bench = Bench(hosts=3, each=3)
+    bench.jobs("h9.site", False, False, False)
+    [verdict] = bench.judge(5.0)
+    assert (verdict.host, verdict.worker, verdict.jobs) == ("h9.site", "", True)
+    assert "3 of 3 jobs ended there before a worker joined, and 0 of 6 elsewhere: it ended" in verdict.cause
+    assert bench.judge(5.0) == [], "once"
+
+
+def test_where_jobs_end_before_their_workers_join_everywhere_it_is_no_machine():
+    bench = Bench(hosts=1, each=0)
+    for _ in range(5):
+        for machine in ("h1.site", "h2.site", "h3.site"):
+            bench.jobs(machine, False, False)
+        assert bench.judge(5.0) == []
+    bench = Bench(hosts=1, each=1)
+    bench.jobs("h0.site", *[False] * 20)
+    assert bench.judge(5.0) == [], "there is no other"
+
+
+def test_jobs_that_end_now_and_then_are_no_evidence():
+    bench = Bench(hosts=3, each=3)
+    for _ in range(10):
+        for machine in ("h0.site", "h1.site", "h2.site", "h9.site"):
+            bench.jobs(machine, False, *[True] * 5)
+        assert bench.judge(5.0) == []
+
+
+def test_jobs_that_failed_before_others_workers_joined_count():
+    bench = Bench(hosts=1, each=0)
+    bench.jobs("h9.site", False, False, False)
+    assert bench.judge(20.0) == []
+    for machine in ("h1.site", "h2.site"):
+        bench.jobs(machine, True, True, True)
+    [verdict] = bench.judge(5.0)
+    assert verdict.host == "h9.site"
 
 
 def test_three_failed_builds_while_peers_build_are_enough():

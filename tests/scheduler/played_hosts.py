@@ -22,7 +22,8 @@ class Host:
     """How a host behaves.
 
     :ivar fails: (time, worker's number on the host, the pool's generator) -> why a call fails there, else None.
-    :ivar item_seconds: of a row; `fail_seconds` of a call that fails; `build_seconds` of its contexts.
+    :ivar item_seconds: of a row; `fail_seconds`, of a call that fails (None: as of one that does not).
+    :ivar build_seconds: of its contexts.
     :ivar builds: (time, generator) -> why a context fails there, else None.
     :ivar models: the GPU model of each worker, if they have GPUs.
     :ivar lives: seconds after which a worker there is lost without notice, on average; another joins two seconds later.
@@ -33,7 +34,7 @@ class Host:
     workers: int = 3
     fails: Callable[..., ev.Failure | None] = lambda now, number, rng: None
     item_seconds: float = 0.1
-    fail_seconds: float = 0.01
+    fail_seconds: float | None = 0.01
     build_seconds: float = 2.0
     builds: Callable[..., ev.Failure | None] = lambda now, rng: None
     build_fail_seconds: float = 0.1
@@ -199,9 +200,9 @@ class Pool:
         self.runs[host.name] += len(run.items)
         failure = host.fails(self.now, number, self.rng) if host.only in ("", run.app) else None
         seconds = host.fail_seconds
-        if failure is None:
+        if failure is None or seconds is None:
             bad = [n for n, item in enumerate(run.items) if item in self.bad_rows]
-            failure = ORDINARY if bad else None
+            failure = ORDINARY if bad else failure
             seconds = (bad[0] + 1 if bad else len(run.items)) * host.item_seconds
         seconds *= self.rng.uniform(0.8, 1.2)
         self.at(self.now + seconds, self.end, run, seconds, failure)

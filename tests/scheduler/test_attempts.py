@@ -44,7 +44,7 @@ class Run:
         self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0))
         self.state, self.running, self.delivered, self.buried = self.scheduler.state, {}, [], []
         self.released = []
-        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, max(1, workers)))
         for context in ("engine", "other"):
             self.tell(ev.ContextDeclared, ev.ContextSpec(context, context, memory=memory, concurrency=concurrency))
         spec = ev.AppSpec("ask", "ask", "engine", batch=False, overlaps=True)

@@ -53,6 +53,7 @@ EVENTS = [
     ev.JobStarted(1.2, "local", "7.0", waited=12.5),
     ev.JobEvicted(1.2, "local", "7.0", "preempted by another's job"),
     ev.JobHeld(1.2, "local", "7.0", 'the disk is "full"'),
+    ev.JobFailed(1.2, "local", "7.0", "n1", "it ended with status 127"),
     ev.WorkerLost(1.2, "w", evicted=True),
     ev.SessionOpened(1.3, 1, "a", 64),
     ev.SessionPrompted(1.3, 1),

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from played_hosts import GPU_ERROR, ORDINARY, Host, Pool, black_hole
+from scheduler_bench import Bench, only, run_of
 
 from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.run_report import Report, as_text
 from ctxflow.observe.transfers import Transfers
+from ctxflow.policies.protocols import Verdict
 from ctxflow.scheduler import Limits
+from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import replay
 from suite.depth import for_release
@@ -65,6 +68,27 @@ def test_a_black_hole_costs_no_row_and_is_named_soon(failure, since, retries, si
         assert len(more) <= 1
     else:
         assert not more and [hosts for _, hosts in pool.excluded] == [("bad",)]
+
+
+@pytest.mark.parametrize(("failure", "since", "size"), sized(50, FAILURES, (40.0, 100.0), singly=[("ordinary", 40.0)]))
+def test_a_black_hole_that_is_alone_at_first_costs_no_row(failure, since, size):
+    """Who fails at once is who is free: what failed there waits for a second host, for some minutes at most."""
+    failure = FAILURES[failure]
+    pool = Pool([black_hole("bad", 0.0, failure), *goods(joins=since)], ROWS, size).run(check=False)
+    assert not pool.lost_rows
+    (when, text), *_ = named(pool)
+    assert "host bad " in text and failure.message in text and when <= since + 30.0
+    assert pool.makespan <= 1.15 * alone(size, joins=since)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("size", [1, 50])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_what_fails_on_the_only_host_is_given_up_though_others_are_asked_for(failure, size, retries):
+    pool = Pool([black_hole("only", 0.0, failure), Host("never", joins=1e6)], 300, size, retries)
+    pool.run(until=900.0, check=False)
+    assert pool.dead.keys() == set(range(300)) and not named(pool)
+    assert sum(pool.runs.values()) <= 20 * 300, "it is not asked again and again"
 
 
 @pytest.mark.parametrize("size", [1, 50])
@@ -119,12 +143,49 @@ def test_siblings_of_another_model_are_not_waited_for():
     models = [("titan", "titan", "a10"), ("a10", "rtx", "rtx"), ("1080", "1080", "ada"), ("h100", "gtx", "a40")]
     hosts = [Host(f"host{n}", item_seconds=0.1 if n else 1.0, models=each) for n, each in enumerate(models)]
     (when, text), *_ = named(Pool(hosts, 2 * ROWS, 5).run(check=False))
-    assert when <= 22.0 and "on host host0 gets no work" in text and "is slow there" in text
+    assert when <= 22.0 and text.startswith("host host0 gets no work") and "is slow there" in text
 
 
 def test_a_host_that_is_a_little_slow_is_left_to_work():
     pool = Pool([Host("bad", item_seconds=0.15), *goods()], ROWS, 10).run(check=False)
     assert not named(pool) and not pool.dead
+
+
+@pytest.mark.parametrize(
+    "models", [("a10", "rtx", "titan"), ("k40", "p100", "v100"), ()], ids=["common", "own", "workers"]
+)
+@pytest.mark.parametrize("seed", [0, *for_release(1, 2, 3)])
+def test_a_host_that_fails_some_of_its_calls_is_named_whatever_its_gpus(models, seed):
+    """What its workers with different GPU models failed is added up, and calls with other models are compared with."""
+    common = ("a10", "rtx", "titan") if models else ()
+    flaky = Host("bad", fails=lambda now, number, rng: ORDINARY if rng.random() < 0.3 else None, fail_seconds=None)
+    flaky.models = models
+    pool = Pool([flaky, *goods(models=common)], 2 * ROWS, 10, retries=2, seed=seed).run(check=False)
+    (when, text), *_ = named(pool)
+    assert when <= 30.0 and text.startswith("host bad gets no work") and not pool.lost_rows
+    assert {text.partition("host ")[2].split()[0] for _, text in named(pool)} == {"bad"}
+    assert pool.makespan <= 1.15 * Pool(goods(models=common), 2 * ROWS, 10).run(check=False).makespan
+
+
+@pytest.mark.parametrize("size", [10, 50])
+def test_a_slow_host_whose_gpus_no_other_has_is_told_and_does_not_keep_the_others_waiting(size):
+    """It may be slow by nature; but what it runs at the end is run elsewhere too."""
+    slow = Host("slow", item_seconds=1.0, models=("k40", "p100", "v100"))
+    pool = Pool([slow, *goods(models=("a10", "rtx", "titan"))], 2 * ROWS, size).run(check=False)
+    assert not named(pool) and not pool.lost_rows
+    told = [(time, text) for time, text in pool.notes if "keeps its work" in text]
+    assert told and all("host slow" in text and "slow by nature" in text for _, text in told)
+    first = 2.0 + 0.1 * size  # The first answer of the others.
+    assert told[0][0] <= first + 30.0
+    assert pool.makespan <= 1.15 * Pool(goods(), 2 * ROWS, size).run(check=False).makespan
+
+
+@pytest.mark.parametrize("seed", [0, *for_release(*range(1, 20))])
+def test_good_hosts_with_all_kinds_of_gpus_are_neither_named_nor_told(seed):
+    every = [(f"m{n}", f"m{n + 1}", f"m{n // 2}") for n in range(4)]
+    hosts = [Host(f"host{n}", item_seconds=0.1 * 1.3**n, models=models) for n, models in enumerate(every)]
+    pool = Pool(hosts, ROWS, 10, seed=seed, bad_rows=range(0, ROWS, 50), evictions=0.3).run(check=False)
+    assert not named(pool) and not [text for _, text in pool.notes if "keeps its work" in text]
 
 
 def test_one_bad_gpu_of_a_host_is_named_and_its_siblings_go_on():
@@ -302,6 +363,206 @@ def test_a_run_with_bad_hosts_is_replayed_and_reported():
     for when, told in named(pool):
         [(since, each)] = [pair for pair in history.quarantines if pair[0] == when and pair[1]["host"] in told]
         assert each["cause"] in told and each["until"] == since + 600.0
+
+
+class Named:
+    """A health policy that names whom it is told to."""
+
+    def __init__(self, probation=600.0):
+        self.probation, self.verdicts = probation, []
+
+    def observe(self, view, trial):
+        pass
+
+    def doubts(self, view, worker, app):
+        return False
+
+    def judge(self, view):
+        verdicts, self.verdicts = self.verdicts, []
+        return verdicts
+
+
+class Quarantined(Bench):
+    """Workers, one a host unless it is said otherwise, that somebody names."""
+
+    def __init__(self, probation=600.0, **options):
+        self.health = Named(probation)
+        super().__init__(health=self.health, **options)
+
+    def tick(self, *hosts, worker=""):
+        """A second later; these hosts, or this worker of one, are named."""
+        self.now += 1.0
+        self.health.verdicts += [Verdict(host, "it fails", worker) for host in hosts]
+        return self.tell(ev.Tick)
+
+    @property
+    def held(self):
+        return {worker.host for worker in self.state.wards.held.values()}
+
+
+def two_by_hand():
+    """Two hosts that have built a model, and have nothing to do."""
+    bench = Quarantined()
+    bench.app("verify", "model")
+    bench.submit("verify", 8)
+    runs = []
+    for host in "AB":
+        [load] = only(bench.join(f"w{host}", host=host, acquired=False), cmd.Load)
+        runs += only(bench.ready(load.worker, "model"), cmd.Run)
+    return bench, runs
+
+
+def test_none_is_named_while_nobody_else_stays():
+    bench, _ = two_by_hand()
+    bench.tick("A")
+    assert bench.held == {"A"}
+    while bench.state.attempts:
+        for attempt in list(bench.state.attempts.values()):
+            bench.finish(cmd.Run(attempt.worker, attempt.id, attempt.app, attempt.context, attempt.items))
+    bench.tick("B")
+    assert bench.held == {"A"}, "though nothing waits or runs"
+    assert run_of(bench.submit("verify", 4)).worker == "wB"
+
+
+@pytest.mark.parametrize("how", ["evicted", "lost", "noticed", "drained"])
+@pytest.mark.parametrize("new", [False, True], ids=["old work", "new work"])
+def test_where_the_others_go_the_last_host_works_at_once(how, new):
+    bench, _ = two_by_hand()
+    bench.tick("A")
+    if how == "noticed":
+        bench.tell(ev.EvictionNotice, "wB")
+    elif how == "drained":
+        bench.tell(ev.HostDrained, "B")
+    else:
+        bench.lose("wB", evicted=how == "evicted")
+    commands = bench.submit("verify", 4) if new or how in ("noticed", "drained") else bench.tick()
+    assert bench.held == ({"B"} if how == "drained" else set())
+    assert "host A is tried again: nobody else can do what waits" in [note.text for note in only(commands, cmd.Note)]
+    assert only(commands, cmd.Load) == [cmd.Load("wA", "model")]
+
+
+def test_what_is_submitted_while_all_are_held_is_begun_by_whose_time_is_over_first():
+    bench, _ = two_by_hand()
+    bench.join("wC", host="C", acquired=False)
+    bench.ready("wC", "model")
+    bench.tick("A")
+    bench.tick("B")
+    assert bench.held == {"A", "B"}
+    bench.lose("wC", evicted=True)
+    assert only(bench.submit("verify", 4), cmd.Load) == [cmd.Load("wA", "model")] and bench.held == {"B"}
+
+
+def test_no_job_is_asked_for_where_jobs_end_before_their_workers_join():
+    bench = Bench()
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 12))
+    bench.app("verify", "model")
+    bench.submit("verify", 100)
+    for host in "ABCD":
+        bench.join(*(f"{host}{n}" for n in range(3 - (host == "D"))), host=host, machine=f"{host}.site", tier="default")
+    for job in range(3):
+        bench.tell(ev.JobFailed, "default", f"{job}.0", "D.site", "it ended with status 127")
+    told = []
+    for _ in range(5):
+        bench.now += 1.0
+        told += bench.tell(ev.Tick)
+    [quarantine] = only(told, cmd.Quarantine)
+    assert only(told, cmd.Exclude) == [cmd.Exclude("default", ("D.site",))]
+    [note] = only(told, cmd.Note)
+    assert note.text.startswith("host D.site gets no new workers for 600 s: 3 of 3 jobs ended there")
+    assert "status 127" in note.text and not only(told, cmd.Release), "those who are there work on"
+    assert only(bench.join("D9", host="D", machine="D.site", tier="default"), cmd.Load), "and so does who comes"
+    bench.now = quarantine.until
+    assert only(bench.tell(ev.Tick), cmd.Exclude) == [cmd.Exclude("default", ())]
+
+
+def test_who_is_drained_by_hand_is_never_tried_again_before_that_person_says_so():
+    bench, _ = two_by_hand()
+    bench.tell(ev.HostDrained, "A")
+    bench.lose("wB", evicted=True)
+    for _ in range(200):
+        bench.tick()
+    assert bench.held <= {"A"} and not any(unit.host != "A" for unit in bench.state.wards.units)
+
+
+def test_a_host_is_asked_for_again_where_nobody_is_there_for_a_minute():
+    bench = Quarantined()
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 2))
+    bench.app("verify", "model")
+    bench.submit("verify", 8)
+    for host in "AB":
+        bench.join(f"w{host}", host=host, tier="default")
+    excluded = only(bench.tick("A"), cmd.Exclude)
+    assert excluded == [cmd.Exclude("default", ("A",))]
+    bench.lose("wA", evicted=True)
+    bench.lose("wB", evicted=True)
+    commands = [command for _ in range(70) for command in bench.tick()]
+    assert only(commands, cmd.Exclude) == [cmd.Exclude("default", ())]
+
+
+@given(
+    acts=st.lists(
+        st.tuples(
+            st.sampled_from(["join", "join", "join", "lose", "notice", "name", "name worker", "drain", "use", "build",
+                             "fail build", "end", "fail", "submit", "tick", "tick"]),
+            st.integers(0, 3),
+            st.integers(0, 9),
+        ),
+        max_size=60,
+    )
+)  # fmt: skip
+def test_nothing_waits_for_those_who_are_only_in_quarantine(acts):
+    """One of them works on within a tick, whatever has happened, where nobody else could."""
+    bench = Quarantined(probation=1000.0)
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
+    needs = {"narrow": 0, "wide": 2}
+    for name, gpus in needs.items():
+        bench.context(name, gpus=gpus)
+        bench.app(name, name)
+
+    def check():
+        bench.tick()
+        state = bench.state
+        for app in state.ready.values():
+            suits = [w for w in state.workers.values() if w.gpus >= needs[app.context]]
+            by_hand = {unit.host for unit in state.wards.units if unit.by_hand}
+            held = [w for w in suits if w.id in state.wards.held and not w.released and w.noticed is None]
+            held = [w for w in held if w.host not in by_hand]
+            others = [w for w in suits if not w.leaving]
+            suspects = state.contexts[app.context].suspects
+            assert not held or others, f"{app.id} waits for {held[0].id}, which is held"
+            fresh = [w for w in held if w.id not in suspects]
+            assert not fresh or any(w.id not in suspects for w in others), f"{app.id} waits for {fresh[0].id}"
+
+    def pick(rows, number):
+        return list(rows)[number % len(rows)] if rows else None
+
+    for count, (act, host, number) in enumerate(acts):
+        worker, name = pick(bench.state.workers, number), f"h{host}"
+        attempt = pick(bench.state.attempts.values(), number)
+        if act == "join":
+            bench.join(f"w{count}", host=name, gpus=number % 3, tier="default", acquired=number % 2 == 0)
+        elif act == "submit":
+            bench.submit(["narrow", "wide"][number % 2], 1 + host)
+        elif act in ("name", "name worker"):
+            there = [w.id for w in bench.state.workers.values() if w.host == name]
+            if there:
+                bench.tick(name, worker=there[number % len(there)] if act == "name worker" else "")
+        elif act in ("drain", "use"):
+            bench.tell(ev.HostDrained, name, act == "drain")
+        elif act == "tick":
+            check()
+        elif act in ("end", "fail") and attempt is not None:
+            run = cmd.Run(attempt.worker, attempt.id, attempt.app, attempt.context, attempt.items)
+            bench.finish(run) if act == "end" else bench.fail(run)
+        elif act in ("build", "fail build") and worker is not None:
+            for held in list(bench.state.workers[worker].contexts.values()):
+                if held.building and held.context in bench.state.workers[worker].contexts:
+                    (bench.ready if act == "build" else bench.fail_context)(worker, held.context)
+        elif act == "lose" and worker is not None:
+            bench.lose(worker, evicted=number % 2 == 0)
+        elif act == "notice" and worker is not None:
+            bench.tell(ev.EvictionNotice, worker)
+    check()
 
 
 def test_without_the_policy_nobody_is_named():

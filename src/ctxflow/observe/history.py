@@ -246,7 +246,7 @@ class HostFigures:
 
     :ivar calls: that ended well; `failed`, those that did not; `contexts_failed`, contexts that could not be built.
     :ivar lost: workers that were lost, without those that were evicted or given back; `quarantines`, how often it, or a
-        worker of it, got no work for a while.
+        worker of it, got no work for a while; `jobs_failed`, jobs that ended there before their workers joined.
     """
 
     joined: int = 0
@@ -256,11 +256,12 @@ class HostFigures:
     lost: int = 0
     evicted: int = 0
     quarantines: int = 0
+    jobs_failed: int = 0
 
     @property
     def trouble(self) -> int:
         """How often something went wrong there."""
-        return self.failed + self.contexts_failed + self.lost + self.quarantines
+        return self.failed + self.contexts_failed + self.lost + self.quarantines + self.jobs_failed
 
 
 @dataclasses.dataclass

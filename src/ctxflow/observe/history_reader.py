@@ -101,6 +101,7 @@ class _Reader:
             "JobStarted": self._job,
             "JobEvicted": self._job,
             "JobHeld": self._job,
+            "JobFailed": self._job_failed,
             "ItemsSubmitted": self._submitted,
             "ItemsCancelled": self._cancelled,
             "BatchFinished": self._ended,
@@ -244,6 +245,9 @@ class _Reader:
                 group.jobs_started += 1
                 if event["waited"] is not None:
                     group.waits.add(event["waited"])
+
+    def _job_failed(self, event: dict[str, Any]) -> None:
+        self.history.by_host.setdefault(event["host"], HostFigures()).jobs_failed += 1
 
     # --- items and calls
 

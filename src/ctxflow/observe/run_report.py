@@ -316,12 +316,12 @@ def loads_table(history: History) -> tuple[list[str], list[list[str]]] | None:
 def _host_table(history: History) -> tuple[list[str], list[list[str]]]:
     """Return what was done on each host, and what failed there: those with the most trouble first."""
     hosts = sorted(history.by_host.items(), key=lambda named: (-named[1].trouble, -named[1].calls, named[0]))
-    columns = ("joined", "calls", "failed", "contexts_failed", "lost", "evicted", "quarantines")
+    columns = ("joined", "jobs_failed", "calls", "failed", "contexts_failed", "lost", "evicted", "quarantines")
     rows = [[name, *(f"{getattr(host, each):,}" for each in columns)] for name, host in hosts[:_MOST_HOSTS]]
     if len(hosts) > _MOST_HOSTS:
         rows.append([f"  ... and {len(hosts) - _MOST_HOSTS:,} more (--json has them)"])
-    heads = ["Hosts", "workers", "calls done", "failed", "contexts failed", "lost", "evicted", "quarantined"]
-    return heads, rows
+    heads = ["workers", "jobs failed", "calls done", "failed", "contexts failed", "lost", "evicted", "quarantined"]
+    return ["Hosts", *heads], rows
 
 
 def _quarantine_table(history: History) -> tuple[list[str], list[list[str]]]:

@@ -8,6 +8,7 @@ is counted, are in trials.py; docs/health.md explains both.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import math
@@ -23,7 +24,7 @@ from ctxflow.renamed import names_of
 
 WAIT = 2.0  # Seconds after which evidence is looked at again, by what the peers had meanwhile.
 LOOK = 0.5  # Seconds between two looks at all.
-BUILDS = 4.0  # The evidence that builds take: three that fail while others succeed, for each costs a host its time.
+BUILDS = 4.0  # The evidence that builds and jobs take: three that fail while others succeed, for each is dear.
 DOUBT = math.log(100)
 LIKELY = 2  # For how many failures running one stands that looks like the machine's.
 SHORTEST = 0.1  # Seconds below which a batch says nothing of a host's speed.
@@ -31,7 +32,10 @@ MOST = 20_000  # Attempts whose fault is not known yet, of whom what was then is
 SIBLINGS = 10.0  # Seconds for which the other workers of a host are waited for, to tell one of them from all.
 ENOUGH = 3  # Calls that they have answered meanwhile.
 LIFE = 30.0  # Seconds of a worker that are one trial of whether it crashes.
+ALONE = 180.0  # Seconds for which what fails on the only host of its kind, which has answered nothing, is held back.
 OVERDUE = 2  # How often one running batch counts as slow: when it is late, and when it is twice as late.
+
+UNLIKE = 2.0  # How many times slower than others with other GPU models a host may be besides.
 
 BUILDING = ("staging", "loading")  # States of a context.
 ALL = "*"  # In the place of a GPU model: workers of all models.
@@ -60,6 +64,7 @@ class SequentialTest:
         self._slow = slow
         self._enough = math.log(len(SHARES) / false_alarm)
         self._fields: dict[Key, Field] = {}
+        self._kin: dict[tuple[str, str, str], list[Field]] = {}  # Those of a kind, a subject and a tier.
         self._units: dict[str, tuple[Unit, Unit]] = {}
         # Worker, kind and subject of a trial -> where it is counted.
         self._known: dict[tuple[str, str, str], tuple[Key, Field, tuple[Unit, Unit]]] = {}
@@ -75,6 +80,7 @@ class SequentialTest:
         self._looked = 0  # The last such tick.
         self._last_attempt = 0  # Of those that are known there.
         self._named: dict[str, set[str]] = {}
+        self._told: dict[tuple[str, str], float] = {}  # Host and worker that are slow -> when that may be told again.
         self._next = self._forget_at = 0.0
         self._lives: list[tuple[float, str]] = []  # A heap of workers, by when each may have lived for another LIFE.
         self._living: set[str] = set()  # These.
@@ -105,6 +111,7 @@ class SequentialTest:
             return
         if trial.passed and field.running:
             field.running.pop(units[1], None)
+            field.failing.pop(worker.host, None)
         climate = 0.0
         if not trial.passed and trial.attempt:
             climate, when = self._climates.pop(trial.attempt, (1.0, view.now))
@@ -119,6 +126,22 @@ class SequentialTest:
             key = (*key[:3], worker.gpu_model)  # Other GPUs are no measure of how fast one is.
             self._timed(view, key, self._field(key, trial.name, view.now), worker, trial.item_seconds)
 
+    def tried_job(self, view: View, tier: str, machine: str, passed: bool, message: str = "") -> None:
+        """Count a job whose worker has joined, or that ended before that.
+
+        At a failure the workers that are connected elsewhere are counted too: they may have joined long ago.
+        """
+        key = ("job", tier, tier, ALL)
+        if passed and key not in self._fields:  # Nothing failed.
+            return
+        field = self._field(key, f"tier {tier}", view.now)
+        if not passed:
+            known = {machine, *field.counts.hosts()}
+            for other in [w.machine for w in view.workers.values() if w.tier == tier and w.machine not in known]:
+                field.counts.add(((other, ""),), False)
+        if field.add(((machine, ""),), passed, view.now, message):
+            self._suspect[key] = field
+
     def _missed(self, view: View, trial: Trial, field: Field, units: tuple[Unit, Unit]) -> None:
         """Note a failed attempt, whoever's fault it was, and what its worker's peers had done then."""
         if trial.attempt:
@@ -128,6 +151,7 @@ class SequentialTest:
                 del self._climates[next(iter(self._climates))]
         field.misses.add(units, True)
         field.running[units[1]] = field.running.get(units[1], 0) + (LIKELY if trial.machine else 1)
+        field.failing.setdefault(trial.worker.host, view.now)
 
     def _model(self, view: View, tier: str, model: str | None) -> str | None:
         """Return the GPU model of a worker's peers: `ALL` where no other host of its tier has its model."""
@@ -142,9 +166,20 @@ class SequentialTest:
 
     def _timed(self, view: View, key: Key, field: Field, worker: WorkerView, seconds: float) -> None:
         field.learn(worker.host, seconds)
-        median = field.median(worker.host)
+        usual = self._slowest(field, worker.host)
+        if usual is not None:
+            self._add_slow(view, key, field, worker, seconds <= usual)
+
+    def _slowest(self, field: Field, host: str) -> float | None:
+        """Return the most seconds of an item that are not slow on a host: by those with its GPU model, else by all.
+
+        GPU models differ, so that the others are a measure only for what is far slower.
+        """
+        median = field.median(host)
         if median is not None:
-            self._add_slow(view, key, field, worker, seconds <= self._slow * median)
+            return self._slow * median
+        others = field.kin_median(host)
+        return UNLIKE * self._slow * others if others is not None else None
 
     def _add_slow(self, view: View, key: Key, field: Field, worker: WorkerView, passed: bool) -> None:
         key = ("slow", *key[1:])
@@ -152,13 +187,24 @@ class SequentialTest:
         if slow.add(self._units_of(worker), passed, view.now):
             self._suspect[key] = slow
 
-    def _threshold(self, field: Field) -> float:
-        return min(BUILDS, self._enough) if field.kind == "build" else self._enough
+    def _threshold(self, key: Key, host: str) -> float:
+        """Return the evidence that it takes, which is less where the host would only be told."""
+        little = key[0] in ("build", "job") or (key[0] == "slow" and self._is_unlike(key, host))
+        return min(BUILDS, self._enough) if little else self._enough
+
+    def _is_unlike(self, key: Key, host: str) -> bool:
+        """Return whether no other host has shown how fast a host's GPU model is."""
+        call = self._fields.get(("call", *key[1:]))
+        return call is None or call.median(host) is None
 
     def _field(self, key: Key, name: str, now: float) -> Field:
         field = self._fields.get(key)
         if field is None:
             field = self._fields[key] = Field(key[0], key[1], name, now)
+            if key[3] != ALL:
+                alike = self._kin.setdefault(key[:3], [])
+                alike.append(field)
+                field.kin = alike
         field.roll(now)
         return field
 
@@ -172,7 +218,10 @@ class SequentialTest:
     # --- doubts
 
     def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
-        """Return whether it failed in a row while others answer; once is enough where it never answered yet."""
+        """Return whether it failed in a row while others answer; once is enough where it never answered yet.
+
+        Also while nobody else of its kind is there yet to tell its fault from the items', but not for ever.
+        """
         field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker.tier, worker.gpu_model)))
         if field is None or not field.running:
             return False
@@ -183,12 +232,23 @@ class SequentialTest:
         attempts, failures = field.tried(unit)
         if attempts == failures:  # It has answered nothing lately; nor have others yet, where calls take their time.
             others = self._crowd(view, worker) - 1
+            if not others:
+                return self._is_awaited(view, worker, app, field)
             return 2 * field.peers(view.now, attempts=True).failing(worker.host) < others
         test = field.tests.get(host)
         if test is not None and max(test.sums) >= self._enough / 2:
             return True
         tried, failed, _ = self._others_tried(view, field, worker)
         return running * math.log(max(1.0, 0.6 / null_share(failed, tried))) > DOUBT
+
+    @staticmethod
+    def _is_awaited(view: View, worker: WorkerView, app: AppView, field: Field) -> bool:
+        """Return whether another host may still tell a worker's fault from that of what failed there."""
+        others = [tier for name, tier in view.tiers.items() if name != worker.tier]
+        if any(view.hosts(tier.name) and view.permits(app, tier) for tier in others):
+            return True
+        lacking = any(tier.connected < (tier.requested or 0) for tier in view.tiers.values())
+        return lacking and view.now < field.failing.get(worker.host, view.now) + ALONE
 
     def _others_tried(self, view: View, field: Field, worker: WorkerView) -> tuple[int, int, bool]:
         """Return the attempts of a worker's peers, those that failed, and whether most peers have ended one yet."""
@@ -245,10 +305,14 @@ class SequentialTest:
         soon = view.now + max(LOOK, age)
         key = ("call", attempt.app, worker.tier, worker.gpu_model)
         field = self._fields.get(key)
-        median = field.median(worker.host) if field is not None else None
-        if field is None or median is None:
+        alike = self._kin.get(key[:3])
+        if not alike:
             return soon
-        usual, call = median * len(attempt.items) * _beside(worker, app), app.call_seconds or 0.0
+        field = self._field(key, alike[0].name, view.now) if field is None else field
+        slowest = self._slowest(field, worker.host)
+        if slowest is None:
+            return soon
+        usual, call = slowest / self._slow * len(attempt.items) * _beside(worker, app), app.call_seconds or 0.0
         due = self._slow * (usual + (call if call < usual / 2 else 0.0)) + SHORTEST
         level, before = min(OVERDUE, int(age / due)), self._late.get(attempt.id, 0)
         for _ in range(level - before):
@@ -294,35 +358,46 @@ class SequentialTest:
             if not field.tests:
                 del self._suspect[key]
             for unit, test in list(field.tests.items()):
-                null = field.null(unit, view.now)
-                if null is None or field.tests.get(unit) is not test or test.against(null) < self._threshold(field):
+                evidence = field.evidence(unit, view.now) if field.tests.get(unit) is test else None
+                if evidence is None or evidence < self._threshold(key, unit[0]):
                     self._due.pop((key, unit), None)
                     continue
                 due = self._due.setdefault((key, unit), view.now + WAIT)
                 if view.now < due:
                     continue
-                verdict = self._narrowed(view, key, unit, null, due)
+                verdict = self._narrowed(view, key, unit, due)
                 if verdict is None:
                     continue
-                if field.kind != "slow" or gains(view, field.subject, verdict.host, verdict.worker):
+                why = self._why_it_stays(view, key, verdict) if field.kind == "slow" else ""
+                if not why:
                     self._note(verdict)
                     self._named_at[verdict.host] = view.now
                     yield verdict
+                elif all(view.now >= self._told.get((verdict.host, w), -math.inf) for w in ("", verdict.worker)):
+                    self._told[verdict.host, verdict.worker] = view.now + self.probation
+                    yield dataclasses.replace(verdict, cause=f"{verdict.cause}; {why}", told=True)
 
-    def _narrowed(self, view: View, key: Key, unit: Unit, null: float, due: float) -> Verdict | None:
+    def _why_it_stays(self, view: View, key: Key, verdict: Verdict) -> str:
+        """Return why who is slow keeps its work, "" if it does not."""
+        if self._is_unlike(key, verdict.host):
+            return "no other host has its GPU model, so that it may be slow by nature"
+        gained = gains(view, key[1], verdict.host, verdict.worker)
+        return "" if gained else "the run would end no earlier without it"
+
+    def _narrowed(self, view: View, key: Key, unit: Unit, due: float) -> Verdict | None:
         """Return the narrowest unit that explains it: one worker whose siblings pass, else the host; None if gone."""
         field, (host, part) = self._fields[key], unit
+        if field.kind == "job":
+            return Verdict(host, self._cause(view, field, unit, field.tests[unit], False), jobs=True)
         there = [worker for worker in view.workers.values() if worker.host == host]
         if not there:  # Nobody could be named: all that were there crashed.
             return None
-        test = field.tests[unit]
-        parts = field.counts.parts(host)
-        failing = [name for name, (_, failed) in parts.items() if failed]
+        test, null = field.tests[unit], field.null(unit, view.now) or 0.0
+        trials, failed, failing = field.tried_on(host)
         if not part and len(failing) == 1:
-            part = failing[0]
+            part = next(iter(failing))
         own = field.tests.get((host, part), test)
         if part:
-            trials, failed = field.counts.of((host, ""))
             others = trials - test.before[0] - own.failed - own.passed
             others_failed = failed - test.before[1] - own.failed
             alike = [worker for worker in there if key[3] in (ALL, worker.gpu_model)]
@@ -335,21 +410,27 @@ class SequentialTest:
         return None if named is None else Verdict(host, self._cause(view, field, unit, test, bool(named)), named)
 
     def _cause(self, view: View, field: Field, unit: Unit, test: Cusum, narrow: bool) -> str:
-        trials, failed = field.peers(view.now).of(unit[0])
+        kin = field.kin if not unit[1] else [field]
+        tests = [each.tests[unit] for each in kin if unit in each.tests] or [test]
+        here_failed, tried = sum(each.failed for each in tests), sum(each.failed + each.passed for each in tests)
+        peers = [each.peers(view.now).of(unit[0]) for each in field.kin]
+        trials, failed = sum(each for each, _ in peers), sum(each for _, each in peers)
         others = "others" if not narrow else "others, also on its host"
         if field.kind == "slow":
             calls = [each for each in self._fields.values() if each.subject == field.subject and unit[0] in each.paces]
             call = calls[0] if calls else field
-            pace, median = call.paces.get(unit[0]), call.median(unit[0])
+            pace, median = call.paces.get(unit[0]), call.median(unit[0]) or call.kin_median(unit[0])
             told = f" (an item takes {pace:.3g} s there, {median:.3g} s elsewhere)" if pace and median else ""
-            return f"{field.name} is slow there: {test.failed} of {test.failed + test.passed} batches{told}"
+            return f"{field.name} is slow there: {here_failed} of {counted(tried, 'batch', 'batches')}{told}"
         message = field.messages.get(unit, "")
         told = f": {message}" if message else ""
         if field.kind == "crash":
-            return f"{counted(test.failed, 'worker')} crashed there alone, and {failed} elsewhere{told}"
+            return f"{counted(here_failed, 'worker')} crashed there alone, and {failed} elsewhere{told}"
+        if field.kind == "job":
+            what = f"{here_failed} of {counted(tried, 'job')} ended there before a worker joined"
+            return f"{what}, and {failed} of {trials} elsewhere{told}"
         what = "builds of {} failed" if field.kind == "build" else "calls of {} failed there alone"
-        what, tried = what.format(field.name), test.failed + test.passed
-        return f"{test.failed} of {tried} {what}, and {failed} of {trials} of {others}{told}"
+        return f"{here_failed} of {tried} {what.format(field.name)}, and {failed} of {trials} of {others}{told}"
 
     def _note(self, verdict: Verdict) -> None:
         """Have what is named start again, when it is tried again, with half the evidence that it takes."""
@@ -357,10 +438,10 @@ class SequentialTest:
             self._named.setdefault(verdict.host, set()).add(self._units[verdict.worker][1][1])
         else:
             self._named.pop(verdict.host, None)
-        for field in self._fields.values():
-            half = self._threshold(field) / 2
+        for key, field in self._fields.items():
             for unit, test in field.tests.items():
                 if unit[0] == verdict.host:
+                    half = self._threshold(key, verdict.host) / 2
                     field.tests[unit] = Cusum(min(max(test.sums), half))
         self._due = {pair: due for pair, due in self._due.items() if pair[1][0] != verdict.host}
 
@@ -377,8 +458,11 @@ class SequentialTest:
             if field.touched < view.now - (20 if field.tests else 2) * EPOCH:
                 del self._fields[key]
                 self._suspect.pop(key, None)
+                if field in (alike := self._kin.get(key[:3], [])):
+                    alike.remove(field)
                 continue
             field.running = {unit: count for unit, count in field.running.items() if unit in there}
+            field.failing = {host: since for host, since in field.failing.items() if host in hosts}
             field.keep(hosts)
             for unit in [unit for unit in field.tests if unit[1] and unit not in there]:
                 del field.tests[unit]

@@ -413,6 +413,8 @@ class Verdict:
     host: str
     cause: str  # In words that go on after the name: "...".
     worker: str = ""  # The one worker of the host that is meant; "" for all of the host.
+    jobs: bool = False  # No job is to begin there; workers that are there work on.
+    told: bool = False  # It is only told: it keeps its work.
 
 
 class HealthPolicy(Protocol):
@@ -433,3 +435,10 @@ class HealthPolicy(Protocol):
 
     def judge(self, view: View) -> Sequence[Verdict]:
         """Those that are found bad now; asked on ticks. Each is named once: from then on no work goes there."""
+
+
+class JobHealthPolicy(Protocol):
+    """What a health policy may have besides: which hosts are bad by jobs that end before their workers join."""
+
+    def tried_job(self, view: View, tier: str, machine: str, passed: bool, message: str = "") -> None:
+        """A job's worker has joined, or the job ended before that, on a machine as the batch system calls it."""

@@ -82,6 +82,7 @@ class Cusum:
 
 Unit = tuple[str, str]
 EPOCH = 120.0
+KIN = 1.0  # What the evidence of another GPU model is by chance: each sum is as likely above 0 as it is below.
 FRESH = 0.001  # Seconds for which a comparison of hosts holds, for each of them.
 
 
@@ -101,8 +102,8 @@ class Counts:
         """Begin a new epoch."""
         self.now, self._before = defaultdict(_none), self.now
 
-    def add(self, units: tuple[Unit, Unit], failed: bool) -> None:
-        """Count a trial of a worker and its host."""
+    def add(self, units: tuple[Unit, ...], failed: bool) -> None:
+        """Count a trial of a worker and its host, or of a host."""
         for unit in units:
             self.now[unit][0] += 1
             self.now[unit][1] += failed
@@ -158,7 +159,10 @@ class Peers:
 
 
 class Field:
-    """Trials of one kind with one app or context, by workers of one tier and GPU model."""
+    """Trials of one kind with one app or context, by workers of one tier and GPU model.
+
+    :ivar kin: the same with the tier's other GPU models, and itself: failures, unlike speeds, can be compared.
+    """
 
     def __init__(self, kind: str, subject: str, name: str, now: float) -> None:
         self.kind, self.subject, self.name = kind, subject, name
@@ -167,10 +171,12 @@ class Field:
         self.messages: dict[Unit, str] = {}
         self.misses = Counts()  # Attempts that failed, whoever's fault that was.
         self.running: dict[Unit, int] = {}  # How many failed there since one was answered.
+        self.failing: dict[str, float] = {}  # Since when, by host.
         self.paces: dict[str, float] = {}  # Host -> seconds of an item, a moving average; kept by `learn`.
         self._ordered: list[float] = []  # The same, ascending.
         self.awaited = 0  # Hosts that are at work on their first trial, which takes far longer to pass than to fail.
         self.began = self.touched = now
+        self.kin = [self]
         self._peers: dict[bool, Peers] = {}
 
     def roll(self, now: float) -> None:
@@ -203,7 +209,8 @@ class Field:
     def null(self, unit: Unit, now: float) -> float | None:
         """Return the share of failures that a good unit may have by its peers'; siblings are peers.
 
-        None if it has none, or if fewer have ended a trial than are at work on their first: those who fail are sooner.
+        While none of those with its GPU model fails, those with others are peers as well. None if it has none, or if
+        fewer have ended a trial than are at work on their first: those who fail are sooner.
         """
         peers = self.peers(now)
         if peers.others(unit[0]) < self.awaited:
@@ -212,9 +219,37 @@ class Field:
         if unit[1]:
             here, own = self.counts.of((unit[0], "")), self.counts.of(unit)
             trials, failed = trials + here[0] - own[0], failed + here[1] - own[1]
+        if not failed:
+            for other in self.kin:
+                if other is not self:
+                    more, more_failed = other.peers(now).of(unit[0])
+                    trials, failed = trials + more, failed + more_failed
         return null_share(failed, trials) if trials else None
 
-    def add(self, units: tuple[Unit, Unit], passed: bool, now: float, message: str = "", climate: float = 0.0) -> bool:
+    def evidence(self, unit: Unit, now: float) -> float | None:
+        """Return the evidence against a unit by what its peers have shown until now; None if it has no peers.
+
+        Of a host, what its workers with other GPU models did counts as well, less the chance that each of them adds.
+        """
+        test, null = self.tests.get(unit), self.null(unit, now)
+        if test is None or null is None:
+            return None
+        total = test.against(null)
+        for other in self.kin if not unit[1] else ():
+            more = other.tests.get(unit) if other is not self else None
+            share = other.null(unit, now) if more is not None else None
+            if more is not None and share is not None:
+                total += max(0.0, more.against(share) - KIN)
+        return total
+
+    def tried_on(self, host: str) -> tuple[int, int, set[str]]:
+        """Return a host's trials and failures with all GPU models, and which of its workers failed any."""
+        pairs = [each.counts.of((host, "")) for each in self.kin]
+        parts = [each.counts.parts(host).items() for each in self.kin]
+        failing = {name for each in parts for name, (_, failed) in each if failed}
+        return sum(trials for trials, _ in pairs), sum(failed for _, failed in pairs), failing
+
+    def add(self, units: tuple[Unit, ...], passed: bool, now: float, message: str = "", climate: float = 0.0) -> bool:
         """Count a trial; gives whether there is any evidence now against one of the units."""
         self.counts.add(units, not passed)
         if passed and not self.tests:
@@ -233,6 +268,11 @@ class Field:
                 del self.tests[unit]
                 self.messages.pop(unit, None)
         return bool(self.tests)
+
+    def kin_median(self, host: str) -> float | None:
+        """Return the median of all GPU models' medians of an item's seconds, without a host; None if none is known."""
+        found = sorted(median for each in self.kin if (median := each.median(host)) is not None)
+        return found[(len(found) - 1) // 2] if found else None
 
     def learn(self, host: str, seconds: float) -> None:
         """Learn from a batch how fast a host is."""

@@ -385,6 +385,10 @@ class TierView(Protocol):
         """Workers that are requested of it now, None before anything was; those started by hand are besides."""
 
     @property
+    def connected(self) -> int:
+        """Workers that were requested and are there."""
+
+    @property
     def match_rate(self) -> float | None:
         """Workers that the batch system gives an hour while some are lacking, measured."""
 

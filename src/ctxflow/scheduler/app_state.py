@@ -299,6 +299,7 @@ class ContextState:
     failed_at: float = -1.0
     deciding: tuple[float, Failure] | None = None  # Since when it has failed often enough, and why.
     broken: Failure | None = None
+    witness: str = ""  # The worker that was found last to be able to build it; kept by faults.py.
 
 
 _Entry = tuple[float, float, int, App]  # Its urgency, and it.

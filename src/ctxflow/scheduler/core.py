@@ -188,6 +188,7 @@ def _items_submitted(state: RunState, event: ev.ItemsSubmitted, out: list[Comman
     first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
     prefixes.note(state, state.apps[event.app], event.items, event.prefixes)
     items.submit(state, state.apps[event.app], event.items, out)
+    faults.relieve(state, out)
     if first and state.ready:
         _scale(state, out)
 
@@ -223,8 +224,7 @@ def _worker_joined(state: RunState, event: ev.WorkerJoined, out: list[Command]) 
         reservations.joined(state, worker, out)
     state.streams.unsettled = True
     state.update_free(worker)
-    if state.wards.units:
-        faults.worker_joined(state, worker, out)
+    faults.worker_joined(state, worker, out)
     dispatch.place(state, out)
     if state.awaiting or state.now >= state.scaled_at + JOINED_SECONDS or dispatch.exceeds_target(state, worker):
         _scale(state, out)
@@ -349,6 +349,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[RunState, Any, list[Command]], None]] 
     ev.JobStarted: dispatch.job_changed,
     ev.JobEvicted: dispatch.job_changed,
     ev.JobHeld: dispatch.job_changed,
+    ev.JobFailed: faults.job_failed,
     ev.MachinesFound: reservations.machines_found,
     ev.PlanMade: _plan_made,
     ev.ContextStaged: context_moves.staged,

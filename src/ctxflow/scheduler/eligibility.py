@@ -18,9 +18,12 @@ PATIENCE = 60.0  # Seconds that a group waits for another host: all others may b
 
 def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     """Return whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
-    if worker.leaving or wanted.gpus > worker.gpus:
-        return False
-    if not may_hold(state, worker, wanted):
+    return not worker.leaving and fits(state, worker, wanted)
+
+
+def fits(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Return whether a worker, if it stays, has the GPUs that a context needs, and is where the plan permits it."""
+    if wanted.gpus > worker.gpus or not may_hold(state, worker, wanted):
         return False
     return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 

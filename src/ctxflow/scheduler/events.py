@@ -308,6 +308,19 @@ class JobHeld(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class JobFailed(Event):
+    """A job ended, or was put on hold by the batch system, before its worker had joined.
+
+    :ivar host: the machine where it was, as the batch system calls it.
+    """
+
+    tier: str
+    job: str
+    host: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MachinesFound(Event):
     """The answer to a `Survey`: the machines that a tier's workers may be on.
 

@@ -15,10 +15,10 @@ from ctxflow.errors import counted
 from ctxflow.policies.protocols import Trial, Verdict
 from ctxflow.scheduler.app_state import App, ContextState, Suspect
 from ctxflow.scheduler.commands import Command, Exclude, Note, Quarantine, Release
-from ctxflow.scheduler.eligibility import able, empty
-from ctxflow.scheduler.events import Failure, HostDrained
+from ctxflow.scheduler.eligibility import PATIENCE, able, awaited, empty, fits
+from ctxflow.scheduler.events import Failure, HostDrained, JobFailed
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import Attempt, Charge, Charges, Pace, Unit, Worker
+from ctxflow.scheduler.worker_state import Attempt, Charge, Charges, Pace, Unit, Unproven, Worker
 
 REMEMBERED_ITEMS = 100  # Before a batch, that count beside its own in a worker's speed: fewer would follow luck.
 FULL = 0.9  # From this share of it on a window is full.
@@ -264,25 +264,116 @@ def _often_enough(state: RunState, worker: Worker, context: ContextState) -> boo
 def judge(state: RunState, out: list[Command]) -> list[int]:
     """Look at who is bad, and at who has served their time; return the attempts that are to be stopped. On ticks."""
     wards, stop = state.wards, []
-    over = [unit for unit in wards.units if unit.until <= state.now]
-    for unit in over:
+    wards.slow = [each for each in wards.slow if each.until > state.now and each.worker in ("", *state.workers)]
+    for unit in [unit for unit in wards.units if unit.until <= state.now]:
         _release_unit(state, unit, out)
     for verdict in state.policies.health.judge(state.view):
         stop += _commit(state, verdict, out)
+    _look_at_the_only_host(state, out)
     if wards.units:
+        relieve(state, out)
+        _admit(state, out)
         _give_back(state, out)
-    if over or wards.units:
+    if wards.units or wards.excluded:
         _exclude(state, out)
     return stop
 
 
+def _look_at_the_only_host(state: RunState, out: list[Command]) -> None:
+    """Tell of apps all of whose calls fail on the only host that is there: what failed waits for another one."""
+    unproven, health = state.wards.unproven, state.policies.health
+    hosts = {host for (_, model), hosts in state.hosts.items() if model == "*" for host in hosts}
+    failed = {charge.app.id: charge for charge in state.charges.open if charge.worker.id in state.workers}
+    if len(hosts) != 1 or not awaited(state):
+        failed = {}
+    found = {
+        name: charge
+        for name, charge in failed.items()
+        if health.doubts(state.view, charge.worker.shown, charge.app.shown)
+    }
+    for name in unproven.keys() - found.keys():
+        del unproven[name]
+    for name, charge in found.items():
+        if name not in unproven:
+            unproven[name] = Unproven(charge.worker.host, charge.app.spec.name, charge.message)
+            out.append(Note(f"{unproven[name].text}: {charge.message}", trouble=True))
+
+
 def worker_joined(state: RunState, worker: Worker, out: list[Command]) -> None:
     """Hold a worker that joined from quarantine, unless nobody else could do the work."""
+    if worker.acquired and state.policies.job_health is not None:
+        state.policies.job_health.tried_job(state.view, worker.tier, worker.machine, True)
     unit = state.wards.of(worker)
-    if unit is not None and (unit.by_hand or not _is_last(state, [worker])):
+    if unit is not None:
         unit.returned += 1
         _hold(state, worker)
+        relieve(state, out)
         _give_back(state, out)
+
+
+def job_failed(state: RunState, event: JobFailed, out: list[Command]) -> None:
+    """Count a job that ended before its worker had joined against its host."""
+    if state.policies.job_health is not None:
+        state.policies.job_health.tried_job(state.view, event.tier, event.host, False, event.reason)
+
+
+def relieve(state: RunState, out: list[Command]) -> None:
+    """Release units before their time, the soonest first, while what waits could run on held workers alone."""
+    if not state.wards.held:
+        return
+    for name in _waiting(state):
+        context = state.contexts[name]
+        for suspects in (frozenset(context.suspects), frozenset[str]()):  # Those who failed to build it come last.
+            if _attended(state, context, suspects):
+                break
+            unit = _first_over(state, context, suspects)
+            if unit is not None:
+                _release_unit(state, unit, out, "nobody else can do what waits")
+                _exclude(state, out)
+                break
+
+
+def _waiting(state: RunState) -> dict[str, None]:
+    """Return the contexts of all that waits for a worker."""
+    streams = (state.apps[name].context for name in state.streams.waiting)
+    return dict.fromkeys((*(app.context for app in state.ready.values()), *streams))
+
+
+def _attended(state: RunState, context: ContextState, suspects: frozenset[str]) -> bool:
+    """Return whether a worker that is no suspect could run something with a context; mostly the one found last."""
+    found, spec = state.workers.get(context.witness), context.spec
+    if found is None or found.id in suspects or not able(state, found, spec):
+        found = next((w for w in state.workers.values() if w.id not in suspects and able(state, w, spec)), None)
+        context.witness = found.id if found is not None else ""
+    return found is not None
+
+
+def _first_over(state: RunState, context: ContextState, suspects: frozenset[str]) -> Unit | None:
+    """Return the unit whose time is over first, of those with a worker that could run something with a context."""
+    found = []
+    for worker in state.wards.held.values():
+        if worker.released or worker.noticed is not None or worker.id in suspects:
+            continue
+        units = [unit for unit in state.wards.units if unit.has(worker)]
+        if fits(state, worker, context.spec) and not any(unit.by_hand for unit in units):
+            found += units
+    return min(found, key=lambda unit: unit.until, default=None)
+
+
+def _admit(state: RunState, out: list[Command]) -> None:
+    """Release the unit that is over first where work has waited for long, and all who are there are in quarantine.
+
+    Where none of its workers is connected, its host is asked for again; others may be there within a minute.
+    """
+    wards = state.wards
+    units = [unit for unit in wards.units if not unit.by_hand]
+    if not units or not (state.ready or state.streams.waiting) or any(not w.leaving for w in state.workers.values()):
+        wards.deserted = None
+    elif wards.deserted is None:
+        wards.deserted = state.now
+    elif state.now >= wards.deserted + PATIENCE:
+        wards.deserted = None
+        _release_unit(state, min(units, key=lambda unit: unit.until), out, "nobody else is there")
 
 
 def host_drained(state: RunState, event: HostDrained, out: list[Command]) -> None:
@@ -306,12 +397,20 @@ def host_drained(state: RunState, event: HostDrained, out: list[Command]) -> Non
 
 def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
     """Put a unit in quarantine, unless nobody else could do what it does; return what it runs."""
-    named = [w for w in state.workers.values() if w.host == verdict.host and verdict.worker in ("", w.id)]
-    if not named or state.wards.of(named[0]) is not None:
-        return []
-    devices = tuple(named[0].devices) if verdict.worker else ()
-    first = Unit(verdict.host, named[0].machine, devices, verdict.worker, verdict.cause, 0.0)
+    if verdict.jobs:
+        if any(unit.machine == verdict.host and not unit.worker for unit in state.wards.units):
+            return []
+        devices: tuple[str, ...] = ()
+        first = Unit(verdict.host, verdict.host, devices, "", verdict.cause, 0.0, jobs=True)
+    else:
+        named = [w for w in state.workers.values() if w.host == verdict.host and verdict.worker in ("", w.id)]
+        if not named or state.wards.of(named[0]) is not None:
+            return []
+        devices = tuple(named[0].devices) if verdict.worker else ()
+        first = Unit(verdict.host, named[0].machine, devices, verdict.worker, verdict.cause, 0.0)
     workers = [worker for worker in state.workers.values() if first.has(worker)]
+    if verdict.told:
+        return _tell(state, first, out)
     if _is_last(state, workers):
         return []
     times = state.wards.times.get((verdict.host, devices), 0)
@@ -320,15 +419,29 @@ def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
     first.until = state.now + seconds
     state.wards.units = [unit for unit in state.wards.units if verdict.worker or unit.host != verdict.host]
     state.wards.units.append(first)
+    state.wards.slow = [each for each in state.wards.slow if each.host != first.host]
     state.wake(first.until)
     out.append(Quarantine(first.host, first.worker, first.devices, first.cause, first.until))
     gpus = f" (GPU {', '.join(devices)})" if devices else ""
-    what = f"worker {first.worker}{gpus} on host {first.host}" if first.worker else f"host {first.host}"
+    what = f"worker {first.worker}{gpus} on host {first.host}" if first.worker else first.what
     again = ", not for the first time" if times else ""
-    out.append(Note(f"{what} gets no work for {first.until - state.now:.0f} s{again}: {first.cause}", trouble=True))
+    gets = "gets no new workers" if first.jobs else "gets no work"
+    out.append(Note(f"{what} {gets} for {first.until - state.now:.0f} s{again}: {first.cause}", trouble=True))
     for worker in workers:
         _hold(state, worker)
     return [number for worker in workers for number, attempt in worker.running.items() if attempt.items]
+
+
+def _tell(state: RunState, unit: Unit, out: list[Command]) -> list[int]:
+    """Tell of a unit that keeps its work all the same; for as long as one that does not would have none."""
+    unit.until = state.now + state.policies.health.probation
+    known = any((each.host, each.worker) == (unit.host, unit.worker) for each in state.wards.slow)
+    state.wards.slow = [each for each in state.wards.slow if (each.host, each.worker) != (unit.host, unit.worker)]
+    state.wards.slow.append(unit)
+    if not known:
+        out.append(Quarantine(unit.host, unit.worker, unit.devices, unit.cause, state.now))
+        out.append(Note(f"{unit.what} keeps its work, though {unit.cause}", trouble=True))
+    return []
 
 
 def _hold(state: RunState, worker: Worker) -> None:
@@ -349,15 +462,14 @@ def _give_back(state: RunState, out: list[Command]) -> None:
             out.append(Release(worker.id))
 
 
-def _release_unit(state: RunState, unit: Unit, out: list[Command]) -> None:
-    """Let a unit whose time is over take work again, on probation."""
+def _release_unit(state: RunState, unit: Unit, out: list[Command], why: str = "") -> None:
+    """Let a unit take work again, on probation: its time is over, or there is another reason."""
     state.wards.units.remove(unit)
     for worker in list(state.wards.held.values()):
         if not worker.released and unit.has(worker) and state.wards.of(worker) is None:
             del state.wards.held[worker.id]
             state.drain(worker, draining=False)
-    what = f"worker {unit.worker} on host {unit.host}" if unit.worker else f"host {unit.host}"
-    out.append(Note(f"{what} is tried again"))
+    out.append(Note(f"{unit.what} is tried again" + (f": {why}" if why else "")))
 
 
 def _exclude(state: RunState, out: list[Command]) -> None:
@@ -370,16 +482,16 @@ def _exclude(state: RunState, out: list[Command]) -> None:
 
 
 def _is_last(state: RunState, workers: list[Worker]) -> bool:
-    """Return whether nobody but these workers could run something that waits or runs."""
+    """Return whether nobody but these workers, of those who stay, could run something that waits or runs."""
     contexts = {app.context for app in state.ready.values()} | {each.context for each in state.attempts.values()}
     contexts |= {session.context for session in state.sessions.values()}
     names = {worker.id for worker in workers}
-    others = [worker for worker in state.workers.values() if worker.id not in names]
+    others = [worker for worker in state.workers.values() if worker.id not in names and not worker.leaving]
     if not others:
         return True
     for name in contexts:
         context = state.contexts[name]
-        if not any(able(state, worker, context.spec) for worker in workers):
+        if not any(fits(state, worker, context.spec) for worker in workers):
             continue
         if not any(w.id not in context.suspects and able(state, w, context.spec) for w in others):
             return True

@@ -38,6 +38,7 @@ class Policies:
     :ivar coalescing: who says how many sessions a step serves: the batching policy, if it has an opinion.
     :ivar windows: who says how many items of an app whose calls overlap a worker has in flight: likewise.
     :ivar learning: the batching policy, if it learns from such items; None if not.
+    :ivar job_health: the health policy, if it judges hosts by jobs too; None if not.
     """
 
     routing: protocols.RoutingPolicy
@@ -55,6 +56,7 @@ class Policies:
     coalescing: protocols.BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
     windows: protocols.BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
     learning: protocols.BatchingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    job_health: protocols.JobHealthPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -63,6 +65,7 @@ class Policies:
         put(self, "coalescing", having(self.batching, "coalesced") or make("batching", "coalescing"))
         put(self, "windows", having(self.batching, "window") or make("batching", "fixed"))
         put(self, "learning", having(self.batching, "finished"))
+        put(self, "job_health", having(self.health, "tried_job"))
 
     @classmethod
     def chosen(cls, choices: Mapping[str, Any]) -> Policies:

@@ -271,6 +271,7 @@ class ShownTier(_Proxy):
     price: float | None = _live("spec.price")
     boot_seconds: float | None = _live("spec.boot_seconds")
     requested: int | None = _live("asked")
+    connected: int = _live("connected")
     match_rate: float | None = _live("match_rate")
     eviction_rate: float | None = _live("eviction_rate")
 

@@ -454,24 +454,51 @@ class Unit:
     until: float
     returned: int = 0  # How often a worker joined from there all the same.
     by_hand: bool = False  # A person said so, and says when it is over; what runs there is not stopped.
+    jobs: bool = False  # Only no job is asked for there.
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        return f"worker {self.worker} on host {self.host}" if self.worker else f"host {self.host}"
 
     def has(self, worker: Worker) -> bool:
         """Return whether a worker is in quarantine with it."""
-        if worker.host != self.host:
+        if worker.host != self.host or self.jobs:
             return False
         if not self.worker or worker.id == self.worker:
             return True
         return bool(self.devices) and not set(self.devices).isdisjoint(worker.devices)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unproven:
+    """An app whose calls all failed on the only host that is there: nobody can tell yet whose fault that is."""
+
+    host: str
+    app: str
+    message: str
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"calls of {self.app} fail on {self.host}, the only host so far, and wait some minutes for another one"
+
+
 class Wards:
-    """All that is in quarantine; how often each host was; and the hosts that each tier is not asked for on."""
+    """All that is in quarantine; how often each host was; and the hosts that each tier is not asked for on.
+
+    :ivar slow: who is slow, and keeps its work; `unproven`: by app; both are kept by faults.py on ticks.
+    """
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.times: dict[tuple[str, tuple[str, ...]], int] = {}
         self.held: dict[str, Worker] = {}  # The workers that are in quarantine; kept by faults.py.
         self.excluded: dict[str, tuple[str, ...]] = {}
+        # Since when work has waited while nobody was there who is not about to go.
+        self.deserted: float | None = None
+        self.slow: list[Unit] = []
+        self.unproven: dict[str, Unproven] = {}
 
     def of(self, worker: Worker) -> Unit | None:
         """Return what a worker is in quarantine with."""

@@ -186,6 +186,7 @@ class SceneTier:
     match_rate: float | None = None
     eviction_rate: float | None = None
     lifetimes: Sequence[float] | None = None
+    connected: int = 0
 
 
 @dataclasses.dataclass
