@@ -1,5 +1,7 @@
 """OUTPUT.status.json: what a driver leaves there, and how it is found."""
 
+import contextlib
+import errno
 import json
 import os
 import threading
@@ -14,6 +16,7 @@ from ctxflow.batch.driver import run_job
 from ctxflow.batch.job_status import StatusFile, exit_status, find_status, found_below, read_status, told
 from ctxflow.errors import ContextError
 from ctxflow.executors import kept_files
+from ctxflow.observe import progress
 from ctxflow.observe.progress import Progress, condition
 from waiting import FOREVER, eventually
 
@@ -101,6 +104,26 @@ def test_the_outcome_is_written_last_also_where_the_disk_is_slow(folder, monkeyp
         if thread.name == "ctxflow-status":
             thread.join()
     assert read_status(folder / "out.jsonl")["state"] == "done"
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "No space left on device")])
+def test_a_disk_that_is_full_by_then_has_the_outcome_all_the_same(folder, monkeypatch, error):
+    @contextlib.contextmanager
+    def full(path, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield
+
+    many = {f"tier{n}": {"joined": 1, "asked": 1, "reason": "x" * 200} for n in range(5)}
+    with pytest.raises(OSError) if error else contextlib.nullcontext(), StatusFile(folder / "out.jsonl") as file:
+        file.update(Progress(done=7, total=9))
+        eventually(lambda: read_status(folder / "out.jsonl")["done"] == 7)
+        file.update(Progress(done=8, total=9, tiers=many))
+        monkeypatch.setattr(progress, "written_whole", full)
+        if error:
+            raise error
+    status = read_status(folder / "out.jsonl")
+    assert (status["state"], status["done"]) == ("failed" if error else "done", 8)
+    assert "died" not in told(status) and (not error or "No space left" in told(status)[1])
 
 
 def test_a_disk_that_takes_no_status_ends_no_job(folder):

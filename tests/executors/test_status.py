@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from ctxflow.executors.figures import figures_of, status_of
+from ctxflow.causes import Cause
+from ctxflow.executors.figures import causes_of, figures_of, status_of
 from ctxflow.executors.kept_files import RunStatusFile
 from ctxflow.observe.progress import Progress
+from ctxflow.policies.protocols import Verdict
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev
@@ -18,8 +20,9 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def state_after(*events):
-    scheduler = Scheduler(Policies(**{family: make(family, name) for family, name in FAMILIES.items()}))
+def state_after(*events, **chosen):
+    choices = {**FAMILIES, **chosen}
+    scheduler = Scheduler(Policies(**{family: make(family, choice) for family, choice in choices.items()}))
     for event in events:
         scheduler.handle(event)
     return scheduler.state
@@ -83,5 +86,37 @@ def test_a_run_s_file_tells_how_fast_its_sessions_make_chunks(tmp_path):
 
 def test_a_tier_says_why_it_lacks_workers():
     state = state_after(ev.TierOffered(0.0, ev.TierSpec("a10", maximum=4)), ev.TierOffered(0.0, ev.TierSpec("b")))
-    figures = figures_of(status_of(state, {}, 1.0, {"a10": "all 4 machines that would do are busy"}))
+    busy = Cause("queue", "all 4 machines that would do are busy", tier="a10")
+    figures = figures_of(status_of(state, {}, 1.0, [busy]))
     assert [tier["reason"] for tier in figures["tiers"].values()] == ["all 4 machines that would do are busy", ""]
+    assert figures["causes"] == [dataclasses.asdict(busy)]
+
+
+def test_who_gets_no_work_is_told_with_the_time_that_is_left():
+    class Health:
+        """Names a host, a worker, and a machine where jobs fail, at once."""
+
+        probation = 600.0
+
+        def observe(self, view, trial):
+            pass
+
+        def doubts(self, view, worker, app):
+            return False
+
+        def judge(self, view):
+            told = Verdict("n1", "CUDA error"), Verdict("n2", "it is slow", "n2w"), Verdict("n3", "exit 127", jobs=True)
+            return [each for each in told if view.now < 10.0]
+
+    tier = ev.TierOffered(0.0, ev.TierSpec("a10", maximum=9))
+    hosts = {"n1w": "n1", "n2w": "n2", "n2v": "n2", "n4w": "n4", "n5w": "n5"}
+    joins = [ev.WorkerJoined(0.0, ev.WorkerSpec(name, host=host, tier="a10")) for name, host in hosts.items()]
+    events = [tier, *joins, ev.Tick(1.0), ev.HostDrained(2.0, "n4"), ev.Tick(60.0)]
+    state = state_after(*events, health=Health())
+    causes = causes_of(state, wall=1000.0)
+    assert [(each.kind, each.host, each.sentence(now=1000.0)) for each in causes] == [
+        ("quarantine", "n1", "host n1 gets no work, 541 s left: CUDA error"),
+        ("quarantine", "n2", "worker n2w on host n2 gets no work, 541 s left: it is slow"),
+        ("quarantine", "n3", "host n3 gets no new workers, 541 s left: exit 127"),
+        ("drain", "n4", "host n4 is drained, until `ctxflow drain n4 --undo`"),
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ctxflow.causes import lasting
 from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import PoolSurvey
@@ -109,6 +110,9 @@ class Bench:
 
         eventually(holds, what=lambda: f"what follows {self.decisions} {self.changes}")
 
+    def reason(self) -> str:
+        return lasting(self.acquirer.causes(), "a10")
+
     def states(self) -> list[str]:
         return [change.state for change in self.changes]
 
@@ -172,6 +176,47 @@ def test_a_job_on_hold_is_given_up_with_its_reason(
     (warning,) = [record.message for record in caplog.records]
     assert "was put on hold, and is given up: memory usage exceeded request_memory" in warning
     assert bench.counts()["holds"] == bench.counts()["removed"] == 1
+    told = "jobs are put on hold, and given up: memory usage exceeded request_memory"
+    assert told in bench.reason().replace(f" on {bench.changes[0].host}", ""), "until a worker joins"
+    bench.acquirer.joined("a10", bench.changes[-1].job)
+    assert bench.reason() == ""
+
+
+def test_jobs_that_somebody_else_removes_are_told_and_that_is_heeded_from_the_second_time_on(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: bench.states() == ["running"] * 2)
+    why = "owner must stop, ask ops (by user root)"
+    for change in list(bench.changes):
+        bench.acquirer.joined("a10", change.job)
+        bench.provider.news.append(JobChange(change.job, "ended", why, by_hand=True))
+        bench.acquirer.disconnected("a10", change.job)
+    bench.until(lambda: bench.states().count("running") == 4)
+    assert "was removed by somebody else, and another is asked for: owner must stop" in caplog.messages[0]
+    [tier] = bench.acquirer._tiers.values()
+    tier.jobs._removed_at -= 60.0  # A minute later, and once more.
+    bench.provider.news += [
+        JobChange(each.job, "ended", why, by_hand=True) for each in bench.changes if each.state == "running"
+    ][-2:]
+    bench.until(lambda: len(caplog.messages) == 2)
+    assert "removed by somebody else, again: nothing more is asked for in the next 600 s: owner" in caplog.messages[1]
+    causes = {each.kind: each for each in bench.acquirer.causes()}
+    assert causes["removed"].why == why and causes["back-off"].until > time.time() + 500
+    assert len(bench.provider.calls) == 2 and bench.counts()["failures"] == 0
+
+
+def test_of_jobs_on_hold_nothing_is_said_that_contradicts_it(make: Callable[..., Bench]) -> None:
+    bench = make(patience=AcquirerPatience(stuck=0.0))
+    bench.provider.found = PoolSurvey(machines=4, free=4)
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    job = bench.changes[0].job
+    bench.provider.news += [JobChange(job, "evicted"), JobChange(job, "held", "draining", by_hand=True)]
+    bench.until(lambda: bench.counts()["held"] == 1)
+    bench.until(lambda: bench.counts()["queries"] >= 1)
+    assert bench.reason() == "1 job is put on hold until it is released: draining"
 
 
 def test_a_job_that_somebody_put_on_hold_stays_so_and_is_not_asked_for_again(
@@ -185,7 +230,7 @@ def test_a_job_that_somebody_put_on_hold_stays_so_and_is_not_asked_for_again(
     why = "via condor_hold (by user root)"
     bench.provider.news.append(JobChange(held, "held", why, by_hand=True))
     bench.until(lambda: "held" in bench.states())
-    assert bench.acquirer.reasons()["a10"] == f"1 job is put on hold until it is released: {why}"
+    assert bench.reason() == f"1 job is put on hold until it is released: {why}"
     assert [record.message for record in caplog.records] == [
         f"tier a10: job {held} was put on hold, and stays so until it is released: {why}"
     ]
@@ -193,7 +238,7 @@ def test_a_job_that_somebody_put_on_hold_stays_so_and_is_not_asked_for_again(
     bench.provider.news += [JobChange(held, "queued"), JobChange(held, "running")]
     bench.until(lambda: bench.counts()["running"] == 1)
     bench.acquirer.joined("a10", held)
-    assert bench.acquirer.reasons()["a10"] == "" and bench.provider.calls == [2]
+    assert bench.reason() == "" and bench.provider.calls == [2]
 
 
 def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[..., Bench]) -> None:
@@ -201,18 +246,18 @@ def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[...,
     bench.provider.down = True
     bench.acquirer.hold("a10", 1)
     down = "the schedd does not answer: see whether condor_q works on this machine"
-    bench.until(lambda: bench.acquirer.reasons()["a10"] == down)
+    bench.until(lambda: bench.reason() == f"{down}; nothing more is asked for")
     bench.provider.down = False
     bench.until(lambda: bench.states() == ["running"])
-    assert bench.acquirer.reasons()["a10"] == "1 worker starts"
+    assert bench.reason() == "1 worker starts"
     job = bench.changes[0].job
     bench.provider.found = PoolSurvey(machines=4, free=0)
     bench.provider.news.append(JobChange(job, "evicted", "its owner came back"))
-    bench.until(lambda: bench.acquirer.reasons()["a10"].startswith("all 4 machines that would do are busy; "))
+    bench.until(lambda: bench.reason().startswith("all 4 machines that would do are busy; "))
     bench.provider.news.append(JobChange(job, "running"))
-    bench.until(lambda: bench.acquirer.reasons()["a10"] == "1 worker starts")
+    bench.until(lambda: bench.reason() == "1 worker starts")
     bench.acquirer.joined("a10", job)
-    assert bench.acquirer.reasons()["a10"] == ""
+    assert bench.reason() == ""
 
 
 def test_a_batch_system_that_loses_sight_of_workers_costs_none_of_them(
@@ -232,7 +277,7 @@ def test_a_batch_system_that_loses_sight_of_workers_costs_none_of_them(
             bench.acquirer.joined("a10", jobs[0])
         bench.provider.news += [JobChange(job, state, resumed=state == "running") for job in jobs]  # type: ignore[arg-type]
         bench.until(lambda state=state: bench.states().count(state) >= 3)
-        assert bench.acquirer.reasons()["a10"] == ("" if state == "ended" else "1 worker starts")
+        assert bench.reason() == ("" if state == "ended" else "1 worker starts")
     assert bench.provider.calls == [3] and bench.counts()["removed"] == 0
     assert not caplog.records, [record.message for record in caplog.records]
     bench.acquirer.disconnected("a10", jobs[0])  # Only now its job is known to be over.
@@ -249,7 +294,7 @@ def test_jobs_that_cannot_be_removed_are_no_reason_for_lacking_workers(
     bench.acquirer.hold("a10", 1)
     bench.acquirer.remove("a10", bench.changes[0].job)
     bench.until(lambda: caplog.records)
-    assert bench.acquirer.reasons()["a10"] == "1 worker starts"
+    assert bench.reason() == "1 worker starts"
     assert [record.message for record in caplog.records] == [
         "tier a10: the schedd does not answer: see whether condor_q works on this machine; it is tried again"
     ]
@@ -280,6 +325,39 @@ def test_workers_that_end_at_once_do_not_end_the_run(
         "tier a10: workers end before they join (it ended with status 127): /shared/envs/ctxflow/bin/python: not found"
     ]
     assert bench.acquirer.failure is None
+
+
+def test_a_job_that_fails_is_told_with_its_host(make: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+    bench = make("sh", "-c", "echo python: not found; exit 127")
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: "ended" in bench.states())
+    began, ended = bench.changes[:2]
+    assert ended.failed and ended.host == began.host is not None
+    assert f"workers end before they join on {began.host} (it ended with status 127): python" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        (["held"], [True]),
+        (["joined", "held"], [False]),
+        (["joined", "ended"], [False]),
+        (["evicted", "ended"], [False, False]),
+        (["evicted", "held"], [False, False]),
+    ],
+)
+def test_only_a_job_whose_worker_never_joined_has_failed(
+    make: Callable[..., Bench], changes: list[Any], failed: list[bool]
+) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    job = bench.changes[0].job
+    if changes[0] == "joined":
+        bench.acquirer.joined("a10", job)
+    bench.provider.news += [JobChange(job, state) for state in changes if state != "joined"]
+    bench.until(lambda: len(bench.changes) > len(failed))
+    assert [change.failed for change in bench.changes[1 : len(failed) + 1]] == failed
 
 
 def test_an_evicted_job_is_no_failure(make: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:

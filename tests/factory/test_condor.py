@@ -19,7 +19,15 @@ from typing import Any
 
 import pytest
 
-from ctxflow.factory import CondorProvider, JobChange, ProviderError, WorkerJob, condor_process, condor_provider
+from ctxflow.factory import (
+    CondorProvider,
+    JobChange,
+    ProviderError,
+    WorkerJob,
+    condor_jobs,
+    condor_process,
+    condor_provider,
+)
 from ctxflow.factory.condor_jobs import change_of, describe, describe_driver
 from ctxflow.factory.condor_process import NoAnswer
 from ctxflow.factory.condor_survey import driver_refusal
@@ -56,6 +64,12 @@ ADDRESS = "<10.77.0.12:9618?addrs=10.77.0.12-9618&alias=host2.testbed&noUDP&sock
         ({"EventTypeNumber": 9, "Reason": "via condor_rm"}, "ended", "via condor_rm", None),
         ({"EventTypeNumber": 12, "HoldReason": "disk full"}, "held", "disk full", None),
         ({"EventTypeNumber": 12}, "held", "it was put on hold", None),
+        (
+            {"EventTypeNumber": 12, "HoldReason": "Error from slot1_2@host2.testbed: No space left on device"},
+            "held",
+            "Error from slot1_2@host2.testbed: No space left on device",
+            "host2.testbed",
+        ),
         ({"EventTypeNumber": 13, "Reason": "via condor_release"}, "queued", "via condor_release", None),
         (
             {"EventTypeNumber": 22, "DisconnectReason": "Socket closed", "StartdName": "slot1@host2.testbed"},
@@ -87,6 +101,23 @@ def test_other_events_are_no_changes(number: int) -> None:
 def test_what_a_person_put_on_hold_is_told_from_what_the_pool_did(code, by_hand):
     event = {"EventTypeNumber": 12, "Cluster": 1, "Proc": 0, "HoldReason": "words"}
     assert change_of({**event, **({} if code is None else {"HoldReasonCode": code})}).by_hand is by_hand
+
+
+@pytest.mark.parametrize(
+    ("reason", "by_hand"),
+    [
+        ("via condor_rm (by user root)", True),
+        ("owner must stop, ask ops (by user condor)", True),
+        ("via condor_rm (by user ada)", False),
+        ("via condor_rm (by user ada@site)", False),
+        ("ctxflow gave the worker back (by user somebody-else)", False),
+        ("The system macro SYSTEM_PERIODIC_REMOVE expression 'x' evaluated to TRUE", False),
+        ("", False),
+    ],
+)
+def test_what_somebody_else_removes_is_told_from_what_its_user_does(monkeypatch, reason, by_hand):
+    monkeypatch.setattr(condor_jobs.getpass, "getuser", lambda: "ada")
+    assert change_of({"EventTypeNumber": 9, "Cluster": 1, "Proc": 0, "Reason": reason}).by_hand is by_hand
 
 
 JOB = WorkerJob("a10", ["true"])

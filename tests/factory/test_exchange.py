@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxflow.causes import Cause
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.taskvine.manager_process import acquirer_of
 from ctxflow.factory import JobChange, exchange
@@ -291,16 +292,33 @@ def test_a_run_hears_why_it_has_fewer_workers_than_it_wants(client):
     client.hold("a10", 2)
     client.hold("v100", 0)
     files = RunFiles("abc")
-    files.explain("a10", "all 4 machines that would do are busy")
-    eventually(lambda: client.reasons() == {"a10": "all 4 machines that would do are busy", "v100": ""})
+    told = [
+        Cause("lost", "workers end before they join on n3", tier="a10"),
+        Cause("back-off", "nothing more is asked for", tier="a10", until=1e9),
+    ]
+    files.explain("a10", told)
+    files.explain("v100", [Cause("queue", "1 job waits for a machine", tier="v100")])
+    eventually(lambda: client.causes() == told)
     for job in ("1.0", "1.1"):
         client.joined("a10", job)
-    assert client.reasons()["a10"] == ""
+    assert client.causes() == []
+
+
+def test_a_run_and_a_factory_of_other_versions_understand_why_workers_are_lacking(client):
+    client.hold("a10", 2)
+    RunFiles("abc")._add({"tier": "a10", "reason_to_wait": "1 job waits for a machine"})
+    eventually(lambda: [each.sentence() for each in client.causes()] == ["1 job waits for a machine"])
+    RunFiles("abc")._add({"tier": "a10", "reason_to_wait": "", "causes": [{"kind": "new", "text": "so", "more": 1}]})
+    eventually(lambda: client.causes() == [Cause("new", "so", tier="a10")])
+    RunFiles("abc").explain("a10", [Cause("hold", "1 job is put on hold", "ask ops", "a10")])
+    assert '"reason_to_wait": "1 job is put on hold: ask ops"' in Path(news_file("abc")).read_text()
 
 
 @pytest.mark.parametrize("client", [{"alone_seconds": 0.0}], indirect=True)
 def test_a_run_that_nobody_serves_says_so_as_its_reason(client):
     client.hold("a10", 2)
-    eventually(lambda: client.reasons()["a10"] == 'no factory serves the site "lab" here, as far as is known')
-    RunFiles("abc").explain("a10", "1 job waits for a machine")
-    eventually(lambda: client.reasons()["a10"] == "1 job waits for a machine")
+    alone = 'no factory serves the site "lab" here, as far as is known'
+    eventually(lambda: client.causes() == [Cause("factory", alone, tier="a10")])
+    waits = Cause("queue", "1 job waits for a machine", tier="a10")
+    RunFiles("abc").explain("a10", [waits])
+    eventually(lambda: client.causes() == [waits])

@@ -282,3 +282,17 @@ def test_a_worker_that_left_has_proven_its_job_and_another_is_awaited() -> None:
     assert jobs.plan(112).absent == () and jobs.plan(113).absent == ("1.0",)
     before = jobs.changed(JobChange("1.0", "ended"), 120)
     assert before is not None and not before.proven
+
+
+def test_jobs_that_fail_on_one_host_stop_no_others_once_it_is_excluded() -> None:
+    jobs = TierJobs(waiting=2)
+    jobs.wanted = 4
+    for _ in range(6):
+        pause = jobs.failed(0.0, host="n3")
+    assert pause > 30 and not jobs.plan(1.0).submit
+    jobs.excluded(["n3"])
+    assert jobs.plan(1.0).submit == 2
+    jobs.failed(2.0, host="n3")
+    jobs.failed(2.0)
+    jobs.excluded(["n3"])
+    assert not jobs.plan(2.5).submit, "the batch system itself is down, say"

@@ -225,7 +225,7 @@ def _run_lines(now: Progress) -> Lines:
     if len(now.tiers) == 1:
         workers.append(f" ({next(iter(now.tiers))})", "not bold")
     lines = [("workers", workers)]
-    lines += [("lacking", Text(text, "yellow")) for text in lacking(now.tiers)]
+    lines += [("lacking", Text(text, "yellow")) for text in lacking(now)]
     if now.contexts:
         found = now.by_state
         names = [state for state in _STATES if state in found] + sorted(found.keys() - set(_STATES))

@@ -7,11 +7,13 @@ import dataclasses
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ctxflow.causes import Cause
 from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
 from ctxflow.ownership import uninterrupted
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".status.json"
 _SECONDS = 1.0
-_REASON = 500  # Characters.
+_REASON, _SHORT = 500, 200  # Characters.
 
 
 def status_path(output: Path) -> Path:
@@ -245,6 +247,13 @@ class BatchCollector:
             if its.get("reason"):
                 reasons.add_metric((tier, its["reason"]), (its["asked"] or 0) - its["joined"])
         yield reasons
+        causes = GaugeMetricFamily(
+            "ctxflow_batch_causes", "Why less runs than was asked for: causes", labels=("kind", "tier", "host")
+        )
+        found = Counter((each.kind, each.tier, each.host) for each in map(Cause.of, now.causes))
+        for labels, many in found.items():
+            causes.add_metric(labels, many)
+        yield causes
         from ctxflow.factory.limits import limit_metrics
 
         yield from limit_metrics("ctxflow_batch", now.limits)
@@ -316,13 +325,23 @@ def time_left(left: float | None, low: float | None, high: float | None) -> str:
     return text if duration(low) == duration(high) else f"{text}, likely {duration(low)} to {duration(high)}"
 
 
-def lacking(tiers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return why tiers have fewer workers than requested."""
-    return [
-        f"{name} lacks {counted(tier['asked'] - tier['joined'], 'worker')}: {one_line(tier['reason'], _REASON)}"
-        for name, tier in tiers.items()
-        if tier.get("reason") and (tier["asked"] or 0) > tier["joined"]
-    ]
+def lacking(now: Progress, most: int = _REASON) -> list[str]:
+    """Return why something does not run, or less than was asked for, of each with so many characters at most.
+
+    >>> tiers = {"gpu": {"joined": 1, "asked": 2, "reason": "1 job waits for a machine"}}
+    >>> lacking(Progress(tiers=tiers, causes=[{"kind": "drain", "text": "host n2 is drained", "host": "n2"}]))
+    ['gpu lacks 1 worker: 1 job waits for a machine', 'host n2 is drained']
+    """
+    causes = [Cause.of(each) for each in now.causes]
+    found = []
+    for name, tier in now.tiers.items():
+        lacks = (tier["asked"] or 0) - tier["joined"]
+        if lacks > 0 and tier.get("reason"):
+            told = "; ".join(each.sentence() for each in causes if each.tier == name) or str(tier["reason"])
+            found.append(f"{name} lacks {counted(lacks, 'worker')}: {told}")
+    lacked = {name for name, tier in now.tiers.items() if (tier["asked"] or 0) > tier["joined"]}
+    found += [each.sentence() for each in causes if each.tier not in lacked]
+    return [one_line(each, most) for each in found]
 
 
 def describe(now: Progress) -> str:
@@ -353,4 +372,4 @@ def describe(now: Progress) -> str:
     parts += [f"{amount} {state}" for state, amount in now.by_state.items() if state != "warm"]
     if now.evictions:
         parts.append(counted(now.evictions, "eviction"))
-    return "; ".join([", ".join(parts), *lacking(now.tiers)])
+    return "; ".join([", ".join(parts), *lacking(now, _SHORT)])

@@ -186,7 +186,9 @@ def workers(
       0    done
       2    no run is found, or no such worker
     """
+    from ctxflow.batch.job_status import LIVE, lacking
     from ctxflow.executors.kept_files import read_workers
+    from ctxflow.observe.progress import Progress, condition
 
     _, status = chosen(which)
     found = read_workers(str(status["run"])) if status.get("run") else []
@@ -194,11 +196,14 @@ def workers(
         _print_log(_named(found, log), str(status["run"]))
     elif as_json:
         print(json.dumps({"run": status["run"], "workers": found}, indent=1))
-    elif not found:
-        print("the run has no workers yet: `ctxflow status` says why")
     else:
         console = visible_console()
-        console.print(_table(found, _LENGTH if console.width < UNLIMITED else sys.maxsize))
+        if found:
+            console.print(_table(found, _LENGTH if console.width < UNLIMITED else sys.maxsize))
+        else:
+            print("the run has no workers yet")
+        for text in lacking(Progress.of(status)) if condition(status) in LIVE else ():
+            print(text)
 
 
 def _table(found: list[Worker], most: int) -> Table:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ctxflow.causes import Cause
 from ctxflow.errors import CtxflowError
 from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.events import PERVASIVE, Event, TierSpec
@@ -238,8 +239,8 @@ class SiteEngine(Engine, Protocol):
 class Explains(Protocol):
     """An engine that knows why a tier has fewer workers than were asked for."""
 
-    def reasons(self) -> Mapping[str, str]:
-        """Return for each tier why it has fewer workers, a sentence; "" if it has them."""
+    def causes(self) -> Sequence[Cause]:
+        """Return why tiers have fewer workers; none of those that have them."""
 
 
 @runtime_checkable

@@ -10,9 +10,11 @@ import dataclasses
 import json
 import logging
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ctxflow.causes import Cause, lasting
 from ctxflow.errors import counted
 from ctxflow.executors.contract import Bounded, ContextPayload, Engine, LimitReached
 from ctxflow.factory.limits import reached
@@ -33,7 +35,6 @@ class TierStatus:
     :ivar joined: workers that are connected; `asked`, those that were asked for last, None if none ever was.
     :ivar worker_seconds: for how long workers were connected, over all; `gpu_seconds`, that times their GPUs.
     :ivar price: of a worker's hour, None if the site does not say.
-    :ivar reason: why fewer are there than were asked for, "" if that is not known, or they are.
     """
 
     joined: int
@@ -41,7 +42,6 @@ class TierStatus:
     worker_seconds: float
     gpu_seconds: float
     price: float | None
-    reason: str = ""
 
     @property
     def cost(self) -> float | None:
@@ -61,6 +61,7 @@ class Status:
     :ivar sessions: how many of those that are open do what, of `SESSION_STATES`; empty where there never was one.
     :ivar chunks: that sessions made and got; `migrations`, how often one went from worker to worker.
     :ivar limits: what is used of each limit of GPU-hours and cost (see `ctxflow.factory.limits.standing`).
+    :ivar causes: why something does not run, or less than was asked for.
     """
 
     time: float
@@ -84,6 +85,7 @@ class Status:
     chunks: int
     migrations: int
     limits: Sequence[Mapping[str, Any]] = ()
+    causes: Sequence[Cause] = ()
 
 
 SESSION_STATES = ("running", "waiting", "migrating", "idle", "suspended")
@@ -125,10 +127,10 @@ def status_of(
     state: RunState,
     contexts: Mapping[str, ContextPayload],
     now: float,
-    reasons: Mapping[str, str] | None = None,
+    causes: Sequence[Cause] = (),
     limits: Sequence[Mapping[str, Any]] = (),
 ) -> Status:
-    """Return the figures of a run's state; `contexts` has their names, `reasons` why tiers have too few workers."""
+    """Return the figures of a run's state; `contexts` has their names, `causes` what its engine and people tell."""
     counters = state.counters
     queued = sum(app.backlog for app in state.apps.values())
     by_state: dict[str, dict[str, int]] = {}
@@ -154,12 +156,36 @@ def status_of(
         crashes=counters.crashes,
         loads=counters.loads,
         contexts=by_state,
-        tiers=_tiers(state, now, reasons or {}),
+        tiers=_tiers(state, now),
         sessions=_sessions(state),
         chunks=counters.chunks,
         migrations=counters.migrations,
         limits=limits,
+        causes=[*causes, *causes_of(state, time.time())],
     )
+
+
+def causes_of(state: RunState, wall: float) -> list[Cause]:
+    """Return what the scheduler knows of why less runs: whom it gives no work, and until when.
+
+    :param wall: the time, in seconds since 1970.
+    """
+    found = []
+    if state.awaiting and state.ready:
+        found.append(Cause("start", awaiting_text(state)))
+    for each in state.wards.unproven.values():
+        found.append(Cause("unproven", each.text, each.message, host=each.host))
+    for unit in state.wards.slow:
+        found.append(Cause("slow", f"{unit.what} keeps its work", unit.cause, host=unit.host))
+    for unit in state.wards.units:
+        if unit.by_hand:
+            text = f"{unit.what} is drained, until `ctxflow drain {unit.host} --undo`"
+            found.append(Cause("drain", text, host=unit.host))
+        else:
+            text = f"{unit.what} gets no {'new workers' if unit.jobs else 'work'}"
+            until = round(wall + unit.until - state.now)
+            found.append(Cause("quarantine", text, unit.cause, host=unit.host, until=until))
+    return found
 
 
 def _sessions(state: RunState) -> dict[str, int]:
@@ -173,7 +199,7 @@ def _sessions(state: RunState) -> dict[str, int]:
     return counts
 
 
-def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str, TierStatus]:
+def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
     """Return each tier's workers, those that were lost in its times."""
     here: dict[str, list[Worker]] = {name: [] for name in state.tiers}
     for worker in state.workers.values():
@@ -187,7 +213,6 @@ def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str,
             worker_seconds=(tier.worker_seconds if tier else 0.0) + sum(now - each.joined for each in workers),
             gpu_seconds=(tier.gpu_seconds if tier else 0.0) + sum((now - each.joined) * each.gpus for each in workers),
             price=tier.spec.price if tier is not None else None,
-            reason=reasons.get(name, ""),
         )
     return found
 
@@ -196,7 +221,8 @@ def figures_of(status: Status) -> dict[str, Any]:
     """Return what `ctxflow.observe.progress.Progress` says of workers and sessions: from `workers` to `migrations`."""
     tiers = {
         name: {
-            **{key: getattr(tier, key) for key in ("joined", "asked", "cost", "reason")},
+            **{key: getattr(tier, key) for key in ("joined", "asked", "cost")},
+            "reason": lasting(status.causes, name),
             "gpu_hours": tier.gpu_seconds / 3600,
             "worker_hours": tier.worker_seconds / 3600,
         }
@@ -217,6 +243,7 @@ def figures_of(status: Status) -> dict[str, Any]:
         "cost": None if not costs or None in costs else sum(costs),
         "sessions": dict(status.sessions),
         "limits": [dict(each) for each in status.limits],
+        "causes": [dataclasses.asdict(each) for each in status.causes],
     }
 
 
@@ -320,6 +347,12 @@ class WorkerBounds:
     def look(self) -> None:
         """Read what a person asks; on a thread that may wait for a disk."""
         self._drains.look()
+
+    def causes(self) -> list[Cause]:
+        """Return what a person, or a limit, keeps from having workers."""
+        texts = {name: f"tier {name} is drained, until `ctxflow drain {name} --undo`" for name in self._drains.tiers}
+        limit = [Cause("limit", self._limit)] if self._limit else []
+        return [*(Cause("drain", texts[name], tier=name) for name in sorted(texts)), *limit]
 
     def events(self, state: RunState, now: float) -> list[ev.Event]:
         """Return what the scheduler has to hear.

@@ -302,6 +302,7 @@ class LiveRun(RunLoop):
     def status(self) -> Status:
         """Return the run's figures of this moment."""
         with self._lock:
-            reasons = self.engine.reasons() if isinstance(self.engine, Explains) else None
+            told = self.engine.causes() if isinstance(self.engine, Explains) else ()
             limits = self.engine.limits() if isinstance(self.engine, Bounded) else ()
-            return status_of(self._scheduler.state, self._declared.contexts, self.clock(), reasons, limits)
+            causes = [*told, *self._bounds.causes()]
+            return status_of(self._scheduler.state, self._declared.contexts, self.clock(), causes, limits)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.errors import counted
+from ctxflow.causes import Cause
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, KeepsOutput, Provider, ProviderError, WorkerJob
 from ctxflow.factory.tier_acquirer import AcquirerPatience, AcquirerState, TierAcquirer, TierJobs
@@ -143,7 +143,7 @@ class Acquirer:
                 held = self._tiers[tier]
                 held.jobs.joined(job)
                 held.reported.clear()  # Whatever the trouble was, it is over.
-                held.down = held.lost = held.has = ""
+                held.down = held.lost = held.has = held.removed_by = ""
                 held.survey_at = 0.0
 
     def pin(self, tier: str, pin: int, job: WorkerJob) -> None:
@@ -237,13 +237,11 @@ class Acquirer:
         """Return no limits: only a factory counts other runs' workers (see `FactoryClient`)."""
         return []
 
-    def reasons(self) -> dict[str, str]:
-        """Return why each tier has fewer workers than are wanted, "" if it has them."""
+    def causes(self) -> list[Cause]:
+        """Return why tiers have fewer workers than are wanted; none of those that have them."""
+        now, wall = time.monotonic(), time.time()
         with self._condition:
-            return {
-                name: shortfall(held.jobs.counts(), held.jobs.wanted, held.down or held.lost or held.has, held.held_by)
-                for name, held in self._tiers.items()
-            }
+            return [each for held in self._tiers.values() for each in held.causes(now, wall)]
 
     def stop(self) -> None:
         """End all jobs, waiting a minute for batch systems that do not answer."""
@@ -277,32 +275,3 @@ def _end(held: TierAcquirer) -> None:
             logger.warning("%s (%s)%s, and see whether jobs are left", what, error, advice(error))
         else:
             logger.exception(what)
-
-
-def shortfall(counts: Mapping[str, int], wanted: int, told: str, held: str = "") -> str:
-    """Return why a tier has fewer workers than are wanted, "" where it has them.
-
-    :param counts: how many jobs are in which state; `told`: what went wrong last, or what the batch system has.
-    :param held: why somebody put jobs on hold.
-
-    >>> shortfall({"joined": 2}, 2, "the schedd does not answer"), shortfall({"queued": 2}, 2, "")
-    ('', '2 jobs wait for machines')
-    >>> shortfall({"held": 1, "queued": 1}, 2, "", "via condor_hold (by user root)")
-    '1 job is put on hold until it is released: via condor_hold (by user root); 1 job waits for a machine'
-    """
-    if counts.get("joined", 0) >= wanted:
-        return ""
-    parts = []
-    if many := counts.get("held", 0):
-        on_hold = "is put on hold until it is" if many == 1 else "are put on hold until they are"
-        parts.append(f"{counted(many, 'job')} {on_hold} released" + (f": {held}" if held else ""))
-    if told:
-        parts.append(told)
-    elif many := counts.get("queued", 0):
-        parts.append(f"{counted(many, 'job')} " + ("waits for a machine" if many == 1 else "wait for machines"))
-    if many := counts.get("evicted", 0):
-        again = "was evicted, and waits" if many == 1 else "were evicted, and wait"
-        parts.append(f"{counted(many, 'job')} {again} to run again")
-    if many := counts.get("running", 0):
-        parts.append(f"{counted(many, 'worker')} {'starts' if many == 1 else 'start'}")
-    return "; ".join(parts)

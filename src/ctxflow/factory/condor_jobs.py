@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
 import re
@@ -313,8 +314,9 @@ def change_of(event: Mapping[str, Any]) -> JobChange | None:
     if kind not in told:
         return None
     state, why = told[kind]
-    host = _host(event) if state == "running" else None
+    host = _host(event) if state == "running" else _host_in(why) if state == "held" else None
     by_hand = kind == _HELD and event.get("HoldReasonCode") == _USER_REQUEST
+    by_hand = by_hand or (kind == _ABORTED and _by_others(reason))
     job = f"{event['Cluster']}.{event['Proc']}"
     return JobChange(job, state, why, host, by_hand=by_hand, resumed=kind == _RECONNECTED)
 
@@ -327,6 +329,28 @@ def _host(event: Mapping[str, Any]) -> str | None:
     address = str(event.get("ExecuteHost", event.get("StartdAddr", "")))
     found = re.search(r"[?&]alias=([^&>]+)", address) or re.search(r"<\[?([^>?\]]+?)\]?(:\d+)?[>?]", address)
     return found.group(1) if found else None
+
+
+_BY_USER = re.compile(r"\(by user ([^()\s]+)\)\s*$")
+
+
+def _by_others(reason: str) -> bool:
+    """Return whether the reason of a removal, which is none of ours, names somebody else than this user."""
+    found = None if reason.startswith("ctxflow ") else _BY_USER.search(reason)
+    return found is not None and found[1].partition("@")[0] != getpass.getuser()
+
+
+_PLACE = re.compile(r"(?:Error from|at execution point) [^\s@]+@([\w.-]*\w)")
+
+
+def _host_in(reason: str) -> str | None:
+    """Return the machine that the reason of a hold names.
+
+    >>> _host_in("Transfer input files failure at execution point slot1_2@node7.site while receiving files")
+    'node7.site'
+    """
+    found = _PLACE.search(reason)
+    return found[1] if found else None
 
 
 def _how(event: Mapping[str, Any]) -> str:

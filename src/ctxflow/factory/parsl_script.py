@@ -215,7 +215,7 @@ class JobStory:
         """Return the changes that a report of the batch system means, after all events so far were read."""
         if report.state == "ended":
             taken = self._evicted(report.reason) if report.taken else []
-            return [*taken, *self.end(report.reason)]
+            return [*taken, *self.end(report.reason, report.host)]
         if report.state == "evicted":
             return self._evicted(report.reason)
         if report.state == "held":
@@ -232,13 +232,13 @@ class JobStory:
             return self._become("queued", report.reason)
         return news
 
-    def end(self, reason: str) -> list[JobChange]:
-        """End the job, which has left the batch system; return the change."""
+    def end(self, reason: str, host: str | None = None) -> list[JobChange]:
+        """End the job, which has left the batch system, and ran on a host if that is known; return the change."""
         if self.state == "ended":
             return []
         removed, self.removed = self.removed, False
         how = f"it ended with status {self.status}" if self.status is not None else reason
-        return self._become("ended", GIVEN_BACK if removed else reason if self.state == "evicted" else how)
+        return self._become("ended", GIVEN_BACK if removed else reason if self.state == "evicted" else how, host)
 
     def _has_restarted(self, report: JobReport) -> bool:
         """Return whether it was put back into the queue since it began."""

@@ -60,11 +60,14 @@ class JobChange:
     - `held`: it will not run before somebody sees to the reason.
     - `ended`: it left the batch system for good, by itself or because it was removed.
 
-    :param reason: what the batch system says, if anything; `host`: the machine of a running job, if it is known.
-    :param by_hand: for `held`: somebody put it on hold, and will release it.
+    :param reason: what the batch system says, if anything; `host`: the machine of a running job, if it is known, and
+        where one was that runs no more.
+    :param by_hand: for `held`: somebody put it on hold, and will release it; for `ended`: somebody else than the
+        user whose it is removed it.
     :param resumed: for `running`: it was not evicted, as was reported before: the batch system has found it again.
     :param ran: for `running`: seconds for which it has run that nobody has counted.
-    :param waited: seconds from the request for it (or its last eviction) to `running`; filled in by the acquirer.
+    :param waited: seconds from the request for it (or its last eviction) to `running`; filled in by the acquirer, as is
+        `failed`, whether it ended, or was put on hold by the batch system, before its worker had joined.
     """
 
     job: str
@@ -75,6 +78,7 @@ class JobChange:
     by_hand: bool = False
     resumed: bool = False
     ran: float = 0.0
+    failed: bool = False
 
 
 @dataclass(frozen=True)

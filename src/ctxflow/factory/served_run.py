@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxflow.causes import Cause, lasting
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import RunFiles, Wishes
 from ctxflow.factory.limits import Spent, total
@@ -30,7 +31,7 @@ class _ServedTier:
         self.acquirer = acquirer
         self.running: dict[str, None] = {}  # Jobs that run, the oldest first.
         self.joined: dict[str, int] = {}  # `Wishes.joined`, as passed on last.
-        self.reason = ""  # Why the run lacks workers, as reported to it last.
+        self.causes: list[Cause] = []  # Why the run lacks workers, as reported to it last.
         self.maximum: int | None = None  # As reported to the run last.
         self.offered = tier  # As the site said last, which holds for this run only if its provider is the same.
         self.renewing = False  # Until the jobs that wait as the tier was before are gone.
@@ -126,7 +127,9 @@ class ServedRun:
         """Return the tiers of which it has fewer workers than it wants, with the reason and how many."""
         lacks = {name: self.wanted(name) - lent.acquirer.counts()[name]["joined"] for name, lent in self._tiers.items()}
         return [
-            (name, reason, lacks[name]) for name in lacks if (reason := self._tiers[name].reason) and lacks[name] > 0
+            (name, reason, lacks[name])
+            for name in lacks
+            if lacks[name] > 0 and (reason := lasting(self._tiers[name].causes, name))
         ]
 
     def held(self, tier: str) -> int:
@@ -187,12 +190,13 @@ class ServedRun:
                 self._record(lent, change)
                 if not lent.granted.is_old_news(change):
                     self._files.tell(tier, change)
-            reason = lent.acquirer.reasons()[tier]
-            if not reason and lent.granted.allowed < self.wanted(tier):
-                reason = f"the factory lends {lent.granted.allowed} of {self.wanted(tier)}: that is this run's share"
-            if reason != lent.reason:
-                lent.reason = reason
-                self._files.explain(tier, reason)
+            causes = lent.acquirer.causes()
+            if not causes and lent.granted.allowed < self.wanted(tier):
+                share = f"the factory lends {lent.granted.allowed} of {self.wanted(tier)}"
+                causes = [Cause("factory", share, "that is this run's share", tier)]
+            if causes != lent.causes:
+                lent.causes = causes
+                self._files.explain(tier, causes)
             failure = lent.acquirer.failure
             if failure is not None and failure != self._failure:
                 self._failure = failure

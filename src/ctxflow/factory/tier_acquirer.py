@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ctxflow.causes import Cause
 from ctxflow.errors import counted
 from ctxflow.factory.condor_machines import Places, located_by
 from ctxflow.factory.limits import SpendingMeter
@@ -27,6 +28,9 @@ _SURVEY_SECONDS = 300.0
 _REMIND_SECONDS = 300.0  # The same failure is reported again only after so long.
 _STILL_SECONDS = 300.0  # A queue in which nothing began for so long does not move.
 _LONGEST_PAUSE = 60.0
+_REMOVED_PAUSE = 600.0  # Once somebody else has removed jobs for the second time, and twice as long each time.
+_LONGEST_REMOVED = 6 * 3600.0
+_ONE_ACT = 10.0  # Seconds in which jobs that somebody removes count as one removal.
 _PATIENCE = 5  # Workers in a row that may be refused.
 
 
@@ -118,8 +122,10 @@ class TierJobs:
         self.first = self._most_waiting = waiting
         self._join_timeout = join_timeout
         self._moved = 0.0  # When a job last began, or the first of those that wait was asked for.
-        self._failures = 0  # In a row.
+        self._failures = Counter[str]()  # In a row, by host; "" where that is not known.
         self._again_at = float("-inf")
+        self._removals = 0  # How often somebody else removed jobs; when that was last, and until when that is heeded.
+        self._removed_at = self._heeded = float("-inf")
 
     def submitted(self, jobs: list[str], now: float) -> None:
         """Record jobs that the batch system has taken."""
@@ -154,7 +160,8 @@ class TierJobs:
         self._connections[job] = "joined"
         if job in self.jobs:
             self.jobs[job].proven = True
-        self._failures = self.refusals = 0
+        self._failures.clear()
+        self.refusals = 0
         self._again_at = float("-inf")
 
     def disconnected(self, job: str, now: float) -> None:
@@ -169,13 +176,34 @@ class TierJobs:
         for job in jobs:
             self.jobs.pop(job, None)
 
-    def failed(self, now: float, refused: bool = False) -> float:
-        """Record a failure; return the seconds until more is submitted."""
-        self._failures += 1
+    def failed(self, now: float, refused: bool = False, host: str | None = None) -> float:
+        """Record a failure, of a job on a host if that is known; return the seconds until more is submitted."""
+        self._failures[host or ""] += 1
         self.refusals += refused
-        pause = min(_LONGEST_PAUSE, 0.5 * 2.0 ** min(self._failures, 10))
+        pause = min(_LONGEST_PAUSE, 0.5 * 2.0 ** min(self._failures.total(), 10))
         self._again_at = now + pause
         return pause
+
+    def removed_by_others(self, now: float) -> float:
+        """Record that somebody else removed a job; return the seconds until more is submitted, 0 the first time."""
+        if now > self._removed_at + _ONE_ACT:
+            self._removals += 1
+            pause = min(_LONGEST_REMOVED, _REMOVED_PAUSE * 2.0 ** (self._removals - 2)) if self._removals > 1 else 0.0
+            self._heeded = now + pause
+        self._removed_at = now
+        return max(0.0, self._heeded - now)
+
+    def pause_left(self, now: float) -> float:
+        """Return the seconds for which nothing is submitted, since something failed or somebody removes jobs."""
+        return max(0.0, self._again_at - now, self._heeded - now)
+
+    def excluded(self, hosts: Sequence[str]) -> None:
+        """Record that no more is asked for on these hosts: a pause that failures there alone have led to is over."""
+        before = self._failures.total()
+        for host in hosts:
+            self._failures.pop(host, None)
+        if before and not self._failures:
+            self._again_at = float("-inf")
 
     def pause(self, until: float) -> None:
         """Submit nothing more before then."""
@@ -196,7 +224,7 @@ class TierJobs:
         waiting = self._waiting()
         if surplus > 0:
             return NextJobs(surplus=tuple(waiting[-surplus:]), absent=self._absent(now))
-        room = min(-surplus, self._allowed(now) - len(waiting)) if now >= self._again_at else 0
+        room = 0 if self.pause_left(now) else min(-surplus, self._allowed(now) - len(waiting))
         return NextJobs(submit=max(0, room), absent=self._absent(now))
 
     def stuck(self, now: float, patience: float) -> bool:
@@ -233,6 +261,17 @@ class TierJobs:
     def _absent(self, now: float) -> tuple[str, ...]:
         late = now - self._join_timeout
         return tuple(name for name, job in self.jobs.items() if job.since < late and self._standing(name).awaited)
+
+
+def _has_failed(change: JobChange, before: TrackedJob) -> bool:
+    """Return whether a job ends, or is held by the batch system itself, without a worker that ever joined."""
+    if before.proven or before.state == "evicted" or change.by_hand:
+        return False
+    return change.state in ("ended", "held")
+
+
+def _on(host: str | None) -> str:
+    return f" on {host}" if host else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +323,7 @@ class TierAcquirer:
     lost: str = ""
     has: str = ""
     held_by: str = ""  # Why jobs were put on hold by hand.
+    removed_by: str = ""  # Why somebody else removed jobs.
     reported: dict[str, float] = dataclasses.field(
         default_factory=dict
     )  # Failure -> until when it is not reported again.
@@ -342,7 +382,9 @@ class TierAcquirer:
                 before = self.jobs.changed(change, now)
                 self.meter.changed(change, now)
             waited = now - before.asked if before is not None and change.state == "running" else None
-            news.append((self.name, dataclasses.replace(change, waited=waited)))
+            host = change.host or (before.host if before is not None else None)
+            failed = before is not None and _has_failed(change, before)
+            news.append((self.name, dataclasses.replace(change, waited=waited, host=host, failed=failed)))
             if before is None:  # It was removed, or is pinned.
                 continue
             if change.state == "evicted":
@@ -357,11 +399,14 @@ class TierAcquirer:
                     self._report(f"{hold} stays so until it is released: {change.reason}")
                 else:
                     self.give_up([change.job])
-                    self._failed(f"{hold} is given up: {change.reason}")
-            elif change.state == "ended" and not before.proven and before.state != "evicted":
+                    self.lost = f"jobs are put on hold{_on(host)}, and given up: {change.reason}"
+                    self._failed(f"{hold} is given up: {change.reason}", host)
+            elif change.state == "ended" and change.by_hand:
+                self._removed(change)
+            elif failed:
                 words = explaining_line(self.provider.last_words(change.job))
-                self.lost = f"workers end before they join ({change.reason}): {words}"
-                self._failed(self.lost)
+                self.lost = f"workers end before they join{_on(host)} ({change.reason}): {words}"
+                self._failed(self.lost, host)
             elif change.state == "running":
                 self.has, self.survey_at = "", 0.0
         if news:
@@ -369,12 +414,35 @@ class TierAcquirer:
                 self.shared.news += news
             self.shared.changed()
 
-    def _failed(self, trouble: str) -> None:
+    def _removed(self, change: JobChange) -> None:
+        """Report a job that somebody else removed; from the second time on that is heeded for a while."""
+        self.removed_by = change.reason
+        with self.shared.condition:
+            pause = self.jobs.removed_by_others(time.monotonic())
+        then = f"again: nothing more is asked for in the next {pause:.0f} s" if pause else "and another is asked for"
+        self._report(f"job {change.job} was removed by somebody else, {then}: {change.reason}")
+
+    def causes(self, now: float, wall: float) -> list[Cause]:
+        """Return why there are fewer workers than are wanted, none if there are not; to be called with the lock.
+
+        :param now: by the monotonic clock; `wall`: the same in seconds since 1970.
+        """
+        counts = self.jobs.counts()
+        if counts["joined"] >= self.jobs.wanted:
+            return []
+        left = self.jobs.pause_left(now)
+        whys = {"hold": self.held_by, "removed": self.removed_by}
+        return [
+            Cause(kind, text, whys.get(kind, ""), self.name, until=round(wall + left) if kind == "back-off" else None)
+            for kind, text in shortfall(counts, self.down, self.lost, self.has, bool(self.removed_by), left > 0)
+        ]
+
+    def _failed(self, trouble: str, host: str | None = None) -> None:
         """Report a failure, unless it was reported lately, and pause."""
         self.totals["failures"] += 1
         now = time.monotonic()
         with self.shared.condition:
-            pause = self.jobs.failed(now)
+            pause = self.jobs.failed(now, host=host)
         if self._report(trouble):
             self._decided(f"nothing more is asked for in the next {pause:.1f} s")
 
@@ -428,6 +496,8 @@ class TierAcquirer:
             self.exclude_at = 0.0
         if anew is None:
             return
+        with self.shared.condition:
+            self.jobs.excluded(hosts)
         self.give_up(anew)
         where = f"not on {', '.join(hosts)}" if hosts else "on all hosts again"
         self._decided(f"asks for workers {where}" + (f": {counted(len(anew), 'job')} anew" if anew else ""))
@@ -440,9 +510,14 @@ class TierAcquirer:
                 self.down = ""  # Nobody is to be asked for.
         for job in plan.absent:
             words = explaining_line(self.provider.last_words(job))
+            with self.shared.condition:
+                known = self.jobs.jobs.get(job)
+                host = known.host if known is not None else None
+                self.shared.news.append((self.name, JobChange(job, "ended", words, host, failed=True)))
             self.give_up([job])
-            self.lost = f"workers run and do not join: {words}"
-            self._failed(f"the worker of job {job} runs and does not join, so it is given up: {words}")
+            self.lost = f"workers run and do not join{_on(host)}: {words}"
+            self._failed(f"the worker of job {job}{_on(host)} runs and does not join, so it is given up: {words}", host)
+            self.shared.changed()
         if plan.surplus:
             self.give_up(list(plan.surplus))
             self._decided(f"gave up {counted(len(plan.surplus), 'job')} that waited: {wanted} wanted, {held_now} held")
@@ -500,3 +575,40 @@ class TierAcquirer:
             self.shared.troubled(self.name, f"its jobs wait in vain, since no machine will do: {why}")
         elif survey.machines is not None:
             self._decided(f"its jobs wait: {counted(survey.machines, 'machine')} would do, {survey.free} of them free")
+
+
+def shortfall(
+    counts: Mapping[str, int], down: str = "", lost: str = "", has: str = "", removed: bool = False, pause: bool = False
+) -> list[tuple[str, str]]:
+    """Return why a tier has fewer workers than are wanted: kinds of causes, and what is so.
+
+    :param counts: how many jobs are in which state.
+    :param down: why the batch system cannot be used; `lost`: why workers never join; `has`: what it has for them.
+    :param removed: whether somebody else removed jobs; `pause`: whether nothing is submitted for a while.
+
+    >>> shortfall({"queued": 2})
+    [('queue', '2 jobs wait for machines')]
+    >>> [kind for kind, _ in shortfall({"held": 1, "queued": 1, "running": 3}, has="all 4 machines are busy")]
+    ['hold', 'queue', 'starting']
+    >>> shortfall({"held": 2}, has="4 machines would do, and 4 of them are free: its jobs are to start soon")
+    [('hold', '2 jobs are put on hold until they are released')]
+    """
+    parts = []
+    if many := counts.get("held", 0):
+        until = "is put on hold until it is" if many == 1 else "are put on hold until they are"
+        parts.append(("hold", f"{counted(many, 'job')} {until} released"))
+    if removed:
+        parts.append(("removed", "jobs were removed by somebody else"))
+    if down or lost:
+        parts.append(("down", down) if down else ("lost", lost))
+    if many := counts.get("queued", 0):
+        waits = "waits for a machine" if many == 1 else "wait for machines"
+        parts.append(("queue", has or f"{counted(many, 'job')} {waits}"))
+    if many := counts.get("evicted", 0):
+        again = "was evicted, and waits" if many == 1 else "were evicted, and wait"
+        parts.append(("evicted", f"{counted(many, 'job')} {again} to run again"))
+    if many := counts.get("running", 0):
+        parts.append(("starting", f"{counted(many, 'worker')} {'starts' if many == 1 else 'start'}"))
+    if pause:
+        parts.append(("back-off", "nothing more is asked for"))
+    return parts

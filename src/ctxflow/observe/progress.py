@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import math
@@ -43,6 +44,7 @@ class Progress:
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
         "gpu_hours", "worker_hours" and "cost" (None: no price) so far, and the "reason" why fewer joined, or "".
+    :ivar causes: why something does not run, or less than was asked for (the fields of `ctxflow.causes.Cause`).
     :ivar contexts: name -> how many workers are "staging", "loading" or "waking" it, or have it "warm" or "parked".
     :ivar evictions: workers that were taken back; `crashes`, library processes that died; `loads`, contexts built.
     :ivar gpu_hours: GPUs of workers, times the hours they were connected; `worker_hours` likewise.
@@ -87,6 +89,7 @@ class Progress:
     migrations: int = 0
     chunks_per_s: float = 0.0
     limits: Sequence[Mapping[str, Any]] = ()
+    causes: Sequence[Mapping[str, Any]] = ()
     newest_dead: str = ""
 
     @classmethod
@@ -219,6 +222,7 @@ VERSION = 1
 SILENT_SECONDS = 30.0
 _GONE_SECONDS = 3.0
 ENDED = ("done", "failed", "interrupted")
+_LONG = ("tiers", "contexts", "causes", "limits", "sessions", "newest_dead")  # What a status can do without.
 
 
 def owner() -> dict[str, Any]:
@@ -227,11 +231,30 @@ def owner() -> dict[str, Any]:
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
-    """Write a status file of this process's own at once or not at all, so that a reader never sees half of it."""
-    text = json.dumps(status, indent=1) + "\n"
-    # The last word is to outlive a power cut; the others are news for a second.
-    with written_whole(path, sync=status.get("state") in ENDED, alone=True) as file:
-        file.write(text.encode())
+    """Write a status file of this process's own at once or not at all, so that a reader never sees half of it.
+
+    Where the disk is full, the last one takes the place of what is there, cut to what fits.
+    """
+    ended = status.get("state") in ENDED
+    try:
+        # The last word is to outlive a power cut; the others are news for a second.
+        with written_whole(path, sync=ended, alone=True) as file:
+            file.write((json.dumps(status, indent=1) + "\n").encode())
+    except OSError as error:
+        if not ended or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwritten(path, status):
+            raise
+
+
+def _overwritten(path: Path, status: Mapping[str, Any]) -> bool:
+    """Write a status over the bytes of the file that is there, which takes no room; return whether it fits."""
+    with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
+        room = os.fstat(file.fileno()).st_size
+        for left_out in ((), _LONG):
+            text = json.dumps({key: value for key, value in status.items() if key not in left_out}).encode()
+            if len(text) <= room:
+                file.write(text.ljust(room))
+                return True
+    return False
 
 
 def load_status(path: Path, folder: int | None = None) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ctxflow.causes import Cause
 from ctxflow.executors.contract import NO_PAYLOADS, EngineFailed, Payloads, RunServices
 from ctxflow.executors.protocol import Patience, events_of, is_late
 from ctxflow.executors.taskvine import manager_messages as msg
@@ -490,9 +491,9 @@ class TaskVineEngine:
             return None, ""
         return known.job, self._acquirer.output(known.tier, known.job)
 
-    def reasons(self) -> dict[str, str]:
-        """Return why tiers have fewer workers than requested (see `Acquirer.reasons`)."""
-        return {} if self._stopped else self._acquirer.reasons()
+    def causes(self) -> list[Cause]:
+        """Return why tiers have fewer workers than requested."""
+        return [] if self._stopped else self._acquirer.causes()
 
     def maxima(self) -> dict[str, int]:
         """Return how many workers of each tier a factory would lend now."""

@@ -328,7 +328,7 @@ class Losses:
         if change.state not in ("evicted", "ended", "held"):
             return
         # A job that is evicted may be held, or end, without having begun again: it is evicted all the same.
-        evicted = change.state == "evicted" or (was_evicted and not again)
+        evicted = change.state == "evicted" or change.by_hand or (was_evicted and not again)
         for entry in [entry for entry in self._waiting if (entry[1].tier, entry[1].job) == (tier, change.job)]:
             self._waiting.remove(entry)
             self._explained.append((entry[1], evicted))
@@ -376,7 +376,7 @@ class Losses:
 
 
 def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = None) -> list[ev.Event]:
-    """Return the events that a change of a worker's job stands for; none if it only waits, or has ended.
+    """Return the events that a change of a worker's job stands for; none if it only waits, or ended after it joined.
 
     :param pin: the number of the `AcquireAt` that it was submitted for, None for others.
 
@@ -387,6 +387,9 @@ def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = No
         return [ev.JobStarted(now, tier, change.job, change.waited, pin)]
     if change.state == "evicted":
         return [ev.JobEvicted(now, tier, change.job, change.reason)]
+    found: list[ev.Event] = []
     if change.state == "held":
-        return [ev.JobHeld(now, tier, change.job, change.reason)]
-    return []
+        found.append(ev.JobHeld(now, tier, change.job, change.reason))
+    if change.failed and change.host:
+        found.append(ev.JobFailed(now, tier, change.job, change.host, change.reason))
+    return found
