@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -322,7 +323,8 @@ def test_workers_that_end_at_once_do_not_end_the_run(
     bench.acquirer.hold("a10", 1)
     bench.until(lambda: bench.states().count("ended") >= 3)
     assert [record.message for record in caplog.records] == [
-        "tier a10: workers end before they join (it ended with status 127): /shared/envs/ctxflow/bin/python: not found"
+        f"tier a10: workers end before they join on {socket.gethostname()} (it ended with status 127): "
+        "/shared/envs/ctxflow/bin/python: not found"
     ]
     assert bench.acquirer.failure is None
 

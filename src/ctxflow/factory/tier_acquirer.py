@@ -601,9 +601,11 @@ def shortfall(
         parts.append(("removed", "jobs were removed by somebody else"))
     if down or lost:
         parts.append(("down", down) if down else ("lost", lost))
-    if many := counts.get("queued", 0):
-        waits = "waits for a machine" if many == 1 else "wait for machines"
-        parts.append(("queue", has or f"{counted(many, 'job')} {waits}"))
+    many = counts.get("queued", 0)
+    if has and (many or counts.get("evicted", 0)):
+        parts.append(("queue", has))
+    elif many:
+        parts.append(("queue", f"{counted(many, 'job')} {'waits for a machine' if many == 1 else 'wait for machines'}"))
     if many := counts.get("evicted", 0):
         again = "was evicted, and waits" if many == 1 else "were evicted, and wait"
         parts.append(("evicted", f"{counted(many, 'job')} {again} to run again"))
