@@ -225,15 +225,16 @@ def test_what_was_done_and_failed_on_each_host():
         line("ContextFailed", 3.0, worker="b2", context="c", failure=failure),
         line("WorkerLost", 4.0, worker="b2", evicted=False),
         line("WorkerLost", 4.0, worker="w2", evicted=True),
+        *[line("JobFailed", 4.5, tier="t", job=f"{n}.0", host="bad", reason="status 127") for n in range(2)],
         line("StepFinished", 5.0, worker="w1", attempt=9),
     ])  # fmt: skip
     report = Report(Path(), history, Transfers(), [])
     found = as_data(report)["history"]["by_host"]
-    assert list(found["bad"].values()) == [2, 0, 1, 1, 1, 0, 1]
-    assert list(found["good"].values()) == [2, 2, 0, 0, 0, 1, 0]
+    assert list(found["bad"].values()) == [2, 0, 1, 1, 1, 0, 1, 2]
+    assert list(found["good"].values()) == [2, 2, 0, 0, 0, 1, 0, 0]
     rows = [row.split() for row in as_text(report).splitlines() if row.startswith(("bad ", "good "))]
     assert [row[0] for row in rows][:2] == ["bad", "good"], "those with trouble come first"
-    assert rows[0][1:] == ["2", "0", "1", "1", "1", "0", "1"]
+    assert rows[0][1:] == ["2", "2", "0", "1", "1", "1", "0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -305,10 +305,11 @@ class SequentialTest:
         soon = view.now + max(LOOK, age)
         key = ("call", attempt.app, worker.tier, worker.gpu_model)
         field = self._fields.get(key)
-        alike = self._kin.get(key[:3])
-        if not alike:
-            return soon
-        field = self._field(key, alike[0].name, view.now) if field is None else field
+        if field is None:
+            alike = self._kin.get(key[:3])
+            if not alike:
+                return soon
+            field = self._field(key, alike[0].name, view.now)
         slowest = self._slowest(field, worker.host)
         if slowest is None:
             return soon
@@ -359,7 +360,7 @@ class SequentialTest:
                 del self._suspect[key]
             for unit, test in list(field.tests.items()):
                 evidence = field.evidence(unit, view.now) if field.tests.get(unit) is test else None
-                if evidence is None or evidence < self._threshold(key, unit[0]):
+                if evidence is None or evidence < BUILDS or evidence < self._threshold(key, unit[0]):
                     self._due.pop((key, unit), None)
                     continue
                 due = self._due.setdefault((key, unit), view.now + WAIT)

@@ -32,7 +32,7 @@ from ctxflow.policies.helpers import (
 )
 from ctxflow.policies.load_or_wait import LoadOrWait
 from ctxflow.policies.protocols import Assignment, PlaceRequest, Plan, Trial, Verdict, View
-from ctxflow.policies.stragglers import Stragglers, expected_seconds, is_far_slower
+from ctxflow.policies.stragglers import SlowWorkersBatches
 from ctxflow.policies.views import AppView, WorkerView
 
 # --- routing
@@ -345,7 +345,7 @@ class Fixed:
         self._most = MOST_SESSIONS
         self._window = window
         self._shares = QueueShares()
-        self._stragglers = Stragglers(expected_seconds, is_far_slower)
+        self._stragglers = SlowWorkersBatches()
 
     def size(self, view: View, app: AppView, worker: WorkerView) -> int:
         """Return the fixed size, less where the queue is short."""

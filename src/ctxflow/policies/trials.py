@@ -83,6 +83,7 @@ class Cusum:
 Unit = tuple[str, str]
 EPOCH = 120.0
 KIN = 1.0  # What the evidence of another GPU model is by chance: each sum is as likely above 0 as it is below.
+MEASURE = 50  # Trials of peers that are enough to say how often good ones fail.
 FRESH = 0.001  # Seconds for which a comparison of hosts holds, for each of them.
 
 
@@ -209,8 +210,8 @@ class Field:
     def null(self, unit: Unit, now: float) -> float | None:
         """Return the share of failures that a good unit may have by its peers'; siblings are peers.
 
-        While none of those with its GPU model fails, those with others are peers as well. None if it has none, or if
-        fewer have ended a trial than are at work on their first: those who fail are sooner.
+        While those with its GPU model have tried little and failed nothing, those with others are peers as well. None
+        if it has none, or if fewer have ended a trial than are at work on their first: those who fail are sooner.
         """
         peers = self.peers(now)
         if peers.others(unit[0]) < self.awaited:
@@ -219,7 +220,7 @@ class Field:
         if unit[1]:
             here, own = self.counts.of((unit[0], "")), self.counts.of(unit)
             trials, failed = trials + here[0] - own[0], failed + here[1] - own[1]
-        if not failed:
+        if not failed and trials < MEASURE:
             for other in self.kin:
                 if other is not self:
                     more, more_failed = other.peers(now).of(unit[0])
@@ -227,19 +228,18 @@ class Field:
         return null_share(failed, trials) if trials else None
 
     def evidence(self, unit: Unit, now: float) -> float | None:
-        """Return the evidence against a unit by what its peers have shown until now; None if it has no peers.
+        """Return the evidence against a unit under test by what its peers have shown; None if it has no peers.
 
         Of a host, what its workers with other GPU models did counts as well, less the chance that each of them adds.
         """
-        test, null = self.tests.get(unit), self.null(unit, now)
-        if test is None or null is None:
+        null = self.null(unit, now)
+        if null is None:
             return None
-        total = test.against(null)
-        for other in self.kin if not unit[1] else ():
-            more = other.tests.get(unit) if other is not self else None
-            share = other.null(unit, now) if more is not None else None
-            if more is not None and share is not None:
-                total += max(0.0, more.against(share) - KIN)
+        total = self.tests[unit].against(null)
+        if total > KIN and not unit[1]:
+            for other in [each for each in self.kin if each is not self and unit in each.tests]:
+                share = other.null(unit, now)
+                total += max(0.0, other.tests[unit].against(share) - KIN) if share is not None else 0.0
         return total
 
     def tried_on(self, host: str) -> tuple[int, int, set[str]]:

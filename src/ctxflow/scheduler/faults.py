@@ -282,6 +282,8 @@ def judge(state: RunState, out: list[Command]) -> list[int]:
 def _look_at_the_only_host(state: RunState, out: list[Command]) -> None:
     """Tell of apps all of whose calls fail on the only host that is there: what failed waits for another one."""
     unproven, health = state.wards.unproven, state.policies.health
+    if not state.charges.open and not unproven:
+        return
     hosts = {host for (_, model), hosts in state.hosts.items() if model == "*" for host in hosts}
     failed = {charge.app.id: charge for charge in state.charges.open if charge.worker.id in state.workers}
     if len(hosts) != 1 or not awaited(state):
