@@ -33,10 +33,10 @@ class Stragglers:
 
     def for_worker(self, view: View, worker: WorkerView) -> int | None:
         """Return the batch that will take longest, if an idle worker would be done with it sooner."""
+        if not self._ranked and view.now < self._due:
+            return None
         if view.now >= self._due:
             self._ranked, self._due = self._rank(view), view.now + self._every
-        if not self._ranked:
-            return None
         # Beside a call in flight it would be slower.
         idle = {name for name, held in worker.contexts.items() if held.state == "ready" and not worker.in_flight(name)}
         for number, (left, attempt) in enumerate(self._ranked):
