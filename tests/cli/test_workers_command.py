@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import time
 
 import pytest
 from typer.testing import CliRunner
 
+from ctxflow.causes import Cause
 from ctxflow.cli.app import app
+from ctxflow.errors import counted
 from ctxflow.observe.progress import VERSION, owner, write_status
 
 
@@ -26,10 +30,10 @@ def make(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "1" / "ctxflow"
     folder.mkdir(parents=True)
-    facts = {"version": VERSION, "output": "", "run": str(folder), "state": "running", **owner()}
-    write_status(folder / "status.json", {**facts, "updated": time.time()})
 
-    def write(*workers):
+    def write(*workers, **told):
+        facts = {"version": VERSION, "output": "", "run": str(folder), "state": "running", **owner()}
+        write_status(folder / "status.json", {**facts, "updated": time.time(), **told})
         (folder / "workers.json").write_text(json.dumps({"version": 1, "updated": time.time(), "workers": workers}))
         return folder
 
@@ -105,3 +109,21 @@ def test_a_malformed_list_of_workers_is_none(make, text):
     folder = make(worker("4710.gpu1", "gpu1", "4710"))
     (folder / "workers.json").write_text(text)
     assert run().stdout == "the run has no workers yet: `ctxflow status` says why\n"
+
+
+@pytest.mark.parametrize("workers", [[], [worker("4710.gpu1.b2", "gpu1", "4710")]], ids=["none", "one"])
+def test_why_there_are_no_more_workers_is_told_below_them_and_in_the_status(make, workers):
+    gpu = {"joined": len(workers), "asked": 3, "cost": None, "gpu_hours": 0.0, "worker_hours": 0.0, "reason": "words"}
+    left = time.time() + 541.0
+    causes = [
+        Cause("hold", "2 jobs are put on hold until they are released", "ask ops (by user root)", "gpu"),
+        Cause("back-off", "nothing more is asked for", tier="gpu", until=left),
+        Cause("quarantine", "host host3 gets no work", "CUDA error: \x1b[2JECC", host="host3", until=left),
+    ]
+    make(*workers, tiers={"gpu": gpu}, causes=[dataclasses.asdict(each) for each in causes], workers=len(workers))
+    lacks = counted(3 - len(workers), "worker")
+    hold = f"gpu lacks {lacks}: 2 jobs are put on hold until they are released: ask ops (by user root)"
+    for told in (run().stdout, CliRunner().invoke(app, ["status"], env={"COLUMNS": "400"}).stdout):
+        assert re.search(rf"{re.escape(hold)}; nothing more is asked for, 5\d\d s left", told)
+        assert re.search(r"host host3 gets no work, 5\d\d s left: CUDA error: \[2JECC", told)
+    assert json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["causes"][2]["until"] == left

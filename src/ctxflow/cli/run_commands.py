@@ -198,11 +198,12 @@ def workers(
         print(json.dumps({"run": status["run"], "workers": found}, indent=1))
     else:
         console = visible_console()
+        causes = lacking(Progress.of(status)) if condition(status) in LIVE else []
         if found:
             console.print(_table(found, _LENGTH if console.width < UNLIMITED else sys.maxsize))
         else:
-            print("the run has no workers yet")
-        for text in lacking(Progress.of(status)) if condition(status) in LIVE else ():
+            print("the run has no workers yet" + ("" if causes else ": `ctxflow status` says why"))
+        for text in causes:
             print(text)
 
 
