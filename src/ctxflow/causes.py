@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Cause:
+class ShortfallCause:
     """One cause, from whoever knows it: a tier's jobs, the scheduler, a person, a limit.
 
     :ivar kind: in a word, for programs: of a tier "down" (its batch system), "lost" (workers that never join), "hold",
@@ -19,9 +19,9 @@ class Cause:
     :ivar tier: the tier that has fewer workers for it; `host`: the host that it is about; "" for none.
     :ivar until: when it is over, in seconds since 1970; None while that is not known.
 
-    >>> Cause("hold", "2 jobs are put on hold until they are released", "ask ops (by user root)", tier="gpu").sentence()
-    '2 jobs are put on hold until they are released: ask ops (by user root)'
-    >>> Cause("quarantine", "host n3 gets no work", "CUDA error", host="n3", until=1540.0).sentence(now=1000.0)
+    >>> ShortfallCause("hold", "2 jobs are put on hold", "ask ops (by user root)", tier="gpu").sentence()
+    '2 jobs are put on hold: ask ops (by user root)'
+    >>> ShortfallCause("quarantine", "host n3 gets no work", "CUDA error", host="n3", until=1540.0).sentence(now=1000.0)
     'host n3 gets no work, 540 s left: CUDA error'
     """
 
@@ -42,7 +42,7 @@ class Cause:
         return f"{self.text}{left}" + (f": {self.why}" if self.why else "")
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Cause:
+    def of(cls, data: Mapping[str, Any]) -> ShortfallCause:
         """Return what was written as its fields, perhaps by another version.
 
         :raises TypeError: if that is none.
@@ -51,10 +51,11 @@ class Cause:
         return cls(**{name: value for name, value in data.items() if name in names})
 
 
-def lasting(causes: Iterable[Cause], tier: str) -> str:
+def lasting(causes: Iterable[ShortfallCause], tier: str) -> str:
     """Return the causes of a tier in words, "" for none; without how long they last, which is another each time.
 
-    >>> lasting([Cause("lost", "workers end", tier="a"), Cause("back-off", "it waits", tier="a", until=9.0)], "a")
+    >>> first = ShortfallCause("lost", "workers end", tier="a")
+    >>> lasting([first, ShortfallCause("back-off", "it waits", tier="a", until=9.0)], "a")
     'workers end; it waits'
     """
     return "; ".join(dataclasses.replace(each, until=None).sentence() for each in causes if each.tier == tier)

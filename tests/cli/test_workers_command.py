@@ -10,7 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.cli.app import app
 from ctxflow.errors import counted
 from ctxflow.observe.progress import VERSION, owner, write_status
@@ -116,9 +116,9 @@ def test_why_there_are_no_more_workers_is_told_below_them_and_in_the_status(make
     gpu = {"joined": len(workers), "asked": 3, "cost": None, "gpu_hours": 0.0, "worker_hours": 0.0, "reason": "words"}
     left = time.time() + 541.0
     causes = [
-        Cause("hold", "2 jobs are put on hold until they are released", "ask ops (by user root)", "gpu"),
-        Cause("back-off", "nothing more is asked for", tier="gpu", until=left),
-        Cause("quarantine", "host host3 gets no work", "CUDA error: \x1b[2JECC", host="host3", until=left),
+        ShortfallCause("hold", "2 jobs are put on hold until they are released", "ask ops (by user root)", "gpu"),
+        ShortfallCause("back-off", "nothing more is asked for", tier="gpu", until=left),
+        ShortfallCause("quarantine", "host host3 gets no work", "CUDA error: \x1b[2JECC", host="host3", until=left),
     ]
     make(*workers, tiers={"gpu": gpu}, causes=[dataclasses.asdict(each) for each in causes], workers=len(workers))
     lacks = counted(3 - len(workers), "worker")

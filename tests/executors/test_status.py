@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.executors.figures import causes_of, figures_of, status_of
 from ctxflow.executors.kept_files import RunStatusFile
 from ctxflow.observe.progress import Progress
@@ -86,7 +86,7 @@ def test_a_run_s_file_tells_how_fast_its_sessions_make_chunks(tmp_path):
 
 def test_a_tier_says_why_it_lacks_workers():
     state = state_after(ev.TierOffered(0.0, ev.TierSpec("a10", maximum=4)), ev.TierOffered(0.0, ev.TierSpec("b")))
-    busy = Cause("queue", "all 4 machines that would do are busy", tier="a10")
+    busy = ShortfallCause("queue", "all 4 machines that would do are busy", tier="a10")
     figures = figures_of(status_of(state, {}, 1.0, [busy]))
     assert [tier["reason"] for tier in figures["tiers"].values()] == ["all 4 machines that would do are busy", ""]
     assert figures["causes"] == [dataclasses.asdict(busy)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.taskvine.manager_process import acquirer_of
 from ctxflow.factory import JobChange, exchange
@@ -293,11 +293,11 @@ def test_a_run_hears_why_it_has_fewer_workers_than_it_wants(client):
     client.hold("v100", 0)
     files = RunFiles("abc")
     told = [
-        Cause("lost", "workers end before they join on n3", tier="a10"),
-        Cause("back-off", "nothing more is asked for", tier="a10", until=1e9),
+        ShortfallCause("lost", "workers end before they join on n3", tier="a10"),
+        ShortfallCause("back-off", "nothing more is asked for", tier="a10", until=1e9),
     ]
     files.explain("a10", told)
-    files.explain("v100", [Cause("queue", "1 job waits for a machine", tier="v100")])
+    files.explain("v100", [ShortfallCause("queue", "1 job waits for a machine", tier="v100")])
     eventually(lambda: client.causes() == told)
     for job in ("1.0", "1.1"):
         client.joined("a10", job)
@@ -309,8 +309,8 @@ def test_a_run_and_a_factory_of_other_versions_understand_why_workers_are_lackin
     RunFiles("abc")._add({"tier": "a10", "reason_to_wait": "1 job waits for a machine"})
     eventually(lambda: [each.sentence() for each in client.causes()] == ["1 job waits for a machine"])
     RunFiles("abc")._add({"tier": "a10", "reason_to_wait": "", "causes": [{"kind": "new", "text": "so", "more": 1}]})
-    eventually(lambda: client.causes() == [Cause("new", "so", tier="a10")])
-    RunFiles("abc").explain("a10", [Cause("hold", "1 job is put on hold", "ask ops", "a10")])
+    eventually(lambda: client.causes() == [ShortfallCause("new", "so", tier="a10")])
+    RunFiles("abc").explain("a10", [ShortfallCause("hold", "1 job is put on hold", "ask ops", "a10")])
     assert '"reason_to_wait": "1 job is put on hold: ask ops"' in Path(news_file("abc")).read_text()
 
 
@@ -318,7 +318,7 @@ def test_a_run_and_a_factory_of_other_versions_understand_why_workers_are_lackin
 def test_a_run_that_nobody_serves_says_so_as_its_reason(client):
     client.hold("a10", 2)
     alone = 'no factory serves the site "lab" here, as far as is known'
-    eventually(lambda: client.causes() == [Cause("factory", alone, tier="a10")])
-    waits = Cause("queue", "1 job waits for a machine", tier="a10")
+    eventually(lambda: client.causes() == [ShortfallCause("factory", alone, tier="a10")])
+    waits = ShortfallCause("queue", "1 job waits for a machine", tier="a10")
     RunFiles("abc").explain("a10", [waits])
     eventually(lambda: client.causes() == [waits])

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
 from ctxflow.ownership import uninterrupted
@@ -250,7 +250,7 @@ class BatchCollector:
         causes = GaugeMetricFamily(
             "ctxflow_batch_causes", "Why less runs than was asked for: causes", labels=("kind", "tier", "host")
         )
-        found = Counter((each.kind, each.tier, each.host) for each in map(Cause.of, now.causes))
+        found = Counter((each.kind, each.tier, each.host) for each in map(ShortfallCause.of, now.causes))
         for labels, many in found.items():
             causes.add_metric(labels, many)
         yield causes
@@ -332,7 +332,7 @@ def lacking(now: Progress, most: int = _REASON) -> list[str]:
     >>> lacking(Progress(tiers=tiers, causes=[{"kind": "drain", "text": "host n2 is drained", "host": "n2"}]))
     ['gpu lacks 1 worker: 1 job waits for a machine', 'host n2 is drained']
     """
-    causes = [Cause.of(each) for each in now.causes]
+    causes = [ShortfallCause.of(each) for each in now.causes]
     found = []
     for name, tier in now.tiers.items():
         lacks = (tier["asked"] or 0) - tier["joined"]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.errors import CtxflowError
 from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.events import PERVASIVE, Event, TierSpec
@@ -239,7 +239,7 @@ class SiteEngine(Engine, Protocol):
 class Explains(Protocol):
     """An engine that knows why a tier has fewer workers than were asked for."""
 
-    def causes(self) -> Sequence[Cause]:
+    def causes(self) -> Sequence[ShortfallCause]:
         """Return why tiers have fewer workers; none of those that have them."""
 
 

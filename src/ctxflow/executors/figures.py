@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.causes import Cause, lasting
+from ctxflow.causes import ShortfallCause, lasting
 from ctxflow.errors import counted
 from ctxflow.executors.contract import Bounded, ContextPayload, Engine, LimitReached
 from ctxflow.factory.limits import reached
@@ -85,7 +85,7 @@ class Status:
     chunks: int
     migrations: int
     limits: Sequence[Mapping[str, Any]] = ()
-    causes: Sequence[Cause] = ()
+    causes: Sequence[ShortfallCause] = ()
 
 
 SESSION_STATES = ("running", "waiting", "migrating", "idle", "suspended")
@@ -127,7 +127,7 @@ def status_of(
     state: RunState,
     contexts: Mapping[str, ContextPayload],
     now: float,
-    causes: Sequence[Cause] = (),
+    causes: Sequence[ShortfallCause] = (),
     limits: Sequence[Mapping[str, Any]] = (),
 ) -> Status:
     """Return the figures of a run's state; `contexts` has their names, `causes` what its engine and people tell."""
@@ -165,26 +165,26 @@ def status_of(
     )
 
 
-def causes_of(state: RunState, wall: float) -> list[Cause]:
+def causes_of(state: RunState, wall: float) -> list[ShortfallCause]:
     """Return what the scheduler knows of why less runs: whom it gives no work, and until when.
 
     :param wall: the time, in seconds since 1970.
     """
     found = []
     if state.awaiting and state.ready:
-        found.append(Cause("start", awaiting_text(state)))
+        found.append(ShortfallCause("start", awaiting_text(state)))
     for each in state.wards.unproven.values():
-        found.append(Cause("unproven", each.text, each.message, host=each.host))
+        found.append(ShortfallCause("unproven", each.text, each.message, host=each.host))
     for unit in state.wards.slow:
-        found.append(Cause("slow", f"{unit.what} keeps its work", unit.cause, host=unit.host))
+        found.append(ShortfallCause("slow", f"{unit.what} keeps its work", unit.cause, host=unit.host))
     for unit in state.wards.units:
         if unit.by_hand:
             text = f"{unit.what} is drained, until `ctxflow drain {unit.host} --undo`"
-            found.append(Cause("drain", text, host=unit.host))
+            found.append(ShortfallCause("drain", text, host=unit.host))
         else:
             text = f"{unit.what} gets no {'new workers' if unit.jobs else 'work'}"
             until = round(wall + unit.until - state.now)
-            found.append(Cause("quarantine", text, unit.cause, host=unit.host, until=until))
+            found.append(ShortfallCause("quarantine", text, unit.cause, host=unit.host, until=until))
     return found
 
 
@@ -348,11 +348,11 @@ class WorkerBounds:
         """Read what a person asks; on a thread that may wait for a disk."""
         self._drains.look()
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[ShortfallCause]:
         """Return what a person, or a limit, keeps from having workers."""
         texts = {name: f"tier {name} is drained, until `ctxflow drain {name} --undo`" for name in self._drains.tiers}
-        limit = [Cause("limit", self._limit)] if self._limit else []
-        return [*(Cause("drain", texts[name], tier=name) for name in sorted(texts)), *limit]
+        limit = [ShortfallCause("limit", self._limit)] if self._limit else []
+        return [*(ShortfallCause("drain", texts[name], tier=name) for name in sorted(texts)), *limit]
 
     def events(self, state: RunState, now: float) -> list[ev.Event]:
         """Return what the scheduler has to hear.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, KeepsOutput, Provider, ProviderError, WorkerJob
 from ctxflow.factory.tier_acquirer import AcquirerPatience, AcquirerState, TierAcquirer, TierJobs
@@ -237,7 +237,7 @@ class Acquirer:
         """Return no limits: only a factory counts other runs' workers (see `FactoryClient`)."""
         return []
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[ShortfallCause]:
         """Return why tiers have fewer workers than are wanted; none of those that have them."""
         now, wall = time.monotonic(), time.time()
         with self._condition:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.causes import Cause, lasting
+from ctxflow.causes import ShortfallCause, lasting
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.limits import SpendingMeter, Spent, total
 from ctxflow.factory.provider import JobChange, Provider
@@ -112,7 +112,7 @@ class RunFiles:
         """Pass on a change of a job."""
         self._add({"tier": tier, **dataclasses.asdict(change)})
 
-    def explain(self, tier: str, causes: Sequence[Cause]) -> None:
+    def explain(self, tier: str, causes: Sequence[ShortfallCause]) -> None:
         """Report why a tier has fewer workers than the run wants, nothing if it has them."""
         # Runs of earlier versions read the words alone.
         told = {"reason_to_wait": lasting(causes, tier), "causes": [dataclasses.asdict(each) for each in causes]}
@@ -184,7 +184,7 @@ class FactoryClient:
         self._joins = self._looks = 0
         self._dirty = self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
-        self._causes: dict[str, list[Cause]] = {}
+        self._causes: dict[str, list[ShortfallCause]] = {}
         self._maxima: dict[str, int] = {}
         self._limits_beyond: list[dict[str, Any]] = []
         self._meters = {tier.name: SpendingMeter(tier.gpus, tier.price) for tier in tiers}
@@ -308,12 +308,12 @@ class FactoryClient:
         with self._condition:
             return list(self._limits_beyond)
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[ShortfallCause]:
         """Return why tiers have fewer workers than are wanted; none of those that have them."""
         alone = "" if self._served else f'no factory serves the site "{self._site}" here, as far as is known'
         with self._condition:
             lacking = [tier for tier, wanted in self._wanted.items() if self._count(tier) < wanted]
-            unserved = {tier: [Cause("factory", alone, tier=tier)] if alone else [] for tier in lacking}
+            unserved = {tier: [ShortfallCause("factory", alone, tier=tier)] if alone else [] for tier in lacking}
             return [each for tier in lacking for each in self._causes.get(tier) or unserved[tier]]
 
     def stop(self) -> None:
@@ -395,7 +395,7 @@ class FactoryClient:
             return
         if "reason_to_wait" in line:
             words = [{"kind": "factory", "text": line["reason_to_wait"]}] if line["reason_to_wait"] else []
-            self._causes[tier] = [Cause.of({**each, "tier": tier}) for each in line.get("causes", words)]
+            self._causes[tier] = [ShortfallCause.of({**each, "tier": tier}) for each in line.get("causes", words)]
             return
         change = JobChange(**{key: value for key, value in line.items() if key in _CHANGE_FIELDS})
         if not all(isinstance(each, str) for each in (tier, change.job, change.state)):

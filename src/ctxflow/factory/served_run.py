@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxflow.causes import Cause, lasting
+from ctxflow.causes import ShortfallCause, lasting
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import RunFiles, Wishes
 from ctxflow.factory.limits import Spent, total
@@ -31,7 +31,7 @@ class _ServedTier:
         self.acquirer = acquirer
         self.running: dict[str, None] = {}  # Jobs that run, the oldest first.
         self.joined: dict[str, int] = {}  # `Wishes.joined`, as passed on last.
-        self.causes: list[Cause] = []  # Why the run lacks workers, as reported to it last.
+        self.causes: list[ShortfallCause] = []  # Why the run lacks workers, as reported to it last.
         self.maximum: int | None = None  # As reported to the run last.
         self.offered = tier  # As the site said last, which holds for this run only if its provider is the same.
         self.renewing = False  # Until the jobs that wait as the tier was before are gone.
@@ -193,7 +193,7 @@ class ServedRun:
             causes = lent.acquirer.causes()
             if not causes and lent.granted.allowed < self.wanted(tier):
                 share = f"the factory lends {lent.granted.allowed} of {self.wanted(tier)}"
-                causes = [Cause("factory", share, "that is this run's share", tier)]
+                causes = [ShortfallCause("factory", share, "that is this run's share", tier)]
             if causes != lent.causes:
                 lent.causes = causes
                 self._files.explain(tier, causes)

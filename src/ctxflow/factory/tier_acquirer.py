@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.errors import counted
 from ctxflow.factory.condor_machines import Places, located_by
 from ctxflow.factory.limits import SpendingMeter
@@ -422,7 +422,7 @@ class TierAcquirer:
         then = f"again: nothing more is asked for in the next {pause:.0f} s" if pause else "and another is asked for"
         self._report(f"job {change.job} was removed by somebody else, {then}: {change.reason}")
 
-    def causes(self, now: float, wall: float) -> list[Cause]:
+    def causes(self, now: float, wall: float) -> list[ShortfallCause]:
         """Return why there are fewer workers than are wanted, none if there are not; to be called with the lock.
 
         :param now: by the monotonic clock; `wall`: the same in seconds since 1970.
@@ -433,7 +433,9 @@ class TierAcquirer:
         left = self.jobs.pause_left(now)
         whys = {"hold": self.held_by, "removed": self.removed_by}
         return [
-            Cause(kind, text, whys.get(kind, ""), self.name, until=round(wall + left) if kind == "back-off" else None)
+            ShortfallCause(
+                kind, text, whys.get(kind, ""), self.name, until=round(wall + left) if kind == "back-off" else None
+            )
             for kind, text in shortfall(counts, self.down, self.lost, self.has, bool(self.removed_by), left > 0)
         ]
 

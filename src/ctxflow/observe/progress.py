@@ -44,7 +44,7 @@ class Progress:
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
         "gpu_hours", "worker_hours" and "cost" (None: no price) so far, and the "reason" why fewer joined, or "".
-    :ivar causes: why something does not run, or less than was asked for (the fields of `ctxflow.causes.Cause`).
+    :ivar causes: why less runs than was asked for: the fields of `ctxflow.causes.ShortfallCause`.
     :ivar contexts: name -> how many workers are "staging", "loading" or "waking" it, or have it "warm" or "parked".
     :ivar evictions: workers that were taken back; `crashes`, library processes that died; `loads`, contexts built.
     :ivar gpu_hours: GPUs of workers, times the hours they were connected; `worker_hours` likewise.

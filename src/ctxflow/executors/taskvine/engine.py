@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ctxflow.causes import Cause
+from ctxflow.causes import ShortfallCause
 from ctxflow.executors.contract import NO_PAYLOADS, EngineFailed, Payloads, RunServices
 from ctxflow.executors.protocol import Patience, events_of, is_late
 from ctxflow.executors.taskvine import manager_messages as msg
@@ -491,7 +491,7 @@ class TaskVineEngine:
             return None, ""
         return known.job, self._acquirer.output(known.tier, known.job)
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[ShortfallCause]:
         """Return why tiers have fewer workers than requested."""
         return [] if self._stopped else self._acquirer.causes()
 
