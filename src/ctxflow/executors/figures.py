@@ -35,6 +35,7 @@ class TierStatus:
     :ivar joined: workers that are connected; `asked`, those that were asked for last, None if none ever was.
     :ivar worker_seconds: for how long workers were connected, over all; `gpu_seconds`, that times their GPUs.
     :ivar price: of a worker's hour, None if the site does not say.
+    :ivar reason: why fewer are there than were asked for, in words; "" if that is not known, or they are.
     """
 
     joined: int
@@ -42,6 +43,7 @@ class TierStatus:
     worker_seconds: float
     gpu_seconds: float
     price: float | None
+    reason: str = ""
 
     @property
     def cost(self) -> float | None:
@@ -156,7 +158,7 @@ def status_of(
         crashes=counters.crashes,
         loads=counters.loads,
         contexts=by_state,
-        tiers=_tiers(state, now),
+        tiers=_tiers(state, now, causes),
         sessions=_sessions(state),
         chunks=counters.chunks,
         migrations=counters.migrations,
@@ -199,7 +201,7 @@ def _sessions(state: RunState) -> dict[str, int]:
     return counts
 
 
-def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
+def _tiers(state: RunState, now: float, causes: Sequence[ShortfallCause]) -> dict[str, TierStatus]:
     """Return each tier's workers, those that were lost in its times."""
     here: dict[str, list[Worker]] = {name: [] for name in state.tiers}
     for worker in state.workers.values():
@@ -213,6 +215,7 @@ def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
             worker_seconds=(tier.worker_seconds if tier else 0.0) + sum(now - each.joined for each in workers),
             gpu_seconds=(tier.gpu_seconds if tier else 0.0) + sum((now - each.joined) * each.gpus for each in workers),
             price=tier.spec.price if tier is not None else None,
+            reason=lasting(causes, name),
         )
     return found
 
@@ -221,8 +224,7 @@ def figures_of(status: Status) -> dict[str, Any]:
     """Return what `ctxflow.observe.progress.Progress` says of workers and sessions: from `workers` to `migrations`."""
     tiers = {
         name: {
-            **{key: getattr(tier, key) for key in ("joined", "asked", "cost")},
-            "reason": lasting(status.causes, name),
+            **{key: getattr(tier, key) for key in ("joined", "asked", "cost", "reason")},
             "gpu_hours": tier.gpu_seconds / 3600,
             "worker_hours": tier.worker_seconds / 3600,
         }
