@@ -83,6 +83,7 @@ def view(workers, now=1000.0, the_app=None, attempts=(), tiers=None):
         apps={"a": the_app or app()},
         attempts={a.id: a for a in attempts},
         tiers=tiers or {},
+        answered=lambda attempt: False,
     )
 
 
@@ -249,9 +250,9 @@ def test_items_that_straggle_on_a_slow_worker_are_run_again_on_an_idle_one_that_
     pairs = [(at_the_end(seed, Opportunistic()), at_the_end(seed, Never())) for seed in range(6)]
     for twice, once in pairs:
         assert (twice.done, once.done, once.duplicates) == (600, 600, 0)
-        assert 0 < twice.duplicates < 60
+        assert 0 < twice.wasted_items < 100
         assert twice.seconds <= once.seconds
-    assert sum(twice.seconds for twice, _ in pairs) < 0.98 * sum(once.seconds for _, once in pairs)
+    assert sum(twice.seconds for twice, _ in pairs) < 0.75 * sum(once.seconds for _, once in pairs)
 
 
 def test_what_is_overdue_counts_as_late_again_as_it_is():

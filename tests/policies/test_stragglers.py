@@ -27,8 +27,9 @@ def view(there, asks, items, began, copies=1, **app):
     attempts = {n: SimpleNamespace(id=n, worker=there.id, **batch) for n in range(1, copies + 1)}
     workers = {each.id: each for each in (there, asks)}
     return SimpleNamespace(
-        now=1000.0, workers=workers, free={asks.id: asks}, attempts=attempts, apps={"a": SimpleNamespace(**told)}
-    )
+        now=1000.0, workers=workers, free={asks.id: asks}, attempts=attempts, apps={"a": SimpleNamespace(**told)},
+        answered=lambda attempt: False,
+    )  # fmt: skip
 
 
 FAST = worker("fast", 0.1)
@@ -60,3 +61,15 @@ def test_nothing_is_run_a_third_time_nor_what_overlaps_nor_beside_something():
     assert Fixed().duplicate(view(slow, busy, 100, 20.0), busy) is None
     unknown = worker("new", None, 0)
     assert Fixed().duplicate(view(slow, unknown, 100, 20.0), unknown) is None
+
+
+def test_what_was_answered_by_somebody_else_meanwhile_keeps_nothing_from_being_run_twice():
+    slow = worker("slow", 1.0)
+    seen = view(slow, FAST, 100, 20.0)
+    first = seen.attempts[1]
+    for number in range(2, 12):
+        items = tuple(range(100 * number, 100 * number + 100))
+        seen.attempts[number] = SimpleNamespace(**{**vars(first), "id": number, "items": items, "started": 970.0})
+    seen.attempts[1].started = 979.0  # What takes the least of all.
+    seen.answered = lambda attempt: attempt.id != 1
+    assert Fixed().duplicate(seen, FAST) == 1

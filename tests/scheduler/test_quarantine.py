@@ -389,10 +389,10 @@ class Quarantined(Bench):
         self.health = Named(probation)
         super().__init__(health=self.health, **options)
 
-    def tick(self, *hosts, worker=""):
+    def tick(self, *hosts, worker="", **more):
         """A second later; these hosts, or this worker of one, are named."""
         self.now += 1.0
-        self.health.verdicts += [Verdict(host, "it fails", worker) for host in hosts]
+        self.health.verdicts += [Verdict(host, "it fails", worker, **more) for host in hosts]
         return self.tell(ev.Tick)
 
     @property
@@ -473,6 +473,62 @@ def test_no_job_is_asked_for_where_jobs_end_before_their_workers_join():
     assert only(bench.join("D9", host="D", machine="D.site", tier="default"), cmd.Load), "and so does who comes"
     bench.now = quarantine.until
     assert only(bench.tell(ev.Tick), cmd.Exclude) == [cmd.Exclude("default", ())]
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_jobs_that_end_on_all_hosts_at_once_are_no_hosts_fault(recovers):
+    """As where a file system is away for a minute; hosts that are not full try again and again."""
+    bench = Bench()
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 40))
+    bench.app("verify", "model")
+    bench.submit("verify", 1000)
+    hosts = [f"h{n}" for n in range(12)]
+    for host in hosts:
+        bench.join(f"{host}/0", f"{host}/1", host=host, tier="default")
+    bench.now += 7200.0
+    told = []
+    for second in range(60):
+        bench.now += 1.0
+        if second % 5 < 2:
+            for host in hosts[:6]:
+                bench.tell(ev.JobFailed, "default", f"{second}.{host}", host, "it ended with status 127")
+        told += bench.tell(ev.Tick)
+    if recovers:
+        for host in hosts[:6]:
+            told += bench.join(f"{host}/2", host=host, tier="default")
+        told += bench.tell(ev.Tick)
+    assert not only(told, cmd.Exclude) and not only(told, cmd.Quarantine)
+
+
+def test_two_hosts_on_which_jobs_end_while_workers_join_elsewhere_are_named_for_that_tier_alone():
+    bench = Bench()
+    for tier in ("default", "other"):
+        bench.tell(ev.TierOffered, ev.TierSpec(tier, 0, 12))
+    bench.app("verify", "model")
+    bench.submit("verify", 1000)
+    told = []
+    for second in range(20):
+        bench.now += 1.0
+        if second < 6:
+            told += bench.join(f"good{second}/0", host=f"good{second}", tier="default")
+            for host in ("bad0", "bad1"):
+                told += bench.tell(ev.JobFailed, "default", f"{second}.{host}", host, "it ended with status 127")
+        told += bench.tell(ev.Tick)
+    assert only(told, cmd.Exclude)[-1] == cmd.Exclude("default", ("bad0", "bad1"))
+    assert {each.tier for each in only(told, cmd.Exclude)} == {"default"}
+
+
+def test_a_worker_in_quarantine_stays_there_where_its_hosts_jobs_are_named():
+    bench = Quarantined()
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 12))
+    bench.app("verify", "model")
+    bench.submit("verify", 100)
+    for host in "ABCD":
+        bench.join(*(f"{host}{n}" for n in range(2)), host=host, tier="default")
+    bench.tick("A", worker="A0")
+    bench.tick("A", jobs=True, tier="default")
+    assert [(unit.worker, unit.jobs) for unit in bench.state.wards.units] == [("A0", False), ("", True)]
+    bench.scheduler.validate()
 
 
 def test_who_is_drained_by_hand_is_never_tried_again_before_that_person_says_so():

@@ -25,6 +25,7 @@ from ctxflow.renamed import names_of
 WAIT = 2.0  # Seconds after which evidence is looked at again, by what the peers had meanwhile.
 LOOK = 0.5  # Seconds between two looks at all.
 BUILDS = 4.0  # The evidence that builds and jobs take: three that fail while others succeed, for each is dear.
+JOBS = 3  # Jobs that fail, at least, before none is asked for there.
 DOUBT = math.log(100)
 LIKELY = 2  # For how many failures running one stands that looks like the machine's.
 SHORTEST = 0.1  # Seconds below which a batch says nothing of a host's speed.
@@ -136,6 +137,7 @@ class SequentialTest:
             return
         field = self._field(key, f"tier {tier}", view.now)
         if not passed:
+            field.failing[machine] = view.now
             known = {machine, *field.counts.hosts()}
             for other in [w.machine for w in view.workers.values() if w.tier == tier and w.machine not in known]:
                 field.counts.add(((other, ""),), False)
@@ -195,7 +197,7 @@ class SequentialTest:
     def _is_unlike(self, key: Key, host: str) -> bool:
         """Return whether no other host has shown how fast a host's GPU model is."""
         call = self._fields.get(("call", *key[1:]))
-        return call is None or call.median(host) is None
+        return call is not None and call.median(host) is None
 
     def _field(self, key: Key, name: str, now: float) -> Field:
         field = self._fields.get(key)
@@ -389,7 +391,10 @@ class SequentialTest:
         """Return the narrowest unit that explains it: one worker whose siblings pass, else the host; None if gone."""
         field, (host, part) = self._fields[key], unit
         if field.kind == "job":
-            return Verdict(host, self._cause(view, field, unit, field.tests[unit], False), jobs=True)
+            if field.tests[unit].failed < JOBS or self._is_outage(view, field):
+                return None
+            cause = self._cause(view, field, unit, field.tests[unit], False)
+            return Verdict(host, cause, jobs=True, tier=field.subject)
         there = [worker for worker in view.workers.values() if worker.host == host]
         if not there:  # Nobody could be named: all that were there crashed.
             return None
@@ -409,6 +414,16 @@ class SequentialTest:
         names = (worker.id for worker in view.workers.values() if self._units_of(worker)[1] == (host, part))
         named = next(names, None) if part else ""
         return None if named is None else Verdict(host, self._cause(view, field, unit, test, bool(named)), named)
+
+    @staticmethod
+    def _is_outage(view: View, field: Field) -> bool:
+        """Return whether jobs fail on more hosts than those on which workers join meanwhile."""
+        since = view.now - EPOCH
+        failing = {machine for machine, when in field.failing.items() if when > since}
+        if len(failing) < 2:
+            return False
+        there = (w for w in view.workers.values() if w.tier == field.subject and w.joined > since)
+        return len({worker.machine for worker in there} - failing) < len(failing)
 
     def _cause(self, view: View, field: Field, unit: Unit, test: Cusum, narrow: bool) -> str:
         kin = field.kin if not unit[1] else [field]
@@ -461,14 +476,20 @@ class SequentialTest:
                 self._suspect.pop(key, None)
                 if field in (alike := self._kin.get(key[:3], [])):
                     alike.remove(field)
+                    if not alike:
+                        del self._kin[key[:3]]
                 continue
             field.running = {unit: count for unit, count in field.running.items() if unit in there}
-            field.failing = {host: since for host, since in field.failing.items() if host in hosts}
+            if field.kind == "job":  # Where no worker is.
+                field.failing = {name: when for name, when in field.failing.items() if when > view.now - EPOCH}
+            else:
+                field.failing = {host: since for host, since in field.failing.items() if host in hosts}
             field.keep(hosts)
             for unit in [unit for unit in field.tests if unit[1] and unit not in there]:
                 del field.tests[unit]
                 field.messages.pop(unit, None)
         self._due = {pair: due for pair, due in self._due.items() if pair[0] in self._fields}
+        self._told = {unit: again for unit, again in self._told.items() if again > view.now}
 
 
 def _overlaps(app: AppView) -> bool:

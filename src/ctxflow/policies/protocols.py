@@ -126,6 +126,9 @@ class View(Protocol):
     def able(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have what the app's context needs, whatever the plan; none if it is broken."""
 
+    def answered(self, attempt: AttemptView) -> bool:
+        """Whether somebody else has answered a batch that still runs."""
+
     def holders(self, context: str) -> int:
         """How many workers have the context in any state (`ContextOnWorkerView.state`)."""
 
@@ -414,6 +417,7 @@ class Verdict:
     cause: str  # In words that go on after the name: "...".
     worker: str = ""  # The one worker of the host that is meant; "" for all of the host.
     jobs: bool = False  # No job is to begin there; workers that are there work on.
+    tier: str = ""  # Of these jobs.
     told: bool = False  # It is only told: it keeps its work.
 
 

@@ -69,7 +69,8 @@ class Stragglers:
                 # One that is overdue is given as long again as it is overdue.
                 found.append((abs(whole - (view.now - attempt.started)), attempt))
         found.sort(key=lambda each: (-each[0], each[1].id))
-        return found[:MOST]
+        # Not those that were run a second time already, and run on.
+        return list(itertools.islice((each for each in found if not view.answered(each[1])), MOST))
 
 
 class SlowWorkersBatches(Stragglers):

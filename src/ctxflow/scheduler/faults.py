@@ -400,10 +400,11 @@ def host_drained(state: RunState, event: HostDrained, out: list[Command]) -> Non
 def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
     """Put a unit in quarantine, unless nobody else could do what it does; return what it runs."""
     if verdict.jobs:
-        if any(unit.machine == verdict.host and not unit.worker for unit in state.wards.units):
+        whole = [unit for unit in state.wards.units if unit.machine == verdict.host and not unit.worker]
+        if any(not unit.jobs or unit.tier == verdict.tier for unit in whole):
             return []
         devices: tuple[str, ...] = ()
-        first = Unit(verdict.host, verdict.host, devices, "", verdict.cause, 0.0, jobs=True)
+        first = Unit(verdict.host, verdict.host, devices, "", verdict.cause, 0.0, jobs=True, tier=verdict.tier)
     else:
         named = [w for w in state.workers.values() if w.host == verdict.host and verdict.worker in ("", w.id)]
         if not named or state.wards.of(named[0]) is not None:
@@ -419,9 +420,11 @@ def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
     state.wards.times[verdict.host, devices] = times + 1
     seconds = min(LONGEST_QUARANTINE, state.policies.health.probation * 2 ** min(times, 20))
     first.until = state.now + seconds
-    state.wards.units = [unit for unit in state.wards.units if verdict.worker or unit.host != verdict.host]
+    if not verdict.jobs:
+        # A whole host takes the place of what is in it.
+        state.wards.units = [unit for unit in state.wards.units if verdict.worker or unit.host != verdict.host]
+        state.wards.slow = [each for each in state.wards.slow if each.host != first.host]
     state.wards.units.append(first)
-    state.wards.slow = [each for each in state.wards.slow if each.host != first.host]
     state.wake(first.until)
     out.append(Quarantine(first.host, first.worker, first.devices, first.cause, first.until))
     gpus = f" (GPU {', '.join(devices)})" if devices else ""
@@ -476,8 +479,9 @@ def _release_unit(state: RunState, unit: Unit, out: list[Command], why: str = ""
 
 def _exclude(state: RunState, out: list[Command]) -> None:
     """Tell the engine where not to ask: only of whole hosts can a batch system be told."""
-    hosts = tuple(sorted({unit.machine for unit in state.wards.units if not unit.worker}))
+    whole = [unit for unit in state.wards.units if not unit.worker]
     for name in state.tiers:
+        hosts = tuple(sorted({unit.machine for unit in whole if unit.tier in ("", name)}))
         if state.wards.excluded.get(name, ()) != hosts:
             state.wards.excluded[name] = hosts
             out.append(Exclude(name, hosts))

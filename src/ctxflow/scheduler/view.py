@@ -426,6 +426,10 @@ class RunView(ReadOnly):
         own = wanted.affinity == "guaranteed" and wanted.id in state.reservations.wants
         return not own and self.able(app, tier) and state.plan.permits(app.context, tier.name)
 
+    def answered(self, attempt: views.AttemptView) -> bool:
+        """Return whether somebody else has answered a batch that still runs."""
+        return attempt.items[-1] not in self._state.open  # One answer is that of all.
+
     def able(self, app: views.AppView, tier: views.TierView) -> bool:
         """Return whether workers of the tier have the GPUs, and the memory on each, that the app's context declares."""
         context, offered = self._state.contexts[app.context], self._state.tiers[tier.name]

@@ -454,7 +454,8 @@ class Unit:
     until: float
     returned: int = 0  # How often a worker joined from there all the same.
     by_hand: bool = False  # A person said so, and says when it is over; what runs there is not stopped.
-    jobs: bool = False  # Only no job is asked for there.
+    jobs: bool = False  # Only no job is asked for there,
+    tier: str = ""  # of this tier.
 
     @property
     def what(self) -> str:

@@ -13,7 +13,7 @@ import dataclasses
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
+from ctxflow.policies.views import AppView, AttemptView, SessionView, TierView, WorkerView
 from ctxflow.topology import Gpu, NumaNode, Topology
 
 
@@ -290,6 +290,9 @@ class Scene:
 
     def permits(self, app: AppView, tier: TierView) -> bool:
         return self.able(app, tier)
+
+    def answered(self, attempt: AttemptView) -> bool:
+        return False
 
     def holders(self, context: str) -> int:
         return sum(context in worker.contexts for worker in self.workers.values())
