@@ -10,7 +10,7 @@ from ctxflow.executors.kept_files import EventLog, WorkerTable
 from ctxflow.executors.simulated import SimulatedEngine
 from ctxflow.policies import registry
 from ctxflow.policies.simple import ContextAffinity
-from ctxflow.scheduler import Policies
+from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
@@ -41,6 +41,7 @@ class Steps:
         self._before = sys.getprofile(), sys.gettrace()
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
+        return self
 
     def __exit__(self, *error):
         sys.settrace(self._before[1])
@@ -149,6 +150,26 @@ def test_every_policy_has_a_budget():
 def test_the_files_of_a_run_cost_as_much_an_event(workers, tmp_path):
     with files(tmp_path) as handler:
         assert run(workers, handler=handler) <= FILES
+
+
+@pytest.mark.parametrize("gpus", [0, 8], ids=["others can do it", "nobody can"])
+def test_a_submission_costs_as_much_with_more_workers_while_some_are_in_quarantine(gpus):
+    def steps(workers):
+        scheduler = Scheduler(Policies.chosen({}))
+        scheduler.handle(ev.ContextDeclared(0.0, ev.ContextSpec("model", "model", gpus=gpus)))
+        scheduler.handle(ev.AppDeclared(0.0, ev.AppSpec("a", "a", "model")))
+        for number in range(workers):
+            spec = ev.WorkerSpec(f"w{number}", host=f"h{number // 4}", acquired=False)
+            scheduler.handle(ev.WorkerJoined(0.0, spec))
+        scheduler.handle(ev.HostDrained(1.0, "h0"))
+        scheduler.handle(ev.ItemsSubmitted(1.0, "a", range(100_000)))
+        with Steps() as counted:
+            for item in range(100_000, 100_020):
+                scheduler.handle(ev.ItemsSubmitted(1.0, "a", range(item, item + 1)))
+        assert scheduler.state.wards.held
+        return counted.count
+
+    assert steps(400) <= 1.1 * steps(100)
 
 
 def test_a_look_at_all_workers_is_noticed(monkeypatch):

@@ -555,6 +555,35 @@ def test_a_host_is_asked_for_again_where_nobody_is_there_for_a_minute():
     assert only(commands, cmd.Exclude) == [cmd.Exclude("default", ())]
 
 
+@pytest.mark.parametrize("jobs", [False, True])
+def test_a_host_is_asked_for_again_where_those_who_are_left_cannot_do_what_waits(jobs):
+    """A worker without a GPU is nobody's stand-in; a host without GPUs stays where it is."""
+    bench = Quarantined()
+    bench.tell(ev.TierOffered, ev.TierSpec("cpu", 0, 4))
+    bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 2, gpus=1))
+    bench.context("wide", gpus=1)
+    bench.app("verify", "wide")
+    bench.submit("verify", 400)
+    bench.join("wC", host="C", tier="cpu")
+    bench.join("wD", host="D", tier="cpu")
+    for host in "AB":
+        bench.join(f"w{host}", host=host, tier="gpu", gpus=1)
+        bench.ready(f"w{host}", "wide")
+    bench.tick("D")
+    if jobs:
+        bench.tick("F", jobs=True, tier="gpu")
+    else:
+        bench.tick("A")
+    for host in "AB":
+        bench.lose(f"w{host}", evicted=True)
+    told = [bench.tick() for _ in range(62)]
+    assert not any(only(commands, cmd.Exclude) for commands in told[:59])
+    [last] = [commands for commands in told if only(commands, cmd.Exclude)]
+    host = "F" if jobs else "A"
+    assert f"host {host} is tried again: nobody else can do what waits" in [note.text for note in only(last, cmd.Note)]
+    assert {each.hosts for each in only(last, cmd.Exclude) if each.tier == "gpu"} == {("D",)}
+
+
 @given(
     acts=st.lists(
         st.tuples(

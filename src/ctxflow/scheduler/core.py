@@ -188,7 +188,7 @@ def _items_submitted(state: RunState, event: ev.ItemsSubmitted, out: list[Comman
     first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
     prefixes.note(state, state.apps[event.app], event.items, event.prefixes)
     items.submit(state, state.apps[event.app], event.items, out)
-    faults.relieve(state, out)
+    faults.relieve(state, out, state.apps[event.app])
     if first and state.ready:
         _scale(state, out)
 

@@ -28,6 +28,7 @@ CRASHES = ("crash", "lost")  # Kinds of failures that cost a library process, or
 LONGEST_MESSAGE = 200  # Characters of a failure that are told.
 NOBODYS = ("cancelled", "input", "contract")  # Kinds of failures that say nothing of a worker.
 
+RELIEF_SECONDS = 1.0  # For which submissions do not look for relief, where none was found.
 RETURNS = 3  # How often a worker that comes back from quarantine is given back: then it is held, without work.
 LONGEST_QUARANTINE = 6 * 3600.0  # Seconds.
 
@@ -319,11 +320,15 @@ def job_failed(state: RunState, event: JobFailed, out: list[Command]) -> None:
         state.policies.job_health.tried_job(state.view, event.tier, event.host, False, event.reason)
 
 
-def relieve(state: RunState, out: list[Command]) -> None:
-    """Release units before their time, the soonest first, while what waits could run on held workers alone."""
-    if not state.wards.held:
+def relieve(state: RunState, out: list[Command], submitted: App | None = None) -> None:
+    """Release units before their time, the soonest first, while what waits could run on held workers alone.
+
+    :param submitted: look only at what this app waits for, and not again for a second where no unit helped.
+    """
+    wards = state.wards
+    if not wards.held or (submitted is not None and state.now < wards.relief_at):
         return
-    for name in _waiting(state):
+    for name in _waiting(state) if submitted is None else [submitted.context] * (submitted.id in state.ready):
         context = state.contexts[name]
         for suspects in (frozenset(context.suspects), frozenset[str]()):  # Those who failed to build it come last.
             if _attended(state, context, suspects):
@@ -333,6 +338,7 @@ def relieve(state: RunState, out: list[Command]) -> None:
                 _release_unit(state, unit, out, "nobody else can do what waits")
                 _exclude(state, out)
                 break
+            wards.relief_at = state.now + RELIEF_SECONDS
 
 
 def _waiting(state: RunState) -> dict[str, None]:
@@ -363,19 +369,22 @@ def _first_over(state: RunState, context: ContextState, suspects: frozenset[str]
 
 
 def _admit(state: RunState, out: list[Command]) -> None:
-    """Release the unit that is over first where work has waited for long, and all who are there are in quarantine.
+    """Release the whole host that is over first, where nobody has been there for long who could do what waits.
 
-    Where none of its workers is connected, its host is asked for again; others may be there within a minute.
+    So it is asked for again. Only hosts count whose workers had the GPUs for it.
     """
-    wards = state.wards
-    units = [unit for unit in wards.units if not unit.by_hand]
-    if not units or not (state.ready or state.streams.waiting) or any(not w.leaving for w in state.workers.values()):
+    wards, none = state.wards, frozenset[str]()
+    waiting = [state.contexts[name] for name in _waiting(state) if name not in state.reservations.wants]
+    needed = [context.spec.gpus for context in waiting if not _attended(state, context, none)]
+    units = [unit for unit in wards.units if not (unit.by_hand or unit.worker)]
+    units = [unit for unit in units if needed and unit.gpus >= min(needed)]
+    if not units:
         wards.deserted = None
     elif wards.deserted is None:
         wards.deserted = state.now
     elif state.now >= wards.deserted + PATIENCE:
         wards.deserted = None
-        _release_unit(state, min(units, key=lambda unit: unit.until), out, "nobody else is there")
+        _release_unit(state, min(units, key=lambda unit: unit.until), out, "nobody else can do what waits")
 
 
 def host_drained(state: RunState, event: HostDrained, out: list[Command]) -> None:
@@ -405,12 +414,14 @@ def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
             return []
         devices: tuple[str, ...] = ()
         first = Unit(verdict.host, verdict.host, devices, "", verdict.cause, 0.0, jobs=True, tier=verdict.tier)
+        first.gpus = state.tiers[verdict.tier].spec.gpus if verdict.tier in state.tiers else 0
     else:
         named = [w for w in state.workers.values() if w.host == verdict.host and verdict.worker in ("", w.id)]
         if not named or state.wards.of(named[0]) is not None:
             return []
         devices = tuple(named[0].devices) if verdict.worker else ()
         first = Unit(verdict.host, named[0].machine, devices, verdict.worker, verdict.cause, 0.0)
+        first.gpus = max(worker.gpus for worker in named)
     workers = [worker for worker in state.workers.values() if first.has(worker)]
     if verdict.told:
         return _tell(state, first, out)

@@ -452,6 +452,7 @@ class Unit:
     worker: str  # The one that is meant, and others with its GPUs; "" for all of the host.
     cause: str
     until: float
+    gpus: int = 0  # The most that a worker there had, or was to have.
     returned: int = 0  # How often a worker joined from there all the same.
     by_hand: bool = False  # A person said so, and says when it is over; what runs there is not stopped.
     jobs: bool = False  # Only no job is asked for there,
@@ -496,8 +497,9 @@ class Wards:
         self.times: dict[tuple[str, tuple[str, ...]], int] = {}
         self.held: dict[str, Worker] = {}  # The workers that are in quarantine; kept by faults.py.
         self.excluded: dict[str, tuple[str, ...]] = {}
-        # Since when work has waited while nobody was there who is not about to go.
+        # Since when work has waited that units could do, and nobody who is there; until when nobody asks for relief.
         self.deserted: float | None = None
+        self.relief_at = 0.0
         self.slow: list[Unit] = []
         self.unproven: dict[str, Unproven] = {}
 
