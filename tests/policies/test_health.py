@@ -180,15 +180,36 @@ def test_alone_a_host_is_in_doubt_while_others_are_awaited_but_not_for_ever():
     assert not bench.doubts("h0/0"), "it has answered something"
 
 
-def test_alone_in_its_tier_a_host_is_in_doubt_while_other_tiers_have_some():
+def test_alone_in_its_tier_a_host_is_in_doubt_while_those_of_others_answer_or_may_soon():
     bench = Bench(hosts=1, each=1)
     bench.view.tiers["cpus"] = Tier("cpus")
     bench.missed("h0/0")
     assert not bench.doubts("h0/0")
-    bench.view.workers["other"] = Machine("other", "h9", tier="cpus")
-    bench.view.now += 1000.0
+    bench.view.workers["other"] = Machine("other", "h9", tier="cpus", gpu_model=None)
+    assert bench.doubts("h0/0"), "it may answer"
+    bench.view.now += 190.0
     bench.missed("h0/0")
+    assert not bench.doubts("h0/0"), "it did not try"
+    bench.answered("other")
+    bench.view.now += 100.0
+    bench.missed("h0/0")
+    assert bench.doubts("h0/0"), "it answers"
+    bench.view.now += 1000.0
+    bench.missed("other")
+    bench.missed("h0/0")
+    assert not bench.doubts("h0/0") and not bench.doubts("other"), "it fails as well"
+
+
+def test_alone_it_is_not_in_doubt_for_ever_either_where_it_answered_before():
+    bench = Bench(hosts=1, each=1)
+    bench.view.tiers["gpus"].requested = 8
+    bench.answered("h0/0")
+    for _ in range(20):
+        bench.missed("h0/0")
     assert bench.doubts("h0/0")
+    bench.view.now += 190.0
+    bench.missed("h0/0")
+    assert not bench.doubts("h0/0"), "nobody came"
 
 
 def test_a_machine_on_which_jobs_end_before_their_workers_join_is_named():

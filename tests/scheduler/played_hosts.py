@@ -42,6 +42,7 @@ class Host:
     models: tuple[str, ...] = ()
     lives: float = math.inf
     only: str = ""
+    tier: str = "default"
 
 
 def black_hole(name, since=0.0, failure=GPU_ERROR, **options):
@@ -52,6 +53,7 @@ class Pool:
     """Rows answered by hosts, until all are answered or dead.
 
     :param bad_rows: that fail wherever they are.
+    :param longer: row -> how many times as long as others it takes.
     :param other_rows: of another app, with the same context.
     :param evictions: workers taken back a second, each host of whom another joins two seconds later.
     """
@@ -68,6 +70,7 @@ class Pool:
         limits=None,
         batch=True,
         other_rows=0,
+        longer=None,
         **chosen,
     ):
         self.scheduler = Scheduler(
@@ -79,13 +82,15 @@ class Pool:
         self._due = []
         self.dead, self.done, self.runs = {}, Counter(), Counter()
         self.notes, self.excluded, self.released = [], [], []
-        self.bad_rows = set(bad_rows)
+        self.bad_rows, self.longer = set(bad_rows), longer or {}
         self.workers, self._incarnations = {}, itertools.count()
         self.makespan = None
         self.rows = rows + other_rows
         self._over = set()  # Attempts that were ended.
         self._first, self._told = first_line(self.scheduler, simulated=True), []
-        self.tell(ev.TierOffered(0.0, ev.TierSpec("default", 0, sum(host.workers for host in hosts))))
+        for tier in dict.fromkeys(host.tier for host in hosts):
+            there = sum(host.workers for host in hosts if host.tier == tier)
+            self.tell(ev.TierOffered(0.0, ev.TierSpec(tier, 0, there)))
         self.tell(ev.ContextDeclared(0.0, ev.ContextSpec("model", "model")))
         self.tell(ev.AppDeclared(0.0, ev.AppSpec("verify", "verify", "model", retries=retries, batch=batch)))
         self.tell(ev.ItemsSubmitted(0.0, "verify", range(rows)))
@@ -139,7 +144,7 @@ class Pool:
         self.workers[name] = (host, number)
         model = host.models[number] if host.models else None
         devices = (f"{host.name}-{number}",) if model else ()
-        spec = ev.WorkerSpec(name, host=host.name, tier="default", gpu_model=model, devices=devices)
+        spec = ev.WorkerSpec(name, host=host.name, tier=host.tier, gpu_model=model, devices=devices)
         self.tell(ev.WorkerJoined(self.now, spec))
         if host.lives < math.inf:
             self.at(self.now + self.rng.expovariate(1 / host.lives), self.crash, name)
@@ -203,7 +208,8 @@ class Pool:
         if failure is None or seconds is None:
             bad = [n for n, item in enumerate(run.items) if item in self.bad_rows]
             failure = ORDINARY if bad else failure
-            seconds = (bad[0] + 1 if bad else len(run.items)) * host.item_seconds
+            tried = run.items[: bad[0] + 1] if bad else run.items
+            seconds = sum(self.longer.get(item, 1.0) for item in tried) * host.item_seconds
         seconds *= self.rng.uniform(0.8, 1.2)
         self.at(self.now + seconds, self.end, run, seconds, failure)
 

@@ -172,6 +172,22 @@ def test_a_submission_costs_as_much_with_more_workers_while_some_are_in_quaranti
     assert steps(400) <= 1.1 * steps(100)
 
 
+def test_a_job_that_fails_costs_as_much_with_more_workers():
+    def steps(workers):
+        scheduler = Scheduler(Policies.chosen({}))
+        scheduler.handle(ev.TierOffered(0.0, ev.TierSpec("default", 0, workers)))
+        for number in range(workers):
+            scheduler.handle(ev.WorkerJoined(0.0, ev.WorkerSpec(f"w{number}", host=f"h{number}", tier="default")))
+        scheduler.handle(ev.JobFailed(1.0, "default", "0", "bad", "it ended"))
+        scheduler.handle(ev.Tick(1.0))
+        with Steps() as counted:
+            for job in range(20):
+                scheduler.handle(ev.JobFailed(1.0, "default", f"{job}", "bad", "it ended"))
+        return counted.count
+
+    assert steps(400) <= 1.1 * steps(100)
+
+
 def test_a_look_at_all_workers_is_noticed(monkeypatch):
     """It is what these tests are for."""
     assign = ContextAffinity.assign

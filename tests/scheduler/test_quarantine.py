@@ -188,6 +188,51 @@ def test_good_hosts_with_all_kinds_of_gpus_are_neither_named_nor_told(seed):
     assert not named(pool) and not [text for _, text in pool.notes if "keeps its work" in text]
 
 
+def mixed_rows(seed, rows):
+    """Where 2 % take a hundred times as long as the others: most of the time goes into them."""
+    rng = random.Random(seed)
+    return {row: 100.0 for row in range(rows) if rng.random() < 0.02}
+
+
+KINDS = {
+    "workers": [(), (), (), ()],
+    "pairs": [("a10",) * 3, ("a10",) * 3, ("rtx",) * 3, ("rtx",) * 3],
+    "own": [("a10", "rtx", "rtx"), ("1080", "1080", "ada"), ("h100", "gtx", "a40"), ("titan", "k40", "p100")],
+}
+
+
+@pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, *for_release(*range(1, 20))])
+def test_rows_that_take_long_are_no_hosts_fault(seed, kind, size):
+    hosts = [Host(f"host{n}", models=models) for n, models in enumerate(KINDS[kind])]
+    pool = Pool(hosts, 3000, size, seed=seed, longer=mixed_rows(seed, 3000)).run(check=False)
+    assert not named(pool) and not [text for _, text in pool.notes if "keeps its work" in text]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, *for_release(*range(1, 5))])
+def test_a_slow_host_is_named_or_told_though_some_rows_take_long(seed, kind):
+    hosts = [Host(f"host{n}", models=each, item_seconds=0.1 if n else 1.0) for n, each in enumerate(KINDS[kind])]
+    pool = Pool(hosts, 3000, 1, seed=seed, longer=mixed_rows(seed, 3000)).run(check=False)
+    about = [(time, text) for time, text in pool.notes if "slow there" in text]
+    assert about[0][0] <= 30.0 and all("host host0 " in text for _, text in about)
+
+
+@pytest.mark.parametrize(("failure", "size"), sized(50, FAILURES, singly=[("machine",)]))
+def test_what_fails_on_the_only_host_of_a_tier_waits_for_other_tiers_for_some_minutes(failure, size):
+    """With a line that says so; and for as long as theirs answer it."""
+    hole = functools.partial(black_hole, "bad", 0.0, FAILURES[failure], tier="gpu")
+    pool = Pool([hole(), Host("good", tier="cpu")], ROWS, size).run(check=False)
+    assert not pool.lost_rows and pool.makespan > 180.0
+    pool = Pool([hole(), Host("busy", tier="cpu", build_seconds=3600.0)], 100, size).run(check=False)
+    assert pool.dead.keys() == set(range(100)) and pool.makespan < 3600.0
+    (when, text), *_ = pool.notes
+    assert when <= 10.0 and text.startswith("calls of verify fail on bad, the only host of its tier so far, and wait")
+    pool = Pool([hole(), black_hole("worse", 0.0, FAILURES[failure], tier="cpu")], 100, size).run(check=False)
+    assert pool.makespan <= 60.0 and len(pool.dead) == 100, "where those of other tiers fail too, it is the app"
+
+
 def test_one_bad_gpu_of_a_host_is_named_and_its_siblings_go_on():
     def flaky(now, number, rng):
         return GPU_ERROR if number == 0 and rng.random() < 0.2 else None

@@ -36,6 +36,7 @@ LIFE = 30.0  # Seconds of a worker that are one trial of whether it crashes.
 ALONE = 180.0  # Seconds for which what fails on the only host of its kind, which has answered nothing, is held back.
 OVERDUE = 2  # How often one running batch counts as slow: when it is late, and when it is twice as late.
 
+MOSTLY = 3  # Batches, half of all at least, from which on little evidence is enough to tell of a host unlike others.
 UNLIKE = 2.0  # How many times slower than others with other GPU models a host may be besides.
 
 BUILDING = ("staging", "loading")  # States of a context.
@@ -125,22 +126,16 @@ class SequentialTest:
             self._suspect[key] = field
         if trial.item_seconds is not None:
             key = (*key[:3], worker.gpu_model)  # Other GPUs are no measure of how fast one is.
-            self._timed(view, key, self._field(key, trial.name, view.now), worker, trial.item_seconds)
+            self._timed(view, key, self._field(key, trial.name, view.now), trial, trial.item_seconds)
 
     def tried_job(self, view: View, tier: str, machine: str, passed: bool, message: str = "") -> None:
-        """Count a job whose worker has joined, or that ended before that.
-
-        At a failure the workers that are connected elsewhere are counted too: they may have joined long ago.
-        """
+        """Count a job whose worker has joined, or that ended before that."""
         key = ("job", tier, tier, ALL)
         if passed and key not in self._fields:  # Nothing failed.
             return
         field = self._field(key, f"tier {tier}", view.now)
         if not passed:
             field.failing[machine] = view.now
-            known = {machine, *field.counts.hosts()}
-            for other in [w.machine for w in view.workers.values() if w.tier == tier and w.machine not in known]:
-                field.counts.add(((other, ""),), False)
         if field.add(((machine, ""),), passed, view.now, message):
             self._suspect[key] = field
 
@@ -166,11 +161,11 @@ class SequentialTest:
         """Return how many hosts a worker's peers are on, with its own."""
         return view.hosts(worker.tier, self._model(view, worker.tier, worker.gpu_model))
 
-    def _timed(self, view: View, key: Key, field: Field, worker: WorkerView, seconds: float) -> None:
-        field.learn(worker.host, seconds)
-        usual = self._slowest(field, worker.host)
-        if usual is not None:
-            self._add_slow(view, key, field, worker, seconds <= usual)
+    def _timed(self, view: View, key: Key, field: Field, trial: Trial, seconds: float) -> None:
+        field.learn(trial.worker.host, seconds)
+        usual = self._slowest(field, trial.worker.host)
+        if usual is not None and trial.attempt not in self._late:  # It was counted while it ran.
+            self._add_slow(view, key, field, trial.worker, seconds <= usual)
 
     def _slowest(self, field: Field, host: str) -> float | None:
         """Return the most seconds of an item that are not slow on a host: by those with its GPU model, else by all.
@@ -190,8 +185,11 @@ class SequentialTest:
             self._suspect[key] = slow
 
     def _threshold(self, key: Key, host: str) -> float:
-        """Return the evidence that it takes, which is less where the host would only be told."""
-        little = key[0] in ("build", "job") or (key[0] == "slow" and self._is_unlike(key, host))
+        """Return the evidence that it takes, which is less where the host would only be told, and is mostly slow."""
+        little = key[0] in ("build", "job")
+        if key[0] == "slow" and self._is_unlike(key, host):
+            trials, failed, _ = self._fields[key].tried_on(host)
+            little = failed >= MOSTLY and 2 * failed >= trials
         return min(BUILDS, self._enough) if little else self._enough
 
     def _is_unlike(self, key: Key, host: str) -> bool:
@@ -232,25 +230,33 @@ class SequentialTest:
         if not running:
             return False
         attempts, failures = field.tried(unit)
+        others = self._crowd(view, worker) - 1
+        if not others and not self._is_awaited(view, worker, app, field):
+            return False
         if attempts == failures:  # It has answered nothing lately; nor have others yet, where calls take their time.
-            others = self._crowd(view, worker) - 1
-            if not others:
-                return self._is_awaited(view, worker, app, field)
-            return 2 * field.peers(view.now, attempts=True).failing(worker.host) < others
+            return not others or 2 * field.peers(view.now, attempts=True).failing(worker.host) < others
         test = field.tests.get(host)
         if test is not None and max(test.sums) >= self._enough / 2:
             return True
         tried, failed, _ = self._others_tried(view, field, worker)
         return running * math.log(max(1.0, 0.6 / null_share(failed, tried))) > DOUBT
 
-    @staticmethod
-    def _is_awaited(view: View, worker: WorkerView, app: AppView, field: Field) -> bool:
-        """Return whether another host may still tell a worker's fault from that of what failed there."""
-        others = [tier for name, tier in view.tiers.items() if name != worker.tier]
-        if any(view.hosts(tier.name) and view.permits(app, tier) for tier in others):
+    def _is_awaited(self, view: View, worker: WorkerView, app: AppView, field: Field) -> bool:
+        """Return whether another host may still tell a worker's fault from that of what failed there.
+
+        One of another tier that answers it does so for ever; one that has not tried it yet, or that is only asked for,
+        for some minutes from the first failure on.
+        """
+        others = [tier.name for name, tier in view.tiers.items() if name != worker.tier and view.permits(app, tier)]
+        peers = [each.peers(view.now, True) for name in others for each in self._kin.get(("call", app.id, name), ())]
+        failing = sum(each.failing("") for each in peers)
+        if 2 * failing < sum(each.others("") for each in peers):
             return True
+        there = sum(view.hosts(name) for name in others)
+        if there and 2 * failing >= there:
+            return False
         lacking = any(tier.connected < (tier.requested or 0) for tier in view.tiers.values())
-        return lacking and view.now < field.failing.get(worker.host, view.now) + ALONE
+        return (there > 0 or lacking) and view.now < field.failing.get(worker.host, view.now) + ALONE
 
     def _others_tried(self, view: View, field: Field, worker: WorkerView) -> tuple[int, int, bool]:
         """Return the attempts of a worker's peers, those that failed, and whether most peers have ended one yet."""
@@ -271,6 +277,7 @@ class SequentialTest:
             self._known.clear()
         self._look_at_running(view)
         self._look_at_building(view)
+        self._look_at_joined(view)
         self._look_at_living(view)
         self._forget(view)
         return list(self._verdicts(view))
@@ -318,13 +325,13 @@ class SequentialTest:
         usual, call = slowest / self._slow * len(attempt.items) * _beside(worker, app), app.call_seconds or 0.0
         due = self._slow * (usual + (call if call < usual / 2 else 0.0)) + SHORTEST
         level, before = min(OVERDUE, int(age / due)), self._late.get(attempt.id, 0)
-        for _ in range(level - before):
-            self._add_slow(view, key, field, worker, False)
-        if level >= OVERDUE:
-            return math.inf
+        if level > 1 and self._is_unlike(key, worker.host):  # Rows may differ as much as hosts do.
+            level = 1
         if level > before:
             self._late[attempt.id] = level
-        return min(soon, attempt.started + (level + 1) * due)
+            for _ in range(level - before):
+                self._add_slow(view, key, field, worker, False)
+        return soon if level >= OVERDUE else min(soon, attempt.started + (level + 1) * due)
 
     def _look_at_building(self, view: View) -> None:
         for (kind, subject, tier, model), field in self._suspect.items():
@@ -333,6 +340,14 @@ class SequentialTest:
                 alike = [w for w in view.holding(subject) if w.tier == tier and model in (ALL, w.gpu_model)]
                 building = [w.host for w in alike if (held := w.contexts.get(subject)) and held.state in BUILDING]
                 field.awaited = len({host for host in building if host not in ended})
+
+    def _look_at_joined(self, view: View) -> None:
+        """Where jobs fail, count the hosts of workers that are connected elsewhere: they may have joined long ago."""
+        for (kind, _, tier, _), field in self._suspect.items():
+            if kind == "job":
+                known = field.counts.hosts()
+                for other in [w.machine for w in view.workers.values() if w.tier == tier and w.machine not in known]:
+                    field.counts.add(((other, ""),), False)
 
     def _look_at_living(self, view: View) -> None:
         """Count a passed trial for workers that lived on and have a context: those that crash fail one."""
@@ -490,6 +505,7 @@ class SequentialTest:
                 field.messages.pop(unit, None)
         self._due = {pair: due for pair, due in self._due.items() if pair[0] in self._fields}
         self._told = {unit: again for unit, again in self._told.items() if again > view.now}
+        self._named_at = {host: when for host, when in self._named_at.items() if when > view.now - 20 * EPOCH}
 
 
 def _overlaps(app: AppView) -> bool:

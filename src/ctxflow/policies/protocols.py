@@ -393,7 +393,8 @@ class Trial(NamedTuple):  # Made for each call, and made sooner than a frozen da
         it failed one just now, and nobody knows yet whose fault that is. "build": it built a context, or could not.
         "crash": a failed call ended its library process, or the worker, without notice.
     :ivar subject: the app of a call, the context of a build, by id; `name`: in words; "" of a crash.
-    :ivar attempt: the number of the attempt that failed, in a "miss" and in the "call" that may follow, 0 if none can.
+    :ivar attempt: the number of the attempt; of one that failed, in a "miss" and in the "call" that may follow; 0 if
+        there is none, or nothing can follow.
     :ivar item_seconds: of a batch that was answered, None where nobody measured.
     :ivar message: what was said of the failure; `machine`: whether it looks like the machine's, in a "miss".
     """

@@ -15,7 +15,7 @@ from ctxflow.errors import counted
 from ctxflow.policies.protocols import Trial, Verdict
 from ctxflow.scheduler.app_state import App, ContextState, Suspect
 from ctxflow.scheduler.commands import Command, Exclude, Note, Quarantine, Release
-from ctxflow.scheduler.eligibility import PATIENCE, able, awaited, empty, fits
+from ctxflow.scheduler.eligibility import PATIENCE, able, empty, fits
 from ctxflow.scheduler.events import Failure, HostDrained, JobFailed
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Attempt, Charge, Charges, Pace, Unit, Unproven, Worker
@@ -54,7 +54,7 @@ def learn(state: RunState, app: App, worker: Worker, attempt: Attempt, count: in
         cost.add_pair(known.last, (count, seconds), known.item_seconds)
         known.last = (count, seconds)
     measured = max(seconds - cost.inside, 0.1 * seconds) / count if seconds >= SHORTEST else None
-    trial = Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured)
+    trial = Trial(worker.shown, "call", app.id, app.spec.name, True, attempt.id, measured)
     state.policies.health.observe(state.view, trial)
 
 
@@ -72,7 +72,8 @@ def _learn_of_window(state: RunState, app: App, worker: Worker, attempt: Attempt
     # While a window is not full, or is a share of a short queue, an item's share tells of the queue, not the worker.
     full = not attempt.apart and beside + 1 >= FULL * worker.full.get(attempt.context, math.inf)
     measured = item_seconds if full and seconds >= SHORTEST else None
-    state.policies.health.observe(state.view, Trial(worker.shown, "call", app.id, app.spec.name, True, 0, measured))
+    trial = Trial(worker.shown, "call", app.id, app.spec.name, True, attempt.id, measured)
+    state.policies.health.observe(state.view, trial)
 
 
 def _learn_pace(
@@ -281,18 +282,20 @@ def judge(state: RunState, out: list[Command]) -> list[int]:
 
 
 def _look_at_the_only_host(state: RunState, out: list[Command]) -> None:
-    """Tell of apps all of whose calls fail on the only host that is there: what failed waits for another one."""
+    """Tell of apps whose calls fail on the only host of its tier, while no other answers any: what failed waits."""
     unproven, health = state.wards.unproven, state.policies.health
     if not state.charges.open and not unproven:
         return
-    hosts = {host for (_, model), hosts in state.hosts.items() if model == "*" for host in hosts}
-    failed = {charge.app.id: charge for charge in state.charges.open if charge.worker.id in state.workers}
-    if len(hosts) != 1 or not awaited(state):
-        failed = {}
+    found = {
+        charge.app.id: charge
+        for charge in state.charges.open
+        if charge.worker.id in state.workers and len(state.hosts[charge.worker.tier, "*"]) == 1
+    }
     found = {
         name: charge
-        for name, charge in failed.items()
-        if health.doubts(state.view, charge.worker.shown, charge.app.shown)
+        for name, charge in found.items()
+        if all(worker.host == charge.worker.host for worker in charge.app.measured_on.values())
+        and health.doubts(state.view, charge.worker.shown, charge.app.shown)
     }
     for name in unproven.keys() - found.keys():
         del unproven[name]

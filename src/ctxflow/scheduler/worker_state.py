@@ -474,7 +474,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unproven:
-    """An app whose calls all failed on the only host that is there: nobody can tell yet whose fault that is."""
+    """An app whose calls all failed on the only host of its tier: nobody can tell yet whose fault that is."""
 
     host: str
     app: str
@@ -483,7 +483,8 @@ class Unproven:
     @property
     def text(self) -> str:
         """In words."""
-        return f"calls of {self.app} fail on {self.host}, the only host so far, and wait some minutes for another one"
+        where = f"{self.host}, the only host of its tier so far"
+        return f"calls of {self.app} fail on {where}, and wait some minutes for another one that answers them"
 
 
 class Wards:
