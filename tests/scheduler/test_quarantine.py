@@ -410,6 +410,16 @@ def test_a_run_with_bad_hosts_is_replayed_and_reported():
         assert each["cause"] in told and each["until"] == since + 600.0
 
 
+def test_the_report_says_who_was_slow_and_kept_its_work():
+    slow = Host("slow", item_seconds=1.0, models=("k40", "p100", "v100"))
+    pool = Pool([slow, *goods(models=("a10", "rtx", "titan"))], 3000, 10).run()
+    history = read_history(pool.log)
+    assert [each["host"] for _, each in history.quarantines] == ["slow"] and not named(pool)
+    [told] = [line for line in as_text(Report(Path("r"), history, Transfers(), [])).splitlines() if "kept its" in line]
+    assert told.split()[0] == "slow" and told.endswith("kept its work")
+    assert history.by_host["slow"].quarantines == 0
+
+
 class Named:
     """A health policy that names whom it is told to."""
 
@@ -574,6 +584,19 @@ def test_a_worker_in_quarantine_stays_there_where_its_hosts_jobs_are_named():
     bench.tick("A", jobs=True, tier="default")
     assert [(unit.worker, unit.jobs) for unit in bench.state.wards.units] == [("A0", False), ("", True)]
     bench.scheduler.validate()
+
+
+@pytest.mark.parametrize("worker", ["", "A0"])
+def test_a_slow_host_that_is_gone_is_told_no_longer(worker):
+    bench = Quarantined()
+    bench.join("A0", host="A")
+    bench.join("B0", host="B")
+    bench.tick("A", worker=worker, told=True)
+    bench.tick()
+    assert [unit.host for unit in bench.state.wards.slow] == ["A"]
+    bench.lose("A0", evicted=True)
+    bench.tick()
+    assert not bench.state.wards.slow
 
 
 def test_who_is_drained_by_hand_is_never_tried_again_before_that_person_says_so():

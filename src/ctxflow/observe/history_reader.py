@@ -149,7 +149,8 @@ class _Reader:
                 history.plans.append((time, command))
             elif kind == "Quarantine":
                 history.quarantines.append((time, command))
-                history.by_host.setdefault(command["host"], HostFigures()).quarantines += 1
+                named = command["until"] > time  # Else it was only told to be slow.
+                history.by_host.setdefault(command["host"], HostFigures()).quarantines += named
         history.events += 1
         history.duration = max(history.duration, time)
 

@@ -325,12 +325,13 @@ def _host_table(history: History) -> tuple[list[str], list[list[str]]]:
 
 
 def _quarantine_table(history: History) -> tuple[list[str], list[list[str]]]:
-    """Return the hosts and workers that got no work for a while, and why."""
+    """Return the hosts and workers that got no work for a while, or kept it though they were slow, and why."""
     rows = []
     for since, each in history.quarantines:
         gpus = f", GPU {', '.join(each['devices'])}" if each["devices"] else ""
         what = f"worker {each['worker']} on {each['host']}{gpus}" if each["worker"] else each["host"]
-        rows += [[what, seconds(since), seconds(each["until"] - since)], [f"  {each['cause']}"]]
+        left = seconds(each["until"] - since) if each["until"] > since else "kept its work"
+        rows += [[what, seconds(since), left], [f"  {each['cause']}"]]
     return ["Quarantine", "since", "for"], rows
 
 

@@ -266,7 +266,9 @@ def _often_enough(state: RunState, worker: Worker, context: ContextState) -> boo
 def judge(state: RunState, out: list[Command]) -> list[int]:
     """Look at who is bad, and at who has served their time; return the attempts that are to be stopped. On ticks."""
     wards, stop = state.wards, []
-    wards.slow = [each for each in wards.slow if each.until > state.now and each.worker in ("", *state.workers)]
+    if wards.slow:
+        there = {(worker.host, name) for worker in state.workers.values() for name in ("", worker.id)}
+        wards.slow = [each for each in wards.slow if each.until > state.now and (each.host, each.worker) in there]
     for unit in [unit for unit in wards.units if unit.until <= state.now]:
         _release_unit(state, unit, out)
     for verdict in state.policies.health.judge(state.view):
