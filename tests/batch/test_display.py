@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import re
+import time
 import types
 
 import pytest
@@ -251,3 +252,23 @@ def test_why_workers_are_lacking_is_shown_and_what_a_terminal_would_obey_is_not(
     stream = io.StringIO()
     Console(file=stream, width=100).print(JobView(Progress(workers=1, tiers={"gpu": tier, "b": enough}), "out.jsonl"))
     assert lacking in " ".join(stream.getvalue().split()) and "b lacks" not in stream.getvalue()
+
+
+def test_what_keeps_workers_away_is_told_with_its_tier_and_for_how_long_and_not_once_the_run_has_ended():
+    now = Progress(
+        workers=1,
+        tiers={"a10": tier(1, 1), "h100": tier(0, 0)},
+        causes=[
+            {"kind": "queue", "text": "2 jobs wait for machines", "tier": "a10"},
+            {"kind": "drain", "text": "tier h100 is drained", "tier": "h100"},
+            {"kind": "quarantine", "text": "host n3 gets no work", "host": "n3", "until": time.time() + 21_000.5},
+        ],
+    )
+    told = ("tier a10: 2 jobs wait for machines", "tier h100 is drained", "host n3 gets no work, 5 h 50 min left")
+    assert describe(now).endswith("; ".join(told))
+    shown = " ".join(" ".join(lines_of(now, 100)).split())
+    assert all(text in shown for text in told)
+    assert describe(now, ended=True).endswith("1 worker")
+    for state in ("done", "failed", "died"):
+        shown = " ".join(lines_of(now, 100, state))
+        assert not any(text in shown for text in told)

@@ -124,6 +124,6 @@ def test_why_there_are_no_more_workers_is_told_below_them_and_in_the_status(make
     lacks = counted(3 - len(workers), "worker")
     hold = f"gpu lacks {lacks}: 2 jobs are put on hold until they are released: ask ops (by user root)"
     for told in (run().stdout, CliRunner().invoke(app, ["status"], env={"COLUMNS": "400"}).stdout):
-        assert re.search(rf"{re.escape(hold)}; nothing more is asked for, 5\d\d s left", told)
-        assert re.search(r"host host3 gets no work, 5\d\d s left: CUDA error: \[2JECC", told)
+        assert re.search(rf"{re.escape(hold)}; nothing more is asked for, 9 min \d\d s left", told)
+        assert re.search(r"host host3 gets no work, 9 min \d\d s left: CUDA error: \[2JECC", told)
     assert json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["causes"][2]["until"] == left

@@ -115,8 +115,8 @@ def test_who_gets_no_work_is_told_with_the_time_that_is_left():
     state = state_after(*events, health=Health())
     causes = causes_of(state, wall=1000.0)
     assert [(each.kind, each.host, each.sentence(now=1000.0)) for each in causes] == [
-        ("quarantine", "n1", "host n1 gets no work, 541 s left: CUDA error"),
-        ("quarantine", "n2", "worker n2w on host n2 gets no work, 541 s left: it is slow"),
-        ("quarantine", "n3", "host n3 gets no new workers, 541 s left: exit 127"),
+        ("quarantine", "n1", "host n1 gets no work, 9 min 01 s left: CUDA error"),
+        ("quarantine", "n2", "worker n2w on host n2 gets no work, 9 min 01 s left: it is slow"),
+        ("quarantine", "n3", "host n3 gets no new workers, 9 min 01 s left: exit 127"),
         ("drain", "n4", "host n4 is drained, until `ctxflow drain n4 --undo`"),
     ]

@@ -137,6 +137,7 @@ def test_half_a_line_is_not_news(client):
         '{"tier": "a10", "job": "1.0"}',
         '{"tier": ["a10"], "job": "1.0", "state": "running"}',
         '{"tier": "a10", "job": {}, "state": "running"}',
+        '{"tier": "a10", "reason_to_wait": "x", "causes": [{"kind": "queue", "text": 3}]}',
         "[1, 2]",
         "null",
         "no JSON \udcff",

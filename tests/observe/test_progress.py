@@ -155,6 +155,26 @@ def test_a_file_that_is_rewritten_has_a_live_owner_whatever_its_clock_says(tmp_p
     assert condition(silent.settle(0)) == "silent" == condition(silent.look())
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        {},
+        {"kind": "queue"},
+        {"kind": "queue", "text": 3},
+        {"kind": "queue", "text": "", "why": ["no"]},
+        {"kind": "back-off", "text": "it waits", "until": "soon"},
+        {"kind": "back-off", "text": "it waits", "until": 10**400},
+    ],
+)
+def test_causes_that_cannot_be_shown_make_no_status(cause, tmp_path):
+    known = {"kind": "queue", "text": "1 job waits", "since": "of a later version"}
+    path = tmp_path / "status.json"
+    write_status(path, running(causes=[known]))
+    assert load_status(path)["causes"] == [known]
+    write_status(path, running(causes=[known, cause]))
+    assert load_status(path) is None
+
+
 def test_a_link_in_the_place_of_what_is_unfinished_is_not_followed(tmp_path):
     path, other = tmp_path / "out.status.json", tmp_path / "precious"
     other.write_text("mine")

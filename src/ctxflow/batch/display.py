@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.job_status import describe, duration, hours, lacking, number, time_left
+from ctxflow.batch.job_status import describe, hours, lacking, number, time_left
+from ctxflow.causes import duration
 from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import Progress
 from ctxflow.terminal import UNLIMITED, timed, visible_console
@@ -150,7 +151,7 @@ class JobView:
             yield bar.append(f" {_percent(share):>6}", "bold")
         rows = _job_lines(now, self._ended) if now.counts_rows else []
         job: RenderableType = _grid(rows + _session_lines(now, self._ended))
-        run: RenderableType = _grid(_run_lines(now))
+        run: RenderableType = _grid(_run_lines(now, self._ended))
         if len(now.tiers) > 1:
             run = Group(run, _tiers(now, options.ascii_only, whole))
         if width >= _WIDE:
@@ -215,7 +216,7 @@ def _speed(rate: float, unit: str, tokens: float | None) -> Text:
     return text if tokens is None else text.append(f", {number(tokens)} tokens/s")
 
 
-def _run_lines(now: Progress) -> Lines:
+def _run_lines(now: Progress, ended: bool) -> Lines:
     if now.workers is None:
         return [("workers", Text("none is needed yet"))]
     asked = [tier["asked"] for tier in now.tiers.values() if tier["asked"] is not None]
@@ -225,7 +226,7 @@ def _run_lines(now: Progress) -> Lines:
     if len(now.tiers) == 1:
         workers.append(f" ({next(iter(now.tiers))})", "not bold")
     lines = [("workers", workers)]
-    lines += [("lacking", Text(text, "yellow")) for text in lacking(now)]
+    lines += [("lacking", Text(text, "yellow")) for text in lacking(now) if not ended]
     if now.contexts:
         found = now.by_state
         names = [state for state in _STATES if state in found] + sorted(found.keys() - set(_STATES))

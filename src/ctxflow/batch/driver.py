@@ -19,7 +19,7 @@ import numpy as np
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.job import Job, defaults
 from ctxflow.batch.job_files import Files, files_of, keeps
-from ctxflow.batch.job_status import StatusFile, duration, read_status, serving
+from ctxflow.batch.job_status import StatusFile, read_status, serving
 from ctxflow.batch.ledger import Ledger, as_keys, contained, row_digest
 from ctxflow.batch.preparation import prepare, refused
 from ctxflow.batch.publish import publish
@@ -27,6 +27,7 @@ from ctxflow.batch.pump import Intake
 from ctxflow.batch.records import nested, plain_columns
 from ctxflow.batch.row_items import Make, Prepared, known_as
 from ctxflow.batch.work import Work, kept_summary
+from ctxflow.causes import duration
 from ctxflow.errors import counted
 from ctxflow.identity import Identity, changes
 from ctxflow.observe.progress import Progress

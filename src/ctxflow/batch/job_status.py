@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.causes import ShortfallCause
+from ctxflow.causes import ShortfallCause, duration
 from ctxflow.errors import counted, one_line
 from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
 from ctxflow.ownership import uninterrupted
@@ -279,22 +279,6 @@ def serving(now: Callable[[], Progress], place: tuple[str, int] | None) -> Itera
         server.server_close()
 
 
-def duration(seconds: float) -> str:
-    """Return a time span for people.
-
-    >>> duration(3.21), duration(75), duration(4000), duration(200_000)
-    ('3.2 s', '1 min 15 s', '1 h 06 min', '2 d 7 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
 def number(value: float) -> str:
     """Return a figure to three digits, or all before the point.
 
@@ -340,12 +324,12 @@ def lacking(now: Progress, most: int = _REASON) -> list[str]:
             told = "; ".join(each.sentence() for each in causes if each.tier == name) or str(tier["reason"])
             found.append(f"{name} lacks {counted(lacks, 'worker')}: {told}")
     lacked = {name for name, tier in now.tiers.items() if (tier["asked"] or 0) > tier["joined"]}
-    found += [each.sentence() for each in causes if each.tier not in lacked]
+    found += [each.sentence(of_tier=True) for each in causes if each.tier not in lacked]
     return [one_line(each, most) for each in found]
 
 
-def describe(now: Progress) -> str:
-    """Return a line on how a job stands.
+def describe(now: Progress, ended: bool = False) -> str:
+    """Return a line on how a job stands, with why it has no more workers unless it has ended.
 
     >>> from ctxflow.observe.progress import Progress
     >>> describe(Progress(done=1200, dead=3, total=5000, rate=20.0, left=190.0, workers=2, evictions=1))
@@ -372,4 +356,4 @@ def describe(now: Progress) -> str:
     parts += [f"{amount} {state}" for state, amount in now.by_state.items() if state != "warm"]
     if now.evictions:
         parts.append(counted(now.evictions, "eviction"))
-    return "; ".join([", ".join(parts), *lacking(now, _SHORT)])
+    return "; ".join([", ".join(parts), *([] if ended else lacking(now, _SHORT))])

@@ -79,7 +79,7 @@ def _folders(where: Path) -> Iterator[tuple[str, int | None]]:
 
 
 def _show(found: HostCache, entries: Sequence[CacheEntry]) -> None:
-    from ctxflow.batch.job_status import duration
+    from ctxflow.causes import duration
 
     for entry in entries:
         ago = duration(max(0.0, time.time() - entry.used))

@@ -79,7 +79,7 @@ def clean(
 
 
 def _show(chosen: list[KnownRun], left: list[str], runs: list[KnownRun], age: float) -> None:
-    from ctxflow.batch.job_status import duration
+    from ctxflow.causes import duration
 
     others, live = sum(not run.own for run in runs), sum(run.own and not run.is_over for run in runs)
     younger = len(runs) - len(chosen) - live - others

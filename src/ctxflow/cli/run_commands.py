@@ -156,7 +156,7 @@ def _lines(watched: StatusReader) -> dict[str, Any]:
         time.sleep(_LOOK_SECONDS)
         status = watched.look()
     state, sentence, _ = told(status)
-    print(timed(f"{describe(Progress.of(status))}; {state}" + (f": {sentence}" if sentence else "")))
+    print(timed(f"{describe(Progress.of(status), ended=True)}; {state}" + (f": {sentence}" if sentence else "")))
     return status
 
 
@@ -209,7 +209,7 @@ def workers(
 
 def _table(found: list[Worker], most: int) -> Table:
     """Return a table of workers, with so many characters in a cell."""
-    from ctxflow.batch.job_status import duration
+    from ctxflow.causes import duration
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for header in ("host", "GPU", "tier", "job", "state", "age", "done", "failed"):

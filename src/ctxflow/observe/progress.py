@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxflow.causes import ShortfallCause
 from ctxflow.files import written_whole
 from ctxflow.ownership import birth_of, lives
 
@@ -274,6 +275,11 @@ def load_status(path: Path, folder: int | None = None) -> dict[str, Any] | None:
     within = [(tier, _OF_A_TIER) for tier in status.get("tiers", {}).values()]
     within += [(limit, _OF_A_LIMIT) for limit in status.get("limits", ())]
     if not all(has_type(each.get(name), kind) for each, kinds in within for name, kind in kinds.items()):
+        return None
+    try:
+        for cause in status.get("causes", ()):
+            ShortfallCause.of(cause)
+    except TypeError:
         return None
     return {"state": "", "output": "", "run": "", **status}
 
