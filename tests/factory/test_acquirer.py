@@ -24,7 +24,7 @@ class Moody(LocalProvider):
 
     def __init__(self) -> None:
         super().__init__(pause=0.05)
-        self.down = self.silent = False
+        self.down = self.silent = self.deaf = False
         self.grants: int | None = None
         self.calls: list[int] = []
         self.jobs: list[str] = []
@@ -49,6 +49,8 @@ class Moody(LocalProvider):
     def changes(self) -> list[JobChange]:
         if self.silent:
             return []
+        if self.deaf:
+            raise ProviderError("condor_q does not answer")
         # The test appends to this very list meanwhile.
         return [*super().changes(), *(self.news.pop(0) for _ in range(len(self.news)))]
 
@@ -206,6 +208,34 @@ def test_jobs_that_somebody_else_removes_are_told_and_that_is_heeded_from_the_se
     causes = {each.kind: each for each in bench.acquirer.causes()}
     assert causes["removed"].why == why and causes["back-off"].until > time.time() + 500
     assert len(bench.provider.calls) == 2 and bench.counts()["failures"] == 0
+    bench.acquirer.joined("a10", "another")
+    assert "jobs were removed by somebody else: owner must stop" in bench.reason(), "while the pause lasts"
+    tier.jobs._removed_at = tier.jobs._heeded = time.monotonic() - 600.0
+    assert "removed" not in {each.kind for each in bench.acquirer.causes()}
+
+
+def test_a_batch_system_that_answers_again_is_not_down(make: Callable[..., Bench]) -> None:
+    """Also where nothing is to be submitted; and where it was not asked since, it still is."""
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    [tier] = bench.acquirer._tiers.values()
+    with bench.acquirer._condition:
+        tier.lost = "workers end before they join"
+        tier.jobs.pause(time.monotonic() + 600.0)
+        tier.jobs.wanted = 2
+    bench.provider.deaf = True
+    bench.until(lambda: "condor_q does not answer" in bench.reason())
+    bench.provider.deaf = False
+    bench.until(lambda: "condor_q does not answer" not in bench.reason())
+    assert "workers end before they join" in bench.reason()
+    bench.provider.down = True
+    with bench.acquirer._condition:
+        tier.jobs._again_at = float("-inf")
+    before = len(bench.provider.calls)
+    bench.until(lambda: len(bench.provider.calls) >= before + 2)
+    assert "the schedd does not answer" in bench.reason()
+    bench.provider.down = False  # So that its jobs can be removed.
 
 
 def test_of_jobs_on_hold_nothing_is_said_that_contradicts_it(make: Callable[..., Bench]) -> None:

@@ -284,6 +284,14 @@ def test_a_worker_that_left_has_proven_its_job_and_another_is_awaited() -> None:
     assert before is not None and not before.proven
 
 
+def test_removals_are_heeded_for_longer_each_time_and_forgotten_after_hours() -> None:
+    jobs, hour = TierJobs(), 3600.0
+    assert [jobs.removed_by_others(now) for now in (0.0, 5.0, 600.0, 605.0)] == [0.0, 0.0, 600.0, 595.0]
+    assert jobs.removed_by_others(2 * hour) == 1200.0
+    assert jobs.lacks_removed(2 * hour + 1199.0) and not jobs.lacks_removed(2 * hour + 1201.0)
+    assert jobs.removed_by_others(20 * hour) == 0.0 and jobs.removed_by_others(21 * hour) == 600.0
+
+
 def test_jobs_that_fail_on_one_host_stop_no_others_once_it_is_excluded() -> None:
     jobs = TierJobs(waiting=2)
     jobs.wanted = 4

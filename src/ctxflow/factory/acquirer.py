@@ -143,7 +143,7 @@ class Acquirer:
                 held = self._tiers[tier]
                 held.jobs.joined(job)
                 held.reported.clear()  # Whatever the trouble was, it is over.
-                held.down = held.lost = held.has = held.removed_by = ""
+                held.down = held.lost = held.has = ""
                 held.survey_at = 0.0
 
     def pin(self, tier: str, pin: int, job: WorkerJob) -> None:

@@ -187,11 +187,15 @@ class TierJobs:
     def removed_by_others(self, now: float) -> float:
         """Record that somebody else removed a job; return the seconds until more is submitted, 0 the first time."""
         if now > self._removed_at + _ONE_ACT:
-            self._removals += 1
+            self._removals = 1 + (self._removals if now < self._heeded + _LONGEST_REMOVED else 0)
             pause = min(_LONGEST_REMOVED, _REMOVED_PAUSE * 2.0 ** (self._removals - 2)) if self._removals > 1 else 0.0
             self._heeded = now + pause
         self._removed_at = now
         return max(0.0, self._heeded - now)
+
+    def lacks_removed(self, now: float) -> bool:
+        """Return whether workers are lacking since somebody else removed jobs: lately, or the pause for it goes on."""
+        return now < max(self._heeded, self._removed_at + _REMOVED_PAUSE)
 
     def pause_left(self, now: float) -> float:
         """Return the seconds for which nothing is submitted, since something failed or somebody removes jobs."""
@@ -323,7 +327,8 @@ class TierAcquirer:
     lost: str = ""
     has: str = ""
     held_by: str = ""  # Why jobs were put on hold by hand.
-    removed_by: str = ""  # Why somebody else removed jobs.
+    removed_by: str = ""  # Why somebody else removed jobs last.
+    unasked: bool = False  # Whether jobs could not be submitted when that was tried last: `down` stays then.
     reported: dict[str, float] = dataclasses.field(
         default_factory=dict
     )  # Failure -> until when it is not reported again.
@@ -353,6 +358,8 @@ class TierAcquirer:
                 self._survey()
                 self._submit_pinned()
                 self._explain()
+                if not self.unasked:
+                    self.down = ""
             except ProviderError as error:
                 self.down = f"{error}{advice(error.__cause__ or error.__context__)}"
                 self._failed(self.down)
@@ -430,13 +437,13 @@ class TierAcquirer:
         counts = self.jobs.counts()
         if counts["joined"] >= self.jobs.wanted:
             return []
-        left = self.jobs.pause_left(now)
+        left, removed = self.jobs.pause_left(now), self.jobs.lacks_removed(now)
         whys = {"hold": self.held_by, "removed": self.removed_by}
         return [
             ShortfallCause(
                 kind, text, whys.get(kind, ""), self.name, until=round(wall + left) if kind == "back-off" else None
             )
-            for kind, text in shortfall(counts, self.down, self.lost, self.has, bool(self.removed_by), left > 0)
+            for kind, text in shortfall(counts, self.down, self.lost, self.has, removed, left > 0)
         ]
 
     def _failed(self, trouble: str, host: str | None = None) -> None:
@@ -509,7 +516,7 @@ class TierAcquirer:
             plan = self.jobs.plan(time.monotonic())
             wanted, held_now = self.jobs.wanted, len(self.jobs.jobs)
             if held_now >= wanted:
-                self.down = ""  # Nobody is to be asked for.
+                self.unasked = False  # Nobody is to be asked for.
         for job in plan.absent:
             words = explaining_line(self.provider.last_words(job))
             with self.shared.condition:
@@ -524,11 +531,12 @@ class TierAcquirer:
             self.give_up(list(plan.surplus))
             self._decided(f"gave up {counted(len(plan.surplus), 'job')} that waited: {wanted} wanted, {held_now} held")
         if plan.submit:
+            self.unasked = True
             jobs = self.provider.submit(self.job, plan.submit)
             with self.shared.condition:
                 self.jobs.submitted(jobs, time.monotonic())
                 self.meter.submitted(jobs, self.job.gpus)
-                self.down = ""
+                self.unasked = False
                 if len(jobs) < plan.submit:  # A factory's provider grants no more just now, or a queue takes none.
                     self.jobs.pause(time.monotonic() + _LOOK_SECONDS)
             asked = [job for job in jobs if not self.shared.took_over(job)]
