@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ctxflow.models.openai_schemas import unique_items
+from ctxflow.models.openai_schemas import located, unique_items
 
 _MOST = 10_000_000  # Units of work for a value: a second or two of a core.
 _CALL = 100  # What a keyword costs beside the sizes of its value and of what it judges,
@@ -81,10 +81,7 @@ def first_error(schema: str, value: Any) -> str | None:
         return None
     finally:
         _WORK.reset(token)
-    if wrong is None:
-        return None
-    where = "/".join(map(str, wrong.absolute_path))
-    return f"{wrong.message[:200]}{f' (at {where})' if where else ''}"
+    return None if wrong is None else located(wrong)
 
 
 @functools.lru_cache(maxsize=128)
@@ -152,13 +149,9 @@ def _inverting(work: _Work, errors: Iterable[Any]) -> list[Any]:
 
 
 def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Judge as jsonschema's, which compares each item with all others."""
-    from jsonschema import ValidationError
-
     if wanted and isinstance(value, list):
         _WORK.get().spend(_parts(value, _WORK.get().left))
-        if not unique_items(value):
-            yield ValidationError(f"{value!r} has non-unique elements")
+    yield from unique_items(validator, wanted, value, schema)
 
 
 def _length(value: Any) -> int:

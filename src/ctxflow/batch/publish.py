@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ctxflow.batch.engine_answers import later_name
 from ctxflow.batch.records import whole_text
 from ctxflow.errors import CtxflowError
 from ctxflow.files import written_whole
@@ -94,11 +95,8 @@ def _unpacking(path: Path, column: str) -> _Lines:
     taken.pop(column, None)
     parts: dict[str, str] = {}
     for key in keys:
-        name = key or column
-        while name in taken:
-            name = f"answer_{name}"
-        parts[key] = name
-        taken[name] = None
+        parts[key] = later_name(key or column, taken)
+        taken[parts[key]] = None
     return _Lines(path, column, parts)
 
 

@@ -221,15 +221,24 @@ def _metaschema_problem(schema: Any) -> str | None:
     # Without formats: patterns are not of Python's dialect, by which it would judge them.
     kind = validator_for(schema, default=Draft202012Validator)
     error = next(_metaschema_of(kind).iter_errors(schema), None)
-    if error is None:
-        return None
+    return None if error is None else f"no JSON schema: {located(error)}"
+
+
+def located(error: Any) -> str:
+    """Return what a `jsonschema.ValidationError` says, and where in the value that is."""
     where = "/".join(map(str, error.absolute_path))
-    return f"no JSON schema: {error.message[:200]}" + (f" (at {where})" if where else "")
+    return f"{error.message[:200]}" + (f" (at {where})" if where else "")
 
 
-def unique_items(value: Any) -> bool:
-    """Return whether no item of a list equals another, as JSON has it, in time in proportion to its parts."""
-    return len({_hashable(each) for each in value}) == len(value)
+def unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Judge the keyword uniqueItems for jsonschema, whose own compares each item of a list with all others.
+
+    It takes time in proportion to the list's parts.
+    """
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(value, list) and len({_hashable(each) for each in value}) < len(value):
+        yield ValidationError(f"{value!r} has non-unique elements")
 
 
 _FALSE, _TRUE = object(), object()  # Which equal neither 0 nor 1.
@@ -245,15 +254,11 @@ def _hashable(value: Any) -> Any:
 
 @functools.cache
 def _metaschema_of(kind: Any) -> Any:
-    """Return what judges schemas of a draft; jsonschema's own would compare each item of a list with all others."""
-    from jsonschema import Draft202012Validator, ValidationError
+    """Return what judges schemas of a draft."""
+    from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    def check(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
-        if wanted and isinstance(value, list) and not unique_items(value):
-            yield ValidationError(f"{value!r} has non-unique elements")
-
-    judging = extend(kind, {"uniqueItems": check})
+    judging = extend(kind, {"uniqueItems": unique_items})
     return judging(_newest_metaschema() if kind is Draft202012Validator else kind.META_SCHEMA)
 
 
