@@ -507,11 +507,16 @@ def test_what_is_submitted_while_all_are_held_is_begun_by_whose_time_is_over_fir
     assert only(bench.submit("verify", 4), cmd.Load) == [cmd.Load("wA", "model")] and bench.held == {"B"}
 
 
+def offer(bench, workers, items):
+    """Offer a tier of so many workers, and submit items."""
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, workers))
+    bench.app("verify", "model")
+    bench.submit("verify", items)
+
+
 def test_no_job_is_asked_for_where_jobs_end_before_their_workers_join():
     bench = Bench()
-    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 12))
-    bench.app("verify", "model")
-    bench.submit("verify", 100)
+    offer(bench, 12, 100)
     for host in "ABCD":
         bench.join(*(f"{host}{n}" for n in range(3 - (host == "D"))), host=host, machine=f"{host}.site", tier="default")
     for job in range(3):
@@ -534,9 +539,7 @@ def test_no_job_is_asked_for_where_jobs_end_before_their_workers_join():
 def test_jobs_that_end_on_all_hosts_at_once_are_no_hosts_fault(recovers):
     """As where a file system is away for a minute; hosts that are not full try again and again."""
     bench = Bench()
-    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 40))
-    bench.app("verify", "model")
-    bench.submit("verify", 1000)
+    offer(bench, 40, 1000)
     hosts = [f"h{n}" for n in range(12)]
     for host in hosts:
         bench.join(f"{host}/0", f"{host}/1", host=host, tier="default")
@@ -575,9 +578,7 @@ def test_two_hosts_on_which_jobs_end_while_workers_join_elsewhere_are_named_for_
 
 def test_a_worker_in_quarantine_stays_there_where_its_hosts_jobs_are_named():
     bench = Quarantined()
-    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 12))
-    bench.app("verify", "model")
-    bench.submit("verify", 100)
+    offer(bench, 12, 100)
     for host in "ABCD":
         bench.join(*(f"{host}{n}" for n in range(2)), host=host, tier="default")
     bench.tick("A", worker="A0")
@@ -610,9 +611,7 @@ def test_who_is_drained_by_hand_is_never_tried_again_before_that_person_says_so(
 
 def test_a_host_is_asked_for_again_where_nobody_is_there_for_a_minute():
     bench = Quarantined()
-    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 2))
-    bench.app("verify", "model")
-    bench.submit("verify", 8)
+    offer(bench, 2, 8)
     for host in "AB":
         bench.join(f"w{host}", host=host, tier="default")
     excluded = only(bench.tick("A"), cmd.Exclude)

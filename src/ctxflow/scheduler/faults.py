@@ -456,10 +456,10 @@ def _commit(state: RunState, verdict: Verdict, out: list[Command]) -> list[int]:
 def _tell(state: RunState, unit: Unit, out: list[Command]) -> list[int]:
     """Tell of a unit that keeps its work all the same; for as long as one that does not would have none."""
     unit.until = state.now + state.policies.health.probation
-    known = any((each.host, each.worker) == (unit.host, unit.worker) for each in state.wards.slow)
-    state.wards.slow = [each for each in state.wards.slow if (each.host, each.worker) != (unit.host, unit.worker)]
-    state.wards.slow.append(unit)
-    if not known:
+    others = [each for each in state.wards.slow if (each.host, each.worker) != (unit.host, unit.worker)]
+    is_new = len(others) == len(state.wards.slow)
+    state.wards.slow = [*others, unit]
+    if is_new:
         out.append(Quarantine(unit.host, unit.worker, unit.devices, unit.cause, state.now))
         out.append(Note(f"{unit.what} keeps its work, though {unit.cause}", trouble=True))
     return []
