@@ -408,7 +408,7 @@ class Host:
         elif isinstance(message, LoopBegan):
             library.loop_began(message.closes, message.threads, now())
         elif isinstance(message, ContextGone):
-            self._fail(library, *message.trouble[:4])
+            self._fail(library, *message.trouble[:4], machine=message.trouble.machine)
             return False
         elif isinstance(message, (ContextAsleep, ContextAwake)):
             library.moved(parked=isinstance(message, ContextAsleep))
@@ -459,13 +459,14 @@ class Host:
         message: str,
         traceback: str = "",
         blamed: Sequence[int] = (),
+        machine: bool = False,
     ) -> None:
         """End a library process, and report its load or its calls as failed."""
         # Those on the line to the driver are known as far as they are to blame; the driver knows the others.
         calls = [*blamed, *(call for call in library.calls if call not in blamed)]
         was_ready, output = library.ready, library.tail()
         self._remove(library.context)
-        trouble = Trouble(kind, error, message, traceback, output)
+        trouble = Trouble(kind, error, message, traceback, output, machine)
         if library.moving and not calls:
             self._emit(ParkRaised(library.context, library.key, trouble))
         elif was_ready:

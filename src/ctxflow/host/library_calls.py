@@ -32,6 +32,7 @@ from ctxflow.host.call_surroundings import (
 )
 from ctxflow.host.call_troubles import trouble_of
 from ctxflow.host.context_building import hide_shared_memory, measured_bytes, opened_recipe, seldom_collecting
+from ctxflow.host.device_errors import device_lost, names_the_machine
 from ctxflow.host.installed_modules import imported_modules
 from ctxflow.host.library_messages import (
     TO_LIBRARY,
@@ -247,7 +248,8 @@ class LibraryCalls:
     def lost(self, error: ContextLost) -> None:
         """Report that the context is of no more use: the host ends this process."""
         trouble, _ = self.trouble("crash", error)
-        self.send(self.to_host, ContextGone(trouble._replace(error="ContextLost")))
+        machine = error.__cause__ is not None and names_the_machine(str(error))
+        self.send(self.to_host, ContextGone(trouble._replace(error="ContextLost", machine=machine)))
 
     def _told_lost(self, message: str) -> None:
         self.send(self.to_host, ContextGone(Trouble("crash", "ContextLost", message)))
@@ -352,10 +354,10 @@ class LibraryCalls:
         files: FolderFiles | None = None,
         notes: CallNotes | None = None,
     ) -> None:
-        """Answer a call with the error that it has raised."""
+        """Answer a call with the error that it has raised; not where it says, or shows, that the context is lost."""
         self.end_fork()
-        if isinstance(error, ContextLost):
-            self.lost(error)
+        if (lost := context_loss(error)) is not None:
+            self.lost(lost)
             _wait_for_end()
         made = None
         if files is not None:
@@ -424,6 +426,8 @@ class LibraryCalls:
         if type(result) is CoroutineType and self.awaits:
             raise Later(result, dump_results)
         notes.failed = type(result).__name__ == "RemoteExceptionWrapper"  # Parsl's apps return what they raise.
+        if notes.failed and (lost := context_loss(result.e_value)) is not None:
+            raise lost
         return {}, dump_results(result)
 
     def _take_one_by_one(
@@ -505,6 +509,11 @@ def _readable_first(host: BlockingChannel, line: BlockingChannel) -> Callable[[]
         return host.has_more or poll.poll()[0][0] == number  # In the order in which they were registered.
 
     return wait
+
+
+def context_loss(error: BaseException) -> ContextLost | None:
+    """Return what says that the context is lost with an error, None if it is not."""
+    return error if isinstance(error, ContextLost) else device_lost(error)
 
 
 def _kind(error: BaseException) -> str:

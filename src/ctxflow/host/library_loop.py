@@ -28,7 +28,7 @@ from ctxflow.host.call_results import dump_results
 from ctxflow.host.call_surroundings import STAGED
 from ctxflow.host.call_troubles import user_traceback
 from ctxflow.host.context_building import opened_recipe, seldom_collecting
-from ctxflow.host.library_calls import LibraryCalls
+from ctxflow.host.library_calls import LibraryCalls, context_loss
 from ctxflow.host.library_messages import (
     TO_LIBRARY,
     BuildContext,
@@ -220,8 +220,8 @@ class LibraryLoop:
 
     def _raised(self, flight: Flight, error: BaseException) -> None:
         library, call = self._library, flight.call
-        if isinstance(error, ContextLost):
-            self._lose(error)
+        if (lost := context_loss(error)) is not None:
+            self._lose(lost)
         if self._lost or flight.why == "closed":
             return  # What is in flight is answered with the loss.
         if flight.why == "timeout":
