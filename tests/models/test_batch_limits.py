@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.models.batch_limits import BatchLimits
+from ctxflow.models.batch_limits import BatchLimits, Ceiling
 from ctxflow.models.results import OutOfMemoryError
 
 lengths_strategy = st.lists(st.integers(0, 50), max_size=40)
@@ -110,3 +110,46 @@ def test_what_does_not_fit_is_halved_there_too(lengths, fits):
     found = list(BatchLimits(10_000, recover=limits.append).run_each(lengths, run))
     assert found == list(range(len(lengths)))
     assert limits == sorted(limits, reverse=True)
+
+
+def run_full(ceiling, most, memory, times):
+    """Run batches as large as they may be, on a device with memory for so many tokens; return what was tried."""
+    tried = []
+    for _ in range(times):
+        tokens = ceiling.limit(most)
+        tried.append(tokens)
+        if tokens > memory:
+            ceiling.lower(tokens, tokens // 2)
+        else:
+            ceiling.fitted(most)
+    return tried
+
+
+@given(most=st.integers(1, 200_000), memories=st.lists(st.integers(1, 200_000), max_size=4))
+def test_a_ceiling_rises_to_the_most_again_whatever_was_before(most, memories):
+    ceiling = Ceiling()
+    for memory in memories:
+        tried = run_full(ceiling, most, memory, 300)
+        assert all(1 <= tokens <= most for tokens in tried)
+    run_full(ceiling, most, most, 8000)
+    assert ceiling.limit(most) == most
+
+
+@given(most=st.integers(2, 200_000), share=st.floats(0.001, 0.999))
+def test_a_ceiling_that_stays_costs_few_batches_in_vain_and_little_memory(most, share):
+    memory = max(1, int(share * most))
+    tried = run_full(ceiling := Ceiling(), most, memory, 20_000)
+    in_vain = [tokens for tokens in tried if tokens > memory]
+    assert len(in_vain) <= most.bit_length() + 24, "each try in vain doubles the wait for the next"
+    assert len([tokens for tokens in tried if 2 * tokens < memory]) < 1000
+    assert ceiling.limit(most) <= most
+
+
+@given(tokens=st.integers(1, 1000), most=st.integers(1, 1000))
+def test_a_batch_that_fits_says_nothing_where_there_is_no_ceiling(tokens, most):
+    ceiling = Ceiling()
+    for _ in range(100):
+        ceiling.fitted(most)
+    assert ceiling.limit(most) == most
+    ceiling.lower(2 * tokens, tokens)
+    assert ceiling.limit(most) == min(most, tokens)

@@ -143,6 +143,95 @@ def test_what_does_not_fit_waits_and_the_limit_is_remembered(causal_lm, expected
     assert running.idle
 
 
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore lines")
+
+
+def shapes(store):
+    return {tuple(kept.shape[:1] + kept.shape[2:3]) for kept in (*store._keys.values(), *store._values.values())}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_out_of_memory_where_room_is_made_ends_nobody_who_is_there(causal_lm, expected, seed):
+    """At any allocation of a store's, also between two layers, and where a setting keeps a row's tokens."""
+    chance = random.Random(seed)
+    running = batch(causal_lm, slots=True)
+    rate, left = chance.choice([0.05, 0.3, 0.8]), chance.randint(1, 6)
+    inner, entered = torch.Tensor.new_zeros, running._settings.enter
+
+    def scarce(*given, **named):
+        nonlocal left
+        if left and running._rows and chance.random() < rate:
+            left -= 1
+            raise OUT_OF_MEMORY
+        return inner(*given, **named)
+
+    def enter(row):
+        nonlocal left
+        if left and running._rows and chance.random() < rate / 4:
+            left -= 1
+            raise OUT_OF_MEMORY
+        entered(row)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", scarce)
+        patch.setattr(running._settings, "enter", enter)
+        rows = rows_of()
+        for row in rows:
+            running.add(row)
+        while not running.idle:
+            running.step()
+            assert len(shapes(running._store)) <= 1, "slots of all layers are alike"
+    assert [row.error for row in rows] == [None] * len(rows)
+    assert [row.written for row in rows] == expected
+
+
+def test_a_row_for_which_there_is_no_room_though_it_is_alone_ends_alone(causal_lm, expected, monkeypatch):
+    running = batch(causal_lm, rows=1, slots=True)
+    inner = running._store.enter
+
+    def scarce(capacity, budget):
+        if capacity > 60:
+            raise OUT_OF_MEMORY
+        inner(capacity, budget)
+
+    monkeypatch.setattr(running._store, "enter", scarce)
+    rows, ended = rows_of(), []
+    for row in rows:
+        running.add(row)
+    while not running.idle:
+        ended += running.step()
+    assert sorted(map(rows.index, ended)) == list(range(len(rows)))
+    fits = [row.capacity <= 60 for row in rows]
+    assert set(fits) == {True, False}
+    assert [row.error is None for row in rows] == fits
+    assert all(row.written == those for row, those, fit in zip(rows, expected, fits, strict=True) if fit)
+    assert {str(row.error).split(": ")[0] for row in rows if row.error} == {
+        "one prompt alone does not fit in the device's memory"
+    }
+
+
+def test_a_ceiling_that_a_neighbour_lowered_rises_while_rows_come_without_end(causal_lm, monkeypatch):
+    running, beside, most = batch(causal_lm, 400), True, 0
+
+    def scarce(store, going, prompts):
+        if beside and len(going) + len(prompts) > 2:
+            raise OUT_OF_MEMORY
+        return inner(store, going, prompts)
+
+    inner = running._forward
+    monkeypatch.setattr(running, "_forward", scarce)
+    for step in range(600):
+        beside = step < 50
+        while len(running._waiting) < 8:
+            running.add(RunningRow([5, 6, 7], Sampling(max_new_tokens=37)))
+        running.step()
+        if beside:
+            assert len(running._rows) < 10
+        most = max(most, len(running._rows))
+    assert most == 10
+
+
 def test_logprobs_are_the_models_own(causal_lm):
     row = RunningRow(PROMPTS[0], Sampling(max_new_tokens=4, temperature=1.0, seed=1), top=3)
     list(batch(causal_lm).run([row, *rows_of()]))

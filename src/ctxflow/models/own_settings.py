@@ -88,10 +88,11 @@ class _Texts:
 
     def enter(self, text: Sequence[int]) -> None:
         number, length = len(self._lengths), len(text)
+        ids = torch.tensor(text).to(self._ids.device)
         self._make_room(number + 1, length)
         self._lengths.append(length)
         self._ids[number] = text[0]
-        self._ids[number, :length] = torch.tensor(text).to(self._ids.device)
+        self._ids[number, :length] = ids
 
     def leave(self, number: int) -> None:
         last = len(self._lengths) - 1

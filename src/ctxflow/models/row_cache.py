@@ -46,7 +46,10 @@ class Store(Protocol):
         """Whether another row of so many tokens keeps the store within so many."""
 
     def enter(self, capacity: int, budget: int) -> None:
-        """Make room for another row, which gets the next number; within so many tokens, unless rows need more."""
+        """Make room for another row, which gets the next number; within so many tokens, unless rows need more.
+
+        Where the device has no room the row has not entered, and the others stay as they are.
+        """
 
     def leave(self, number: int) -> None:
         """Free a row's room."""
@@ -232,11 +235,11 @@ class Slots:
 
     def enter(self, capacity: int, budget: int) -> None:
         """As `Store.enter`."""
-        self._rows.append(capacity)
-        rows, length = len(self._rows), self._rounded(max(self._rows))
+        rows, length = len(self._rows) + 1, self._rounded(max([capacity, *self._rows]))
         if rows > self._slots or length > self._length:
             wanted = self._slots if rows <= self._slots else max(2 * self._slots, 8)
             self._resize(min(wanted, max(rows, budget // length)), length)
+        self._rows.append(capacity)
 
     def leave(self, number: int) -> None:
         """As `Store.leave`."""
@@ -288,14 +291,22 @@ class Slots:
         return -(-length // self.GRAIN) * self.GRAIN
 
     def _resize(self, slots: int, length: int) -> None:
-        used, common = min(len(self._rows), self._slots, slots), min(length, self._length)
-        for kept in (self._keys, self._values):
-            for layer, old in kept.items():
-                # Zeros: what a mask hides is still multiplied, and must be a number.
-                new = old.new_zeros(slots, old.shape[1], length, old.shape[3])
-                new[:used, :, :common] = old[:used, :, :common]
-                kept[layer] = new
-        self._slots, self._length = slots, length
+        used, common = min(len(self._rows), slots), min(length, self._length)
+        stores = self._keys, self._values
+        try:
+            for kept in stores:
+                for layer, old in kept.items():
+                    # Zeros: what a mask hides is still multiplied, and must be a number.
+                    new = old.new_zeros(slots, old.shape[1], length, old.shape[3])
+                    new[:used, :, :common] = old[:used, :, :common]
+                    kept[layer] = new
+        except BaseException:  # One after the other, since all at once would take twice the memory: some are as before.
+            slots, length = min(slots, self._slots), common
+            for kept in stores:
+                kept.update({layer: each[:slots, :, :length] for layer, each in kept.items()})
+            raise
+        finally:
+            self._slots, self._length = slots, length
 
     def _kept(self, kept: dict[int, torch.Tensor], layer: int, like: torch.Tensor) -> torch.Tensor:
         found = kept.get(layer)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ctxflow.errors import ItemRefused
-from ctxflow.models.batch_limits import AHEAD, too_little_memory
+from ctxflow.models.batch_limits import AHEAD, Ceiling, too_little_memory
 from ctxflow.models.drawing import LARGEST_BELOW_ONE, column, drawn, parameters
 from ctxflow.models.own_settings import OwnSettings
 from ctxflow.models.results import Sampling, Uniforms
@@ -150,7 +150,8 @@ class RunningBatch:
         self._store = make_store(loaded.device, loaded.dtype)
         self._rows: list[RunningRow] = []  # In the store's order.
         self._waiting: collections.deque[RunningRow] = collections.deque()
-        self._budget = 0
+        self._most = 0  # As it was when none were running.
+        self._ceiling = Ceiling()
         self._lock = threading.Lock()
 
     @property
@@ -197,7 +198,7 @@ class RunningBatch:
                     self.remove(row)
 
     def _chunk(self, rows: Sequence[RunningRow], first: int) -> Sequence[RunningRow]:
-        most, end, tokens = AHEAD * (self._budget or self._most_tokens()), first, 0
+        most, end, tokens = AHEAD * (self._most or self._most_tokens()), first, 0
         while end < len(rows) and tokens < most:
             tokens += rows[end].capacity
             end += 1
@@ -207,17 +208,20 @@ class RunningBatch:
         """Take every row a token further, and return those that ended."""
         with self._lock, torch.inference_mode():
             self._grow()
-            entering = self._entering()
+            unfit: list[RunningRow] = []
+            entering, full = self._entering(unfit)
             if not self._rows:
-                return []
+                return unfit
             try:
                 tokens = self._choose(self._scores(entering))
             except torch.cuda.OutOfMemoryError as error:
-                reason = str(error).split("\n", maxsplit=1)[0]
+                reason = _reason(error)
             else:
-                return self._take(tokens)
+                if full:
+                    self._ceiling.fitted(self._most)
+                return unfit + self._take(tokens)
             # Outside the clause: with the error went the frames that held tensors.
-            return self._shrink(reason)
+            return unfit + self._shrink(reason)
 
     def _grow(self) -> None:
         """Have rows that have filled their room wait for one of twice the size; what they wrote is not lost."""
@@ -226,27 +230,52 @@ class RunningBatch:
             self._leave(row)
             self._waiting.appendleft(row)
 
-    def _entering(self) -> int:
-        """Let rows in that wait; return how many."""
+    def _entering(self, unfit: list[RunningRow]) -> tuple[int, bool]:
+        """Let rows in that wait; return how many, and whether others wait for room.
+
+        :param unfit: gets those that do not fit alone, which end.
+        """
         if not self._rows and self._waiting:
-            most = self._most_tokens()
-            self._budget = min(most, self._ceiling or most)
+            self._most = self._most_tokens()
         entered = tokens = 0
         while self._waiting and (self._max_rows is None or len(self._rows) < self._max_rows):
-            row = self._waiting[0]
+            row, budget = self._waiting[0], self._ceiling.limit(self._most)
             new = len(row.prompt) + len(row.written)
-            if (entered and tokens + new > self._prompt_tokens) or (
-                self._rows and not self._store.fits(row.room, self._budget)
-            ):
+            if entered and tokens + new > self._prompt_tokens:
                 break
-            self._store.enter(row.room, self._budget)
-            self._settings.enter(row)
+            if self._rows and not self._store.fits(row.room, budget):
+                return entered, True
+            if reason := self._no_room(row, budget):
+                if self._rows:
+                    used = self._used()
+                    self._ceiling.lower(used + row.room, used)
+                    return entered, False
+                row.error = too_little_memory(reason)
+                unfit.append(self._waiting.popleft())
+                continue
             self._rows.append(self._waiting.popleft())
             entered += 1
             tokens += new
-        return entered
+        return entered, False
 
-    _ceiling: int | None = None  # Set when the rows did not fit, kept for the model's life.
+    def _no_room(self, row: RunningRow, budget: int) -> str:
+        """Make room for another row; return why there is none, "" if there is."""
+        stored = False
+        try:
+            self._store.enter(row.room, budget)
+            stored = True
+            self._settings.enter(row)
+        except torch.cuda.OutOfMemoryError as error:
+            reason = _reason(error)
+        else:
+            return ""
+        if stored:
+            self._store.leave(len(self._rows))
+        self._loaded.release()
+        return reason
+
+    def _used(self) -> int:
+        return sum(row.room for row in self._rows)
 
     def _shrink(self, reason: str) -> list[RunningRow]:
         """Have half of the rows wait again; what they wrote is not lost."""
@@ -256,11 +285,11 @@ class RunningBatch:
             self._leave(row)
             self._loaded.release()
             return [row]
-        kept = len(self._rows) // 2
+        kept, tried = len(self._rows) // 2, self._used()
         for row in self._rows[: kept - 1 : -1]:
             self._leave(row)
             self._waiting.appendleft(row)
-        self._ceiling = self._budget = sum(row.room for row in self._rows)
+        self._ceiling.lower(tried, self._used())
         # Those that stay may have entered in this step: all are read anew.
         for row in list(self._rows)[::-1]:
             self._leave(row)
@@ -348,6 +377,10 @@ class RunningBatch:
         for number, value, ids, values in columns:
             row = self._rows[number]
             row.logprobs.append((value, list(zip(ids, values, strict=True))[: row.top]))
+
+
+def _reason(error: torch.cuda.OutOfMemoryError) -> str:
+    return str(error).split("\n", maxsplit=1)[0] or type(error).__name__
 
 
 def end_tokens(loaded: LoadedModel) -> list[int]:

@@ -21,7 +21,7 @@ import transformers
 
 from ctxflow.errors import ItemRefused
 from ctxflow.host.gpu_copies import as_bytes, copy_bytes
-from ctxflow.models.batch_limits import BatchLimits, Result, alike
+from ctxflow.models.batch_limits import BatchLimits, Ceiling, Result, alike
 from ctxflow.models.model_checks import dtype_problem, why_not_loaded
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import Read, Tokens
@@ -277,7 +277,7 @@ class InternalBatches:
         self._max_rows = max_batch_size
         self._keeps_cache = keeps_cache
         self._cpu_tokens = cpu_tokens
-        self._ceiling: int | None = None  # set when an internal batch did not fit, kept for the model's life
+        self._ceiling = Ceiling()
 
     def run(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
         """Run rows of these lengths (tokens, those to be written too) in internal batches, without gradients.
@@ -286,7 +286,7 @@ class InternalBatches:
         :returns: the results in the order of the rows.
         :raises OutOfMemoryError: if one row alone does not fit.
         """
-        return self._limits().run_batches(lengths, _inferring(run))
+        return self._limits().run_batches(lengths, self._inferring(lengths, run))
 
     def run_each(
         self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]], ahead: int | None = None
@@ -295,7 +295,7 @@ class InternalBatches:
 
         :param ahead: how many internal batches' rows are looked at to find some of similar lengths, by default `AHEAD`.
         """
-        return self._limits().run_each(lengths, _inferring(run), ahead)
+        return self._limits().run_each(lengths, self._inferring(lengths, run), ahead)
 
     def most_tokens(self) -> int:
         """Return the tokens that were chosen for an internal batch, or fit in the memory that is free now."""
@@ -308,8 +308,8 @@ class InternalBatches:
         return alike(order.index(0), order, [lengths[row] for row in order], limits.max_tokens, limits.max_rows)
 
     def _limits(self) -> BatchLimits:
-        most = self.most_tokens()
-        return BatchLimits(min(most, self._ceiling or most), self._max_rows, torch.cuda.OutOfMemoryError, self._shrink)
+        most = self._ceiling.limit(self.most_tokens())
+        return BatchLimits(most, self._max_rows, torch.cuda.OutOfMemoryError, self._shrink)
 
     def _fitting(self) -> int:
         """Return how many tokens of an internal batch should fit in the memory that is free on the device now."""
@@ -326,18 +326,23 @@ class InternalBatches:
         return max(1, min(int(0.7 * (free + unused) / per_token), GPU_BATCH_TOKENS))
 
     def _shrink(self, tokens: int) -> None:
-        self._ceiling = tokens
+        self._ceiling.lower(2 * tokens, tokens)
         self._loaded.release()
 
+    def _inferring(
+        self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]
+    ) -> Callable[[list[int]], Sequence[Result]]:
+        """Return the function with gradients off while it runs, and only then; the ceiling learns what fits."""
+        most = self.most_tokens()
 
-def _inferring(run: Callable[[list[int]], Sequence[Result]]) -> Callable[[list[int]], Sequence[Result]]:
-    """Return the function with gradients off while it runs, and only then."""
+        def inferring(rows: list[int]) -> Sequence[Result]:
+            with torch.inference_mode():
+                results = run(rows)
+            if 2 * len(rows) * max(lengths[row] for row in rows) > self._ceiling.limit(most):
+                self._ceiling.fitted(most)
+            return results
 
-    def inferring(rows: list[int]) -> Sequence[Result]:
-        with torch.inference_mode():
-            return run(rows)
-
-    return inferring
+        return inferring
 
 
 def _bytes_per_token(config: Any, itemsize: int, keeps_cache: bool) -> int:
