@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from test_library_loop import Items
 
+from ctxflow.host import private_shm
 from ctxflow.host.shm_leftovers import ShmLeftovers
 from waiting import eventually
 
@@ -252,3 +253,34 @@ assert private_shm.one_path(other) == other
     if done.returncode == 77:
         pytest.skip("the kernel lets this user mount nothing")
     assert not done.returncode, done.stderr
+
+
+OF_LINKS = [
+    "NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error",
+    "ibv_reg_mr failed: Cannot allocate memory",
+    "libibverbs: Warning: RLIMIT_MEMLOCK is 32768 bytes.",
+    "no InfiniBand device can be opened",
+]
+
+
+@pytest.mark.parametrize("said", [*OF_LINKS, "CUDA out of memory"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_an_error_of_links_between_gpus_names_the_way_out_where_there_is_a_user_namespace(monkeypatch, said, apart):
+    links = {"/proc/self/ns/user": "user:[1]", "/proc/7/ns/user": "user:[2]" if apart else "user:[1]"}
+    monkeypatch.setattr(os, "readlink", links.__getitem__)
+    assert ("CTXFLOW_PRIVATE_SHM" in private_shm.advice(7, said)) == (apart and said in OF_LINKS)
+
+
+def test_whoever_is_gone_gets_no_advice():
+    assert private_shm.advice(2**22 + 1, OF_LINKS[0]) == ""
+
+
+def test_a_build_that_fails_at_links_names_the_way_out(driven, monkeypatch):
+    def build():
+        print("worker 1: NCCL WARN Call to ibv_create_qp failed")
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setattr(private_shm, "advice", lambda pid, said: f"; told of {'NCCL WARN' in said}")
+    driven.load(build)
+    head, _ = driven.next("failed")
+    assert head["failure"]["message"].endswith("See root cause above.; told of True")

@@ -179,6 +179,26 @@ def test_a_single_file_is_read_ahead_and_an_odd_model_is_left_to_its_loader(tmp_
         assert read_ahead(name) == []
 
 
+def test_nothing_is_read_any_more_once_that_was_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "weights.bin").write_bytes(bytes(1 << 20))
+    begun, may = threading.Event(), threading.Event()
+
+    def read(parts):
+        begun.set()
+        may.wait()
+
+    monkeypatch.setattr(weight_reading, "_read", read)
+    monkeypatch.setattr(weight_reading, "_in_memory", lambda *part: False)
+    readers = read_ahead(tmp_path / "weights.bin")
+    assert readers and begun.wait()
+    waiting = threading.Thread(target=weight_reading.finish_reading)
+    waiting.start()
+    assert waiting.is_alive()
+    may.set()
+    joined(waiting)
+    assert not any(reader.is_alive() for reader in readers)
+
+
 def test_more_than_half_of_the_free_memory_is_not_read_ahead(tmp_path, monkeypatch):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"x" * 4096)

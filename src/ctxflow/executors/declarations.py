@@ -176,14 +176,16 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
     from ctxflow.files import digest_path
     from ctxflow.preloading import preloaded
+    from ctxflow.topology.machine import GPU_MEMORY
 
     files = {name: (path, digest_path(path)) for name, path in context.files.items()}
+    declared = {} if context.gpu_memory is None else {GPU_MEMORY: str(context.gpu_memory)}
     return ContextPayload(
         context_id(context, level),
         context.name,
         context.dumps(),
         files,
-        context.env,
+        {**declared, **context.env},
         context.load_timeout,
         context.memory,
         level,

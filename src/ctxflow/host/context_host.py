@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ctxflow.host import private_shm
 from ctxflow.host.artifacts import ArtifactStore
 from ctxflow.host.closing_libraries import ClosingLibraries
 from ctxflow.host.forking import Zygote, Zygotes
@@ -86,6 +87,13 @@ _CLEAR_SECONDS = 60.0  # How long what a process made is kept for whoever copies
 
 def _trouble(text: str, error: Exception) -> Trouble:
     return Trouble("exception", type(error).__name__, text, machine=looks_like_the_machine(error))
+
+
+def _explained(library: LibraryProcess, trouble: Trouble) -> Trouble:
+    """Return what went wrong in a library process with its last lines, and with what these suggest."""
+    output = library.tail()
+    said = f"{trouble.message}\n{trouble.traceback}\n{output}"
+    return trouble._replace(output=output, message=trouble.message + private_shm.advice(library.process.pid, said))
 
 
 class Host:
@@ -400,7 +408,7 @@ class Host:
         if isinstance(message, (CallFinished, CallRaised, CallEnded)):
             library.ended(message.call)
         if isinstance(message, (CallRaised, BuildFailed, ParkRaised)):
-            message = dataclasses.replace(message, trouble=message.trouble._replace(output=library.tail()))
+            message = dataclasses.replace(message, trouble=_explained(library, message.trouble))
         if isinstance(message, CallBegan):
             library.watch(message.call, message.timeout, now())
         elif isinstance(message, FirstCallEnded):
@@ -408,7 +416,7 @@ class Host:
         elif isinstance(message, LoopBegan):
             library.loop_began(message.closes, message.threads, now())
         elif isinstance(message, ContextGone):
-            self._fail(library, *message.trouble[:4], machine=message.trouble.machine)
+            self._fail(library, message.trouble)
             return False
         elif isinstance(message, (ContextAsleep, ContextAwake)):
             library.moved(parked=isinstance(message, ContextAsleep))
@@ -449,28 +457,18 @@ class Host:
         if library.process.returncode == -signal.SIGKILL:
             # Where the whole worker is being killed, this process is next: then nothing in it is to blame.
             time.sleep(_NEXT_SECONDS)
-        self._fail(library, "crash", "LibraryDied", cause)
+        self._fail(library, Trouble("crash", "LibraryDied", cause))
 
-    def _fail(
-        self,
-        library: LibraryProcess,
-        kind: str,
-        error: str,
-        message: str,
-        traceback: str = "",
-        blamed: Sequence[int] = (),
-        machine: bool = False,
-    ) -> None:
-        """End a library process, and report its load or its calls as failed."""
+    def _fail(self, library: LibraryProcess, trouble: Trouble, blamed: Sequence[int] = ()) -> None:
+        """End a library process, and report its load or its calls as failed, of which some may be to blame."""
         # Those on the line to the driver are known as far as they are to blame; the driver knows the others.
         calls = [*blamed, *(call for call in library.calls if call not in blamed)]
-        was_ready, output = library.ready, library.tail()
+        was_ready, trouble = library.ready, _explained(library, trouble)
         self._remove(library.context)
-        trouble = Trouble(kind, error, message, traceback, output, machine)
         if library.moving and not calls:
             self._emit(ParkRaised(library.context, library.key, trouble))
         elif was_ready:
-            self._artifacts.failed(library, message)
+            self._artifacts.failed(library, trouble.message)
             self._emit(LibraryDied(library.context, library.key, calls, trouble, blamed))
         else:
             self._not_built(library, BuildFailed(library.context, library.key, trouble))

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
 
 from ctxflow.host.library_process import LibraryProcess, now
+from ctxflow.host.wire import Trouble
 
 _MEMORY_CHECK_SECONDS = 0.5
 _STOOD_STILL = 1.0  # A host that is so late, in seconds, did not run: nor did its library processes.
 _RESUME_PAUSE = 60.0  # Between two such times: a host that is always late must end what hangs all the same.
 
 
-class Fails(Protocol):
-    """Ends a library process, and reports its load or its calls as failed."""
-
-    def __call__(
-        self,
-        library: LibraryProcess,
-        kind: str,
-        error: str,
-        message: str,
-        traceback: str = "",
-        blamed: Sequence[int] = (),
-    ) -> None:
-        """Do so; of several calls some are to be blamed."""
+Fails: TypeAlias = Callable[[LibraryProcess, Trouble, Sequence[int]], None]
+"""Ends a library process, and reports its load or its calls as failed; of several calls some are to blame."""
 
 
 class LibraryLimits:
@@ -65,16 +55,17 @@ class LibraryLimits:
             library.show_where()
             long = library.patience.interrupt
             message = f"nobody waited for the call any more, and it went on for {long:g} s after it was interrupted"
-            self._fail(library, "cancelled", "CallInterrupted", message, blamed=ignoring)
+            self._fail(library, Trouble("cancelled", "CallInterrupted", message), ignoring)
         elif library.load_deadline <= time and library.moving:
             library.show_where()
             long = library.patience.move
             message = f"to {library.moving} it took longer than {long:g} s: see in the last lines where it hangs"
-            self._fail(library, "timeout", "Timeout", message)
+            self._fail(library, Trouble("timeout", "Timeout", message), ())
         elif library.load_deadline <= time:
             library.show_where()
             message = f"building it took longer than its load_timeout of {library.timeout:g} s: raise that"
-            self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs")
+            message += ", or see in the last lines where it hangs"
+            self._fail(library, Trouble("timeout", "Timeout", message), ())
         elif library.look_at <= time:
             self.end_if_overdue(library, time)
         elif library.deadline <= time:
@@ -87,13 +78,16 @@ class LibraryLimits:
         if found := library.overdue_items(time, call):
             message, blamed = found
             library.show_where()
-            self._fail(library, "timeout", "Timeout", message, blamed=blamed)
+            self._fail(library, Trouble("timeout", "Timeout", message), blamed)
 
     def end_call(self, library: LibraryProcess, timeout: float, blamed: Sequence[int]) -> None:
         """End a process whose call has timed out."""
         library.show_where()
-        message = f"the call took longer than its timeout of {timeout:g} s: raise that, make batches smaller"
-        self._fail(library, "timeout", "Timeout", f"{message}, or see in the last lines where it hangs", blamed=blamed)
+        message = (
+            f"the call took longer than its timeout of {timeout:g} s: raise that, make batches smaller, or see in the "
+            "last lines where it hangs"
+        )
+        self._fail(library, Trouble("timeout", "Timeout", message), blamed)
 
     def _check_memory(self, libraries: Collection[LibraryProcess], time: float) -> None:
         limited = [library for library in libraries if library.memory_limit is not None]
@@ -111,5 +105,5 @@ class LibraryLimits:
             f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
             "asks for: raise its memory=, or make batches smaller"
         )
-        self._fail(library, "crash", "MemoryExceeded", message)
+        self._fail(library, Trouble("crash", "MemoryExceeded", message), ())
         return True

@@ -18,6 +18,7 @@ _RECURSIVE_SLAVE = 0x4000 | 0x80000
 _NO_DEVICES_NOR_SETUID = 0x4 | 0x2
 _SOURCE = b"ctxflow"  # What the kernel says is mounted.
 _LINKS = "ctxflow-files"
+_OF_LINKS = r"\bNCCL\b|\bibv_|(?i:infiniband)|(?i:memlock)|\bNVSHMEM\b|\bUCX\b"
 _MPS = "CUDA_MPS_PIPE_DIRECTORY"  # Whose clients and server share memory.
 
 
@@ -55,6 +56,27 @@ def entered() -> bool:
     except (OSError, IndexError):
         return False
     return bool(there) and there[-1][-3:-1] == [b"tmpfs", _SOURCE]
+
+
+def advice(pid: int, said: str) -> str:
+    """Return what to try, to be put behind an error, where a process fails at what a user namespace may be in the way of.
+
+    Links between GPUs and machines (NCCL, InfiniBand) lock memory and open devices by rights of the machine's own users.
+
+    :param pid: the process; "" is returned for one in this process's user namespace.
+    :param said: the error, and what the process printed.
+    """
+    if not re.search(_OF_LINKS, said):
+        return ""
+    try:
+        if os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user"):
+            return ""
+    except OSError:  # It is gone.
+        return ""
+    return (
+        "; its process has a user namespace, for a /dev/shm of its own, in which NCCL and InfiniBand may fail: give the "
+        'context env={"CTXFLOW_PRIVATE_SHM": "0"}'
+    )
 
 
 def one_path(path: str) -> str:

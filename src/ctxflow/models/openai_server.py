@@ -22,8 +22,9 @@ from ctxflow.models.model_folder import locate_model
 from ctxflow.models.openai_engine import ENDPOINTS, aside
 from ctxflow.models.openai_requests import hazard
 from ctxflow.models.results import MissingPackageError
-from ctxflow.models.server_command import ServerCommand, read_command
+from ctxflow.models.server_command import ServerCommand, option_words, read_command
 from ctxflow.models.server_process import ServerFailed, ServerProcess, free_port
+from ctxflow.models.vllm_options import memory_share, plain_names
 from ctxflow.on_worker import load_part
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ async def start_server(
             with open(os.open(places["key_file"], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
                 file.write(read.key_text.replace("{key}", key))
         environment = {**os.environ, **read.environment(places, key)}
-        process = ServerProcess(read.name, read.filled(places), environment, scratch.path, key)
+        words = read.filled(places)
+        if read.name == "vllm":
+            words += option_words(memory_share(plain_names({word.partition("=")[0]: True for word in words})))
+        process = ServerProcess(read.name, words, environment, scratch.path, key)
         client = Client(path, port, key, lambda: process.listeners(port)[1])
         started = OpenAIServer(read, process, client, scratch, port)
         with load_part("server"):

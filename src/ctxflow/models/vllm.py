@@ -27,7 +27,7 @@ from ctxflow.models.reading import (
     context_length,
 )
 from ctxflow.models.results import Generation, MissingPackageError, Sampling
-from ctxflow.models.vllm_options import parse_options
+from ctxflow.models.vllm_options import memory_share, parse_options, plain_names
 from ctxflow.models.vllm_process import VLLMProcesses
 from ctxflow.models.weight_reading import vllm_loader
 from ctxflow.topology.machine import cuda_devices
@@ -41,7 +41,7 @@ class VLLMGenerator:
     :param tensor_parallel_size: GPUs to spread each layer over, and `pipeline_parallel_size` the layers; by default
         what `ctxflow.models.vllm.parallelism` says of the worker.
     :param gpu_memory_utilization: the share of each GPU's memory to take, in (0, 1]. vLLM takes it at once
-        and keeps it: give less where several contexts share a GPU.
+        and keeps it; by default it is what the context declares by `gpu_memory=`, or as vLLM has it.
     :param max_model_len: tokens to read and write together at most; by default as the model says.
     :param max_input_tokens, too_long: as `TextGenerator`.
     :param task: what it is for: "chat" takes a chat template.
@@ -59,7 +59,7 @@ class VLLMGenerator:
         dtype: str = "auto",
         tensor_parallel_size: int | None = None,
         pipeline_parallel_size: int | None = None,
-        gpu_memory_utilization: float = 0.9,
+        gpu_memory_utilization: float | None = None,
         max_model_len: int | None = None,
         max_input_tokens: int | None = None,
         too_long: str = "error",
@@ -74,7 +74,7 @@ class VLLMGenerator:
             raise MissingPackageError.about("vllm", extra="vllm", why=error) from error
         folder = locate_model(model, revision=revision)
         check_ability(os.fspath(model), folder, task)
-        trusted = {key: value for key, value in (options or {}).items() if key == "trust_remote_code"}
+        trusted = {key: value for key, value in plain_names(options or {}).items() if key == "trust_remote_code"}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
         length = context_length(AutoConfig.from_pretrained(folder, **trusted))
         self.max_model_len = max_model_len or length
@@ -85,9 +85,9 @@ class VLLMGenerator:
             "pipeline_parallel_size": pipeline_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization,
             "max_model_len": max_model_len,
-            **(options or {}),
+            **plain_names(options or {}),
         }
-        chosen |= {**spread(chosen), **vllm_loader(folder, chosen)}
+        chosen |= {**spread(chosen), **memory_share(chosen), **vllm_loader(folder, chosen)}
         self._engine = _EngineThread(parse_options(one_path(str(folder)), chosen))
 
     def generate(self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any) -> list[Generation]:
@@ -254,12 +254,16 @@ class Parallelism:
     pipeline: int = 1
 
 
-def parallelism(environment: Mapping[str, str] = os.environ) -> Parallelism:
+def parallelism(
+    environment: Mapping[str, str] = os.environ, *, replicas: int = 1, pipeline: int | None = None
+) -> Parallelism:
     """Return how to spread a model over the worker's GPUs, as the tier's variables say.
 
     By default each layer over all GPUs, or the largest power of two of them, since attention heads are to be divided
     evenly; 1 without a GPU.
 
+    :param replicas: of the model, which share the GPUs (data parallelism).
+    :param pipeline: stages of layers, in place of the tier's.
     :raises ValueError: for a variable that is no number, or more GPUs than there are, naming it.
 
     >>> parallelism({"CUDA_VISIBLE_DEVICES": "0,1,2"})
@@ -267,31 +271,41 @@ def parallelism(environment: Mapping[str, str] = os.environ) -> Parallelism:
     >>> parallelism({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "CTXFLOW_PIPELINE_PARALLEL": "2"})
     Parallelism(tensor=2, pipeline=2)
     """
-    gpus = max(1, len(cuda_devices(environment)))
-    pipeline = _number(environment, PIPELINE) or 1
+    gpus = max(1, len(cuda_devices(environment)) // replicas)
+    stages = pipeline or _number(environment, PIPELINE) or 1
     tensor = _number(environment, TENSOR)
     if tensor is None:
-        tensor = 1 << max(0, (gpus // pipeline).bit_length() - 1)
-    if tensor * pipeline > gpus:
+        tensor = 1 << max(0, (gpus // stages).bit_length() - 1)
+    if tensor * stages > gpus and pipeline is None:
+        whose = "each of the worker's replicas" if replicas > 1 else "the worker"
         raise ValueError(
-            f"{TENSOR} times {PIPELINE} is {tensor * pipeline}, and the worker has {counted(gpus, 'GPU')}: change the "
+            f"{TENSOR} times {PIPELINE} is {tensor * stages}, and {whose} has {counted(gpus, 'GPU')}: change the "
             "tier's variables, or its gpus"
         )
-    return Parallelism(tensor, pipeline)
+    return Parallelism(tensor, stages)
 
 
 def spread(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return vLLM's options that spread a model as the worker has GPUs, but for those that are given.
 
-    Where layers are to be spread over so many GPUs, stages of layers are not asked for beside them.
+    Where layers are to be spread over so many GPUs, stages of layers are not asked for beside them. Replicas of the
+    model on this machine (data parallelism), and what else vLLM multiplies their GPUs by, share the GPUs.
 
     >>> spread({"tensor_parallel_size": 1})
     {'tensor_parallel_size': 1, 'pipeline_parallel_size': 1}
     """
-    here = parallelism()
     tensor, stages = options.get("tensor_parallel_size"), options.get("pipeline_parallel_size")
-    pipeline = stages or (1 if tensor else here.pipeline)
-    return {"tensor_parallel_size": tensor or here.tensor, "pipeline_parallel_size": pipeline}
+    if tensor:
+        return {"tensor_parallel_size": tensor, "pipeline_parallel_size": stages or 1}
+    replicas = options.get("data_parallel_size_local") or options.get("data_parallel_size")
+    times = _whole(replicas) * _whole(options.get("prefill_context_parallel_size"))
+    here = parallelism(replicas=times, pipeline=_whole(stages) if stages else None)
+    return {"tensor_parallel_size": here.tensor, "pipeline_parallel_size": stages or here.pipeline}
+
+
+def _whole(given: Any) -> int:
+    """Return a number of GPUs as an option has it, 1 where it is none: vLLM's parser tells what is wrong."""
+    return int(given) if str(given).isdigit() and int(given) else 1
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ctxflow.errors import UsageError, closest, short
 from ctxflow.models.results import MissingPackageError
+from ctxflow.topology.machine import declared_share
 
 _OURS = {
     "model": "give the model as the context's first parameter",
@@ -44,12 +45,37 @@ def check_vllm_options(options: Mapping[str, Any]) -> None:
     parse_options("model", options)
 
 
+def plain_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names that vLLM's arguments have, however they are spelled.
+
+    >>> plain_names({"--max-model-len": 4096, "dtype": "float16"})
+    {'max_model_len': 4096, 'dtype': 'float16'}
+    """
+    return {_plain_name(spelled): value for spelled, value in options.items()}
+
+
+def _plain_name(spelled: object) -> str:
+    return str(spelled).strip().lstrip("-").replace("-", "_")
+
+
+DEFAULT_SHARE = 0.9
+"""Of a GPU's memory, which vLLM takes where nothing is said; it starts with no more than is free."""
+
+
+def memory_share(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return vLLM's option by which it takes of each GPU what its context declares, unless the option is given."""
+    if options.get("gpu_memory_utilization") or options.get("kv_cache_memory_bytes"):
+        return {}
+    share = declared_share()
+    return {} if share is None or not 0 < share < DEFAULT_SHARE else {"gpu_memory_utilization": share}
+
+
 def parse_options(model: str, options: Mapping[str, Any]) -> argparse.Namespace:
     """Return vLLM's arguments for a model, as its own parser makes them; parameters and errors as the above."""
     parser, known = _parser()
     given: dict[str, Any] = dict(_DEFAULTS)
     for spelled, value in options.items():
-        name = str(spelled).strip().lstrip("-").replace("-", "_")
+        name = _plain_name(spelled)
         if name in _OURS:
             raise UsageError(f"vLLM's option {name} cannot be given here: {_OURS[name]}")
         if name not in known:

@@ -26,6 +26,7 @@ from ctxflow.host.local_files import OF_LIBRARY, Scratch, scratch_for_sockets
 from ctxflow.models.results import MissingPackageError
 from ctxflow.models.vllm_parts import add_parts, tell_imported, tell_tried
 from ctxflow.models.vllm_schemas import bind_by_patterns
+from ctxflow.models.weight_reading import finish_reading
 from ctxflow.on_worker import load_part
 from ctxflow.topology.machine import cuda_devices
 
@@ -73,6 +74,8 @@ class VLLMProcesses:
             os.environ[_METHOD] = "fork"
             if _on_cpu():  # Imported before the fork it is there for each of them, and known to zygotes from then on.
                 importlib.import_module(config.parallel_config.worker_cls.rpartition(".")[0])
+        if os.environ.get(_METHOD) != "spawn":
+            finish_reading()
         self._silent_seconds, self._stopped_seconds = silent_seconds, stopped_seconds
         self._sleeps = bool(getattr(arguments, "enable_sleep_mode", False))
         self._in_flight = 0

@@ -17,7 +17,7 @@ from ctxflow.models.openai_engine import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINT
 from ctxflow.models.openai_requests import MOST_TOKENS, as_sent, longest_logged, refusal
 from ctxflow.models.results import ModelNotFoundError
 from ctxflow.models.vllm import spread
-from ctxflow.models.vllm_options import check_vllm_options, parse_options
+from ctxflow.models.vllm_options import check_vllm_options, memory_share, parse_options, plain_names
 from ctxflow.models.vllm_process import VLLMProcesses
 from ctxflow.models.weight_reading import vllm_loader
 
@@ -93,11 +93,12 @@ class VLLMEngine:
         :raises ctxflow.errors.UsageError: for options that it does not have, or that the model does not bear.
         :raises ModelNotFoundError: if the model, or an adapter, is not reachable from here.
         """
-        given = {name.replace("-", "_"): value for name, value in {**(options or {}), **settings}.items()}
+        given = plain_names({**(options or {}), **settings})
         check_vllm_options(given)
         folder = locate_model(model, revision=revision)
         loras = {name: _adapter(name, path) for name, path in (adapters or {}).items()}
-        chosen = {**given, **_for_adapters(loras, given), **spread(given), **vllm_loader(folder, given)}
+        chosen = {**given, **_for_adapters(loras, given), **spread(given), **memory_share(given)}
+        chosen |= vllm_loader(folder, given)
         arguments = parse_options(one_path(str(folder)), chosen)
         if arguments.allowed_media_domains is None:
             arguments.allowed_media_domains = [_NOWHERE]

@@ -26,6 +26,7 @@ from ctxflow.models.model_folder import folder_here, read_json, weight_files
 _PART, _LOOK = 64 << 20, 8 << 20
 _MADV_HUGEPAGE, _MADV_POPULATE_READ = 14, 22  # The first is refused where huge pages are off, the second before 5.14.
 _STREAMS, _STREAMS_SHARED = 4, 8  # One reader waits for each answer of a server's; a disk's queue is full with fewer.
+_THREADS = "ctxflow-read-ahead"
 _SHARED = {
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
     "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
@@ -63,12 +64,19 @@ def read_ahead(model: str | os.PathLike[str]) -> list[threading.Thread]:
     if not parts:
         return []
     threads = [
-        threading.Thread(target=_read, args=(parts,), name="ctxflow-read-ahead", daemon=True)
+        threading.Thread(target=_read, args=(parts,), name=_THREADS, daemon=True)
         for _ in range(min(len(parts), _streams(files[0])))
     ]
     for thread in threads:
         thread.start()
     return threads
+
+
+def finish_reading() -> None:
+    """Wait until this process reads nothing ahead any more, before it is forked: that is safe without threads alone."""
+    for thread in threading.enumerate():
+        if thread.name == _THREADS:
+            thread.join()
 
 
 def _read(parts: collections.deque[tuple[str, int]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
 import shutil
 import socket
@@ -275,6 +276,23 @@ def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
     known = Topology("", gpus=tuple(cards))
     places = [position(known, name) for name in names]
     return [Device(n) if p is None else _device(n, cards[p]) for n, p in zip(names, places, strict=True)]
+
+
+GPU_MEMORY = "CTXFLOW_GPU_MEMORY"
+"""The variable of a library process that says how many bytes of each GPU its context declares."""
+
+
+def declared_share(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the share of each of its GPUs' memory that a context declares; None if it declares none, or it is unknown.
+
+    It is rounded down, so that contexts which fit beside each other do so by their shares.
+    """
+    declared = environment.get(GPU_MEMORY, "")
+    sizes = [device.memory for device in cuda_devices(environment)] if declared.isdigit() else []
+    known = [size for size in sizes if size]
+    if not known or len(known) < len(sizes):
+        return None
+    return math.floor(int(declared) / min(known) * 1e4) / 1e4
 
 
 _NO_DEVICE = ("", "-1", "10000")  # The last is what HTCondor gives to jobs without GPUs.
