@@ -296,6 +296,128 @@ def test_what_blocks_the_loop_is_found_and_named(loaded):
     assert "in block" in head["failure"]["output"]
 
 
+SHORT = HostPatience(stopped=1.0, waiting=1.0, loop=1.0)
+
+
+def lock_for_ever():
+    """Keep Python's lock, as a driver's call does that hangs."""
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(1_000_000)
+
+
+async def hang(context, how, path):
+    if how == "blocked":
+        time.sleep(FOREVER)
+    elif how == "thread":
+        await asyncio.to_thread(lock_for_ever)
+    elif how == "lock":
+        lock_for_ever()
+    elif how == "kernel":  # A child that shares this process's memory waits for a file: so does this process.
+        os.mkfifo(path)
+        wait = (os.POSIX_SPAWN_OPEN, 0, str(path), os.O_RDONLY, 0)
+        os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[wait])
+    await asyncio.sleep(FOREVER)
+
+
+@pytest.mark.parametrize("driven", [SHORT], indirect=True)
+@pytest.mark.parametrize("how", ["stopped", "blocked", "thread", "lock", "kernel"])
+def test_a_process_that_hangs_is_noticed_without_timeouts(loaded, how, tmp_path):
+    async def pid(context):
+        return os.getpid()
+
+    calls = [loaded.item(nap), loaded.item(nap)]
+    process = loaded.value(loaded.item(pid))
+    if how == "stopped":
+        os.kill(process, signal.SIGSTOP)
+    else:
+        calls.append(loaded.item(hang, how, tmp_path / "fifo"))
+    [(head, _), *_] = loaded.answers(*calls)
+    assert sorted(head["calls"]) == calls and not head["blamed"], "nobody can tell whose fault it is"
+    assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash", "Unresponsive")
+    assert f"the library process, {process}, " in head["failure"]["message"]
+    gone(process)
+
+
+@pytest.mark.parametrize("driven", [SHORT], indirect=True)
+@pytest.mark.parametrize("when", ["call", "build", "idle", "call kernel", "build kernel"])
+def test_so_is_one_that_runs_plain_calls_or_is_built(driven, when, tmp_path):
+    when, _, how = when.partition(" ")
+
+    def stop():
+        if how == "kernel":
+            os.mkfifo(tmp_path / "fifo")
+            wait = (os.POSIX_SPAWN_OPEN, 0, str(tmp_path / "fifo"), os.O_RDONLY, 0)
+            os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[wait])
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return {}
+
+    def stop_later():
+        threading.Timer(0.1, stop).start()
+        return {}
+
+    driven.load({"call": dict, "build": stop, "idle": stop_later}[when])
+    if when != "build":
+        driven.next("ready")
+    calls = [driven.call(lambda context, items: [stop()], [1])] if when == "call" else []
+    head, _ = driven.next("failed" if when == "build" else "died")
+    assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash", "Unresponsive")
+    assert head.get("calls", []) == calls
+
+
+@pytest.mark.parametrize("driven", [SHORT], indirect=True)
+@pytest.mark.parametrize("how", ["plain", "beside items", "with a timeout", "thread", "build", "park"])
+def test_what_may_take_hours_is_not_taken_for_hung(driven, how, tmp_path):
+    go, locked = tmp_path / "go", how == "thread"
+
+    def wait():
+        import ctypes
+
+        while not go.exists():
+            if locked:
+                ctypes.PyDLL(None).sleep(3)
+            time.sleep(0.05)
+        return {}
+
+    async def wait_here(context):
+        return wait()
+
+    class Parks(dict):
+        def park(self):
+            wait()
+
+        def wake(self):
+            pass
+
+    async def build():
+        return wait() if how == "build" else Parks()
+
+    driven.load(build)
+    if how != "build":
+        driven.next("ready")
+    beside = []
+    if how in ("plain", "beside items"):
+        beside = [driven.item(nap)] * (how == "beside items")
+        call = driven.call(lambda context, items: [str(wait())], [1])
+    elif how == "with a timeout":
+        call = driven.item(wait_here, timeout=FOREVER)
+    elif how == "thread":
+        call = driven.call(lambda context, items: [str(wait())], [1], threads=2)
+    elif how == "park":
+        driven.tell("park", context="c")
+    driven.reports_nothing(4.0)
+    go.touch()
+    if how == "build":
+        driven.next("ready")
+    elif how == "park":
+        driven.next("asleep")
+    else:
+        [(head, _)] = driven.answers(call)
+        assert head["is"] == "finished"
+    assert all(call in driven.host._libraries["c"].calls for call in beside)
+
+
 @pytest.mark.parametrize("driven", [HostPatience(interrupt=0.5)], indirect=True)
 def test_an_interrupted_item_is_not_to_blame_where_another_holds_the_loop(loaded, tmp_path):
     async def begin(context):

@@ -1,16 +1,19 @@
-"""One library process as its host sees it: when to look at it again, and how much of what it prints is kept."""
+"""One library process as its host sees it: when to look at it, whether it moves, how much of its output is kept."""
 
 import pickle
 from math import inf
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ctxflow.host import library_process
-from ctxflow.host.library_process import LibraryProcess
+from ctxflow.host.library_process import HostPatience, LibraryProcess, Standstill
 from waiting import eventually
 
 
 def a_process(calls, items):
     process = LibraryProcess.__new__(LibraryProcess)  # None is spawned.
-    process.load_deadline, process.look_at, process.remind_at = inf, 50.0, inf
+    process.load_deadline, process.look_at, process.remind_at, process.standstill_at = inf, 50.0, inf, inf
     process.interrupted = {9: 40.0}
     process.calls, process.items = calls, items
     return process
@@ -62,3 +65,40 @@ def test_however_much_it_and_what_it_starts_print_the_log_ends_at_its_limit(driv
     driven.next("finished")
     note = b"\n[ctxflow: what was printed after the first 10 MB is not kept]\n"
     assert log.read_bytes()[100_000:] == note
+
+
+PATIENCE = HostPatience(stopped=8.0, waiting=40.0, loop=20.0)
+WAYS = {"stopped": "SIGSTOP", "waiting": "in the kernel", "loop": "event loop"}
+
+
+@given(
+    way=st.sampled_from(sorted(WAYS)),
+    gaps=st.lists(st.floats(0.0, 1e5), max_size=60),
+    signs=st.lists(st.integers(0, 1), min_size=60, max_size=60),
+)
+def test_only_time_counts_in_which_somebody_looked_and_nothing_moved(way, gaps, signs):
+    still, limit = Standstill(PATIENCE), getattr(PATIENCE, way)
+    now = counted = 0.0
+    before = None
+    for gap, sign in zip(gaps, signs, strict=False):
+        now += gap
+        counted = counted + min(gap, 2 * still.every) if sign == before else 0.0
+        before = sign
+        assert bool(still.look(now, {way: sign})) == (counted >= limit)
+
+
+@given(way=st.sampled_from(sorted(WAYS)), late=st.floats(0.0, 1.0))
+def test_what_stands_still_is_told_by_whoever_looks_when_it_is_time_to(way, late):
+    still, now, limit = Standstill(PATIENCE), 0.0, getattr(PATIENCE, way)
+    assert not still.look(now, {})
+    while not (found := still.look(now, {way: 7})):
+        now += still.every + late
+        assert now <= limit + 2 * still.every + 2 * late, "a late look costs no more than itself"
+    assert WAYS[way] in found and now >= limit
+
+
+def test_ways_that_take_turns_do_not_add_up():
+    still = Standstill(PATIENCE)
+    for number in range(200):
+        seen = {"stopped": 1} if number % 2 else {"loop": 1}
+        assert not still.look(float(number), seen)

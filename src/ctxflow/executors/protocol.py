@@ -217,7 +217,7 @@ def _died(now: float, worker: str, report: LibraryDied, failure: ev.Failure) -> 
         if call not in blamed[:1]:
             why = failure if call in blamed else others
             events.append(ev.BatchFailed(now, worker, call, why, lost_context=True))
-    return events or [ev.ContextUnloaded(now, worker, report.context)]
+    return events or [ev.ContextUnloaded(now, worker, report.context, failure)]
 
 
 ABOUT_LOADS = (ContextBuilt, BuildFailed, ContextAsleep, ContextAwake, ParkRaised)

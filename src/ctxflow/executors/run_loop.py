@@ -25,6 +25,7 @@ from ctxflow.executors.declarations import Declaration, Declared, Retirement
 from ctxflow.executors.figures import WorkerBounds
 from ctxflow.executors.futures import Callbacks, CallFuture
 from ctxflow.executors.kept_files import NOTED, EventLog, WorkerTable, tokens_of
+from ctxflow.executors.loss_notes import LOSSES, LossNotes
 from ctxflow.executors.pending import Answer, AnswerCommand, Making, Sink, Unsent, Waiting, beginnings
 from ctxflow.executors.protocol import opened
 from ctxflow.executors.session_store import SessionStore
@@ -62,6 +63,7 @@ class RunLoop(abc.ABC):
         self._bounds = WorkerBounds(engine, directory)
         self._log: EventLog | None = None
         self._table: WorkerTable | None = None
+        self._losses = LossNotes()
         self._said: set[str] = set()
         self._ended = threading.Event()
         self._failed: EngineFailed | None = None
@@ -186,6 +188,8 @@ class RunLoop(abc.ABC):
                 event = dataclasses.replace(event, tokens=tokens_of(event.results))  # From which policies learn.
             if self._table is not None and type(event) in NOTED:
                 self._table.note(event, state, self.engine)
+            if type(event) in LOSSES and (lost := self._losses.of(event, state)):
+                logger.warning("%s", lost)
             try:
                 commands = self._scheduler.handle(event)
             except Exception as error:  # A policy's, most likely.

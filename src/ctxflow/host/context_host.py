@@ -26,6 +26,7 @@ from ctxflow.host.keeping_artifacts import KeptArtifacts
 from ctxflow.host.library_limits import LibraryLimits
 from ctxflow.host.library_messages import (
     FROM_LIBRARY,
+    AskLoop,
     BuildContext,
     BuildFailed,
     CallBegan,
@@ -40,6 +41,7 @@ from ctxflow.host.library_messages import (
     ForgetParts,
     FromLibrary,
     GivePart,
+    LoopAnswered,
     LoopBegan,
     ParkContext,
     ParkRaised,
@@ -137,7 +139,7 @@ class Host:
         self._closing = threading.Lock()
         self._closed = False
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
-        self._limits = LibraryLimits(self._fail)
+        self._limits = LibraryLimits(self._fail, self._ask_loop)
         self.undead = Undead(patience.stuck)
         self._zygotes = Zygotes(selector, scratch, zygote)
         self._closing_libraries = ClosingLibraries(selector, self._end_for_good)
@@ -415,6 +417,8 @@ class Host:
             self._artifacts.called(library, message.failed)
         elif isinstance(message, LoopBegan):
             library.loop_began(message.closes, message.threads, now())
+        elif isinstance(message, LoopAnswered):
+            library.asked = False
         elif isinstance(message, ContextGone):
             self._fail(library, message.trouble)
             return False
@@ -438,6 +442,11 @@ class Host:
         elif isinstance(message, (PartFinished, CallFinished, CallRaised)):
             self._emit(message)
         return True
+
+    def _ask_loop(self, library: LibraryProcess) -> None:
+        library.asked = True
+        library.channel.send_frame(pack(AskLoop()))
+        self._watch_writes(library)
 
     def _watch_writes(self, library: LibraryProcess) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if library.channel.pending else 0)

@@ -21,10 +21,11 @@ class LibraryLimits:
     """Those of one host's library processes.
 
     :param fail: called with each that takes too much.
+    :param ask: asks one whether its event loop turns (`AskLoop`).
     """
 
-    def __init__(self, fail: Fails) -> None:
-        self._fail = fail
+    def __init__(self, fail: Fails, ask: Callable[[LibraryProcess], None]) -> None:
+        self._fail, self._ask = fail, ask
         self._next_memory_check = float("inf")
         self._resumed = float("-inf")
 
@@ -51,6 +52,13 @@ class LibraryLimits:
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         library.remind(time)
+        if library.standstill_at <= time:
+            if message := library.at_standstill(time):
+                library.show_where()
+                self._fail(library, Trouble("crash", "Unresponsive", message), ())
+                return
+            if library.may_be_asked and not library.asked:
+                self._ask(library)
         if ignoring := library.ignores_interrupt(time):
             library.show_where()
             long = library.patience.interrupt

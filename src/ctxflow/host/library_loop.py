@@ -31,8 +31,10 @@ from ctxflow.host.context_building import opened_recipe, seldom_collecting
 from ctxflow.host.library_calls import LibraryCalls, context_loss
 from ctxflow.host.library_messages import (
     TO_LIBRARY,
+    AskLoop,
     BuildContext,
     CloseContext,
+    LoopAnswered,
     LoopBegan,
     ParkContext,
     RunCall,
@@ -107,6 +109,8 @@ class LibraryLoop:
             self._keep(self._close())
         elif isinstance(message, (ParkContext, WakeContext)):
             self._keep(self._move(message))
+        elif isinstance(message, AskLoop):
+            self._library.send(self._host, LoopAnswered())
         else:
             self._library.handle(message)
 

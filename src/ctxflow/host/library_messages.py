@@ -150,9 +150,16 @@ class WakeContext(Message):
     context: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AskLoop(Message):
+    """Ask a library process whose calls overlap whether its event loop still turns. Answered by `LoopAnswered`."""
+
+
 CallFolder: TypeAlias = tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str, bool]], str]
 """Inputs, outputs and the sandbox of a call with files."""
-ToLibrary: TypeAlias = BuildContext | CloseContext | ParkContext | WakeContext | GivePart | ForgetParts | RunCall
+ToLibrary: TypeAlias = (
+    BuildContext | CloseContext | ParkContext | WakeContext | AskLoop | GivePart | ForgetParts | RunCall
+)
 """From a host to its library process; the last three also from the driver, on the line that it has to one."""
 
 
@@ -250,6 +257,11 @@ class LoopBegan(Message):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LoopAnswered(Message):
+    """Answer `AskLoop`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ContextGone(Message):
     """Say that what was built is of no more use (`ctxflow.errors.ContextLost`): the host ends the process.
 
@@ -340,8 +352,8 @@ class CallRaised(Message):
 Answer: TypeAlias = PartFinished | CallFinished
 """What comes on the line to the driver after `LineOpened`; all else goes to the host."""
 FromLibrary: TypeAlias = (
-    LineOpened | ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised | LoopBegan | ContextGone
-    | FirstCallEnded | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
+    LineOpened | ContextBuilt | BuildFailed | ContextAsleep | ContextAwake | ParkRaised | LoopBegan | LoopAnswered
+    | ContextGone | FirstCallEnded | CallBegan | CallEnded | PartFinished | CallFinished | CallRaised
 )  # fmt: skip
 
 TO_LIBRARY: Direction[ToLibrary] = Direction(ToLibrary)

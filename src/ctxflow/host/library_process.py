@@ -30,6 +30,7 @@ from ctxflow.host.linux import (
     is_stopped,
     kill_adopted,
     kill_tree,
+    process_state,
     readable,
     tree_bytes,
 )
@@ -47,6 +48,7 @@ _TRACE_END = re.compile(rb"^  (File .*, line \S+ in _run_module_as_main|\.\.\.)$
 _LOOK_SECONDS = 0.5
 _REMIND_SECONDS = 0.1  # Until it is told again: a signal just before a call of the system does not end that one's wait.
 _ITEMS_LOOK_SECONDS = 1.0
+_MOST_BETWEEN_LOOKS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,9 @@ class HostPatience:
     :ivar close: for what a context has built to be closed, before its process is killed.
     :ivar trace: for a process to print where it is, before it is killed.
     :ivar stuck: for anything to move in a process that was killed, before that is reported.
+    :ivar stopped: for a process that was stopped (SIGSTOP) to go on.
+    :ivar waiting: for a process that waits in the kernel for a file or a device (state D) to get anything done.
+    :ivar loop: for an event loop to answer whether it turns: far more than a busy machine needs.
     """
 
     interrupt: float = 5.0
@@ -66,6 +71,50 @@ class HostPatience:
     close: float = 2.0
     trace: float = 1.0
     stuck: float = 20.0
+    stopped: float = 30.0
+    waiting: float = 600.0
+    loop: float = 300.0
+
+
+_STANDSTILLS = {
+    "stopped": "was stopped for {:.0f} s (SIGSTOP): let it go on sooner, or end it",
+    "waiting": "waited in the kernel for {:.0f} s and did nothing: see which file server or device does not answer",
+    "loop": (
+        "did not answer for {:.0f} s, since its event loop stood still: await what takes long, or give it a thread by "
+        "asyncio.to_thread; the last lines show where it is"
+    ),
+}
+
+
+class Standstill:
+    """How long a process has done nothing, and in which way, as far as somebody looked.
+
+    Between two looks no more time counts than twice that in which they should follow: whoever looks may have been
+    stopped, or starved, together with what it looks at.
+
+    >>> still = Standstill(HostPatience(stopped=2.0))
+    >>> [still.look(now, {"stopped": True}) for now in (10.0, 10.5, 99.0, 99.5)]
+    ['', '', '', 'was stopped for 2 s (SIGSTOP): let it go on sooner, or end it']
+    """
+
+    def __init__(self, patience: HostPatience) -> None:
+        self._limits = {name: float(getattr(patience, name)) for name in _STANDSTILLS}
+        self.every = min(_MOST_BETWEEN_LOOKS, *(limit / 4 for limit in self._limits.values()))
+        self._looked_at = float("inf")
+        self._since: dict[str, tuple[object, float]] = {}  # What was seen, and for how long.
+
+    def look(self, now: float, seen: Mapping[str, object]) -> str:
+        """Look at a process; return in which way it did nothing for longer than it may, "" if it may go on.
+
+        :param seen: in which ways it does nothing, each with what would be another if it had done something since.
+        """
+        passed, self._looked_at = max(0.0, min(now - self._looked_at, 2 * self.every)), now
+        before, self._since = self._since, {}
+        for name, sign in seen.items():
+            known, seconds = before.get(name, (None, 0.0))
+            self._since[name] = sign, seconds + passed if name in before and known == sign else 0.0
+        over = (_STANDSTILLS[name].format(s) for name, (_, s) in self._since.items() if s >= self._limits[name])
+        return next(over, "")
 
 
 class LibraryProcess:
@@ -116,6 +165,9 @@ class LibraryProcess:
         self.memory_limit: int | None = None
         self.moving = ""  # "park" or "wake" while it does so.
         self.parked = False  # Whether it holds what was on the GPU in the host's memory.
+        self.asked = False  # Whether its event loop was asked whether it turns, and has not answered.
+        self._standstill = Standstill(patience)
+        self.standstill_at = now() + self._standstill.every  # When to look whether it does nothing any more.
         self._log: IO[bytes] | None = None
         with contextlib.suppress(OSError):  # Without a log there is still the tail in memory.
             self._log = open(log, "ab")  # noqa: SIM115 - closed in `end`
@@ -300,6 +352,32 @@ class LibraryProcess:
         again = sorted(late & was_late)
         return (_IGNORES.format(self.patience.interrupt), again) if again else None
 
+    def at_standstill(self, now: float) -> str:
+        """Look whether it does anything; return why it is to be ended, "" if it is not."""
+        self.standstill_at = now + self._standstill.every
+        seen: dict[str, object] = {}
+        state = process_state(self.process.pid)
+        if state == "T":  # A debugger may hold it as long as it likes ("t").
+            seen["stopped"] = state
+        elif state == "D":
+            seen["waiting"] = activity(self.process.pid)
+        if self.asked and self.may_be_asked:
+            seen["loop"] = self.asked
+        found = self._standstill.look(now, seen)
+        return f"the library process, {self.process.pid}, {found}" if found else ""
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether it should answer now that its event loop turns: what runs there and may take long ends that.
+
+        Plain calls may take hours, on the loop's thread or on others, where they may keep Python's lock; calls with
+        timeouts are judged by these, as is whether it parks or wakes.
+        """
+        if not self.overlaps or self.threads or not self.ready or self.moving:
+            return False
+        found = self.running()
+        return not found.running or found.in_flight.get(found.running) == float("inf")
+
     def _late(self, now: float) -> list[int]:
         return [number for number, due in self.items.items() if due <= now]
 
@@ -308,7 +386,8 @@ class LibraryProcess:
         """When the first of its calls, or its load, has taken too long, or it is time to look."""
         # Those of items, which may be a thousand, are not looked at each time but at `look_at`.
         calls = list(self.calls.values()) if len(self.calls) > len(self.items) else []
-        return min([self.load_deadline, self.look_at, self.remind_at, *calls, *self.interrupted.values()])
+        dues = [self.load_deadline, self.look_at, self.remind_at, self.standstill_at]
+        return min([*dues, *calls, *self.interrupted.values()])
 
     def read_output(self) -> None:
         """Keep what it printed: the end in memory, the first 10 MB in the log."""

@@ -59,9 +59,9 @@ def entered() -> bool:
 
 
 def advice(pid: int, said: str) -> str:
-    """Return what to try, to be put behind an error, where a process fails at what a user namespace may be in the way of.
+    """Return what to try, to be put behind an error, where a user namespace may be in the way of a process; else "".
 
-    Links between GPUs and machines (NCCL, InfiniBand) lock memory and open devices by rights of the machine's own users.
+    Links between GPUs and machines (NCCL, InfiniBand) lock memory and open devices by rights of the machine's users.
 
     :param pid: the process; "" is returned for one in this process's user namespace.
     :param said: the error, and what the process printed.
@@ -74,8 +74,8 @@ def advice(pid: int, said: str) -> str:
     except OSError:  # It is gone.
         return ""
     return (
-        "; its process has a user namespace, for a /dev/shm of its own, in which NCCL and InfiniBand may fail: give the "
-        'context env={"CTXFLOW_PRIVATE_SHM": "0"}'
+        "; its process has a user namespace, for a /dev/shm of its own, in which NCCL and InfiniBand may fail: give "
+        'the context env={"CTXFLOW_PRIVATE_SHM": "0"}'
     )
 
 

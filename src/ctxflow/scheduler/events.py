@@ -415,10 +415,14 @@ class ContextFailed(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextUnloaded(Event):
-    """A context is no longer on a worker."""
+    """A context is no longer on a worker.
+
+    :ivar failure: why, where its library process ended by itself while it ran nothing; for people alone.
+    """
 
     worker: str
     context: str
+    failure: Failure | None = dataclasses.field(default=None, repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -207,7 +206,6 @@ def _decode_line(text: str, number: int) -> tuple[ev.Event, list[dict[str, Any]]
 def _decode(record: dict[str, Any]) -> Any:
     values = dict(record)
     cls = getattr(ev, values.pop("is"))
-    hints = typing.get_type_hints(cls)
     for name, value in values.items():
         if name == "items":
             values[name] = [item for first, end in value for item in range(first, end)]
@@ -217,7 +215,7 @@ def _decode(record: dict[str, Any]) -> Any:
             values[name] = tuple(value)
         elif name == "prefixes":
             values[name] = tuple(map(tuple, value))
-        elif dataclasses.is_dataclass(hints[name]):
+        elif isinstance(value, dict) and "is" in value:
             values[name] = _decode(value)
     return cls(**values)
 
