@@ -1,15 +1,34 @@
 """What is said about an engine on the command line: passed on, shown, and refused before anything starts."""
 
+import importlib
 import json
+import shutil
+import sys
+import threading
 
 import pytest
 from batch_helpers import write_lines
 
 from ctxflow.batch.job import load_job
+from ctxflow.errors import UsageError
+from ctxflow.models.vllm_options import check_options_apart
 from ctxflow.testing.small_models import make_causal_lm
+from waiting import patience
 
 MODEL = ("-m", "org/model")
 ELSEWHERE = ("--site", "elsewhere.toml")  # Where this machine lacks what is asked for.
+PLAYED_VLLM = {
+    "engine/arg_utils.py": """
+class AsyncEngineArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--max-model-len", type=int)
+        return parser
+""",
+    "entrypoints/launchers/cli_args.py": "class BaseFrontendArgs:\n    add_cli_args = staticmethod(lambda parser: parser)",
+    "utils/argparse_utils.py": "from argparse import ArgumentParser as FlexibleArgumentParser",
+}
+"""As much of vLLM as says that it does not have an option."""
 
 
 @pytest.fixture
@@ -108,3 +127,77 @@ def test_a_job_that_goes_on_with_another_engine_is_another_job(folder, tmp_path_
     assert run_job(load_job(None, **choices)).already
     with pytest.raises(ValueError, match=r"engine_options was \{\} and is \{'max_batch_size': 3\}"):
         run_job(load_job(None, **choices, engine_options={"max_batch_size": 3}))
+
+
+@pytest.fixture
+def vllm(tmp_path_factory, monkeypatch):
+    """A vLLM that can be imported, and that prints; returns its folder."""
+    root = tmp_path_factory.mktemp("packages")
+    for name, text in PLAYED_VLLM.items():
+        file = root / "vllm" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (root / "vllm", *(root / "vllm" / each for each in file.relative_to(root / "vllm").parents)):
+            (folder / "__init__.py").touch()
+        file.write_text(text)
+    (root / "vllm" / "__init__.py").write_text("print('INFO: a platform was found')")
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    return root / "vllm"
+
+
+WRONG = ("--backend", "vllm", "--gpus", "0", "--engine-option", "max_modle_len=512")
+SENTENCE = "vLLM has no option max_modle_len: did you mean max_model_len?"
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], ["--detach"], ["--site", "local"]])
+def test_vllm_is_asked_in_a_process_of_its_own(folder, command, vllm, more):
+    write_lines(folder / "in.jsonl", [{"prompt": "One"}])
+    before = set(sys.modules)
+    status, said = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, *WRONG, *more)
+    assert status == 2 and SENTENCE in " ".join(said.split()), said
+    assert not [name for name in set(sys.modules) - before if name.partition(".")[0] == "vllm"]
+    if more != ["--site", "local"]:
+        assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl"], "nothing was written"
+
+
+def test_workers_are_asked_for_meanwhile_but_get_no_row(folder, vllm, monkeypatch):
+    from ctxflow.batch import engine_checks
+    from ctxflow.batch.driver import run_job
+    from ctxflow.executors.bare import BareExecutor
+    from ctxflow.executors.live_run import LiveRun
+
+    happened, enter = [], BareExecutor.__enter__
+
+    def check(options):
+        happened.append("checked")
+        assert asked.wait(patience())
+        raise UsageError(SENTENCE)
+
+    def begin(self):
+        found = enter(self)
+        happened.append("asked")
+        asked.set()
+        return found
+
+    asked = threading.Event()
+    monkeypatch.setattr(engine_checks, "check_options_apart", check)
+    monkeypatch.setattr(BareExecutor, "__enter__", begin)
+    monkeypatch.setattr(LiveRun, "submit", lambda *given, **named: happened.append("submitted"))
+    write_lines(folder / "in.jsonl", [{"prompt": "One"}])
+    choices = {"backend": "vllm", "gpus": 0, "engine_options": {"max_modle_len": 512}, "model": "org/model"}
+    with pytest.raises(UsageError, match="did you mean max_model_len"):
+        run_job(load_job(None, input="in.jsonl", output="out.jsonl", **choices))
+    assert happened == ["checked", "asked"]
+
+
+@pytest.mark.parametrize("how", ["is not there", "cannot be imported", "has that option"])
+def test_what_vllm_does_not_refuse_here_is_left_to_workers(vllm, how):
+    options = {"max_modle_len": 512}
+    if how == "is not there":
+        shutil.rmtree(vllm)
+        importlib.invalidate_caches()
+    elif how == "cannot be imported":
+        (vllm / "__init__.py").write_text("raise ImportError('libcudart.so.12')")
+    else:
+        options = {}
+    check_options_apart(options)

@@ -37,6 +37,6 @@ def test_a_module_is_asked_once_and_what_names_it_is_no_option(asked):
         command = read_command(f"{sys.executable} -m {MODULE} --dtype float32", model=model)
         check_options(command, told.append)
     assert asked.read_text().split() == ["--help=all"]
-    assert told == ["asking vllm which options it has, before a worker is asked for"]
+    assert told == ["asking vllm which options it has, while workers are asked for"]
     with pytest.raises(UsageError, match=r"vllm has no option --max-modle-len: did you mean --max-model-len?"):
         check_options(read_command(f"{sys.executable} -m {MODULE} --max-modle-len 3", model="small"))

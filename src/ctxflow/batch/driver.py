@@ -135,7 +135,7 @@ def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, disp
 
     :raises ValueError, CtxflowError: as `run_job`.
     """
-    with _begun(job, fresh, retry_errors, display or QuietDisplay()) as begun:
+    with _begun(job, fresh, retry_errors, display or QuietDisplay(), settled=True) as begun:
         return not begun.ended
 
 
@@ -150,9 +150,13 @@ class _Begun:
 
 
 @contextlib.contextmanager
-def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
-    """Check a job, and open its files."""
+def _begun(
+    job: Job, fresh: bool, retry_errors: bool, display: Display, *, settled: bool = False
+) -> Iterator[_Begun]:
+    """Check a job, if it is to be `settled` to the end, and open its files."""
     work = prepare(job, display)
+    if settled:
+        work.later.settle()
     with contextlib.ExitStack() as stack:
         with refused():
             files = stack.enter_context(_files(work))

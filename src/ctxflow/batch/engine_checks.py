@@ -6,7 +6,9 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from ctxflow.models.model_checks import (
 )
 from ctxflow.models.model_folder import ability_of, missing_here, refusal
 from ctxflow.models.results import MissingPackageError
-from ctxflow.models.server_command import read_command
-from ctxflow.models.vllm_options import check_vllm_options
+from ctxflow.models.server_command import find_program, read_command
+from ctxflow.models.server_options import SLOW, check_options
+from ctxflow.models.vllm_options import check_options_apart
 from ctxflow.topology.machine import cuda_devices
 
 _OURS = {"dtype", "device", "max_input_tokens", "too_long", "model", "task", "name"}  # Which a job says otherwise.
@@ -97,10 +100,6 @@ def place_problems(job: Job) -> Iterator[str]:
 
 
 def _program(job: Job) -> Iterator[str]:
-    import shutil
-
-    from ctxflow.models.server_process import find_program
-
     try:
         program = read_command(str(job.server_command), model=job.model, options=job.engine_options).arguments[0]
     except UsageError:  # Of which `engine_problems` tells.
@@ -109,27 +108,74 @@ def _program(job: Job) -> Iterator[str]:
         yield f"the program {program} of --server-command is not found on this machine: give its path"
 
 
-def engine_problems(job: Job, told: Callable[[str], None] = lambda text: None) -> Iterator[str]:
+def refuse(wrong: Sequence[str]) -> None:
+    """Raise `UsageError` with all that is wrong with a job, if anything is."""
+    found = list(dict.fromkeys(wrong))
+    if len(found) == 1:
+        raise UsageError(found[0])
+    if found:
+        raise UsageError(f"{len(found)} things are wrong with this job:", *found)
+
+
+def engine_problems(job: Job) -> Iterator[str]:
     """Yield what is wrong with a job's engine options, server's command and adapters, a sentence each.
 
-    :param told: takes what is said of a check that takes long.
+    What only an engine itself can tell, after a start of many seconds, is left to `LaterChecks`.
     """
     yield from _adapters(job)
     try:
         if job.backend == "server":
-            from ctxflow.models.server_options import SLOW, check_options
-
             command = read_command(str(job.server_command), model=job.model, options=job.engine_options)
-            if job.engine_options or command.name not in SLOW:  # Else the server itself says soon what is wrong.
-                check_options(command, told)
-        elif job.backend == "vllm" and job.engine_options:
-            check_vllm_options(job.engine_options)
-        elif job.engine_options:
+            if command.name not in SLOW:
+                check_options(command)
+        elif job.backend != "vllm" and job.engine_options:
             yield from _of_transformers(job)
     except UsageError as error:
         yield str(error)
     except ImportError:  # Workers have what is missing here, and say what is wrong.
         return
+
+
+class LaterChecks:
+    """Checks of engine options by the engines themselves, on threads: they go on while workers are asked for.
+
+    :param told: takes what is said of them.
+    """
+
+    def __init__(self, jobs: Iterable[Job], told: Callable[[str], None]) -> None:
+        self._wrong: list[str] = []
+        checks = [check for job in jobs if job.engine_options and (check := _slow_check(job, told)) is not None]
+        self._threads = [threading.Thread(target=self._run, args=(check,), daemon=True) for check in checks]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except UsageError as error:
+            self._wrong += error.args
+
+    def settle(self) -> None:
+        """Wait for their ends.
+
+        :raises UsageError: with what is wrong.
+        """
+        for thread in self._threads:
+            thread.join()
+        refuse(self._wrong)
+
+
+def _slow_check(job: Job, told: Callable[[str], None]) -> Callable[[], None] | None:
+    """Return what checks a job's engine options slowly; None if nothing does."""
+    if job.backend == "vllm":
+        return lambda: check_options_apart(job.engine_options)
+    if job.backend != "server":
+        return None
+    try:
+        command = read_command(str(job.server_command), model=job.model, options=job.engine_options)
+    except UsageError:  # As `engine_problems` says.
+        return None
+    return (lambda: check_options(command, told)) if command.name in SLOW else None
 
 
 def _of_transformers(job: Job) -> Iterator[str]:

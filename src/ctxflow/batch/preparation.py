@@ -11,7 +11,7 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
-from ctxflow.batch.engine_checks import engine_problems, model_problems, place_problems
+from ctxflow.batch.engine_checks import LaterChecks, engine_problems, model_problems, place_problems, refuse
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import function_app
 from ctxflow.batch.job_files import check_files, files_of, form_of
@@ -39,7 +39,6 @@ class Subject:
     app: BatchApp | None = None  # The job's own function, as far as it can be had.
     models: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # The folders of those that are here.
     local: bool = False  # Whether workers are on this machine.
-    told: Callable[[str], None] = lambda text: None  # Takes what is said of a check that takes long.
 
 
 Check = Callable[[Subject], Iterable[str]]  # Says what is wrong in its part, a sentence each.
@@ -51,11 +50,7 @@ def check(subject: Subject, before: Sequence[str] = ()) -> None:
     :param before: what was found wrong before.
     :raises UsageError: with all that is wrong.
     """
-    found = list(dict.fromkeys([*before, *(each for part in CHECKS for each in part(subject))]))
-    if len(found) == 1:
-        raise UsageError(found[0])
-    if found:
-        raise UsageError(f"{len(found)} things are wrong with this job:", *found)
+    refuse([*before, *(each for part in CHECKS for each in part(subject))])
 
 
 def _columns(subject: Subject) -> Iterator[str]:
@@ -196,7 +191,7 @@ def _model(subject: Subject) -> Iterator[str]:
 def _engine(subject: Subject) -> Iterator[str]:
     """Check what the job says of its engine."""
     for job in subject.job.by_model().values():
-        yield from engine_problems(job, subject.told)
+        yield from engine_problems(job)
         if subject.local:
             yield from place_problems(job)
 
@@ -206,6 +201,8 @@ CHECKS: tuple[Check, ...] = (_choices, _model, _engine, _function, _columns, _te
 
 def prepare(job: Job, display: Display) -> Work:
     """Open a job's input, and find all that is wrong with the job before anything is written or started.
+
+    What only an engine can tell is found out meanwhile: `Work.later`.
 
     :raises UsageError: with what is wrong.
     :raises CtxflowError: if something is not installed that it takes.
@@ -230,10 +227,11 @@ def prepare(job: Job, display: Display) -> Work:
     named = [each.model for each in job.by_model().values() if each.model is not None]
     here = {name: folder for name in named if (folder := folder_here(name)) is not None}
     local = site is not None and site.engine == "embedded"
-    check(Subject(job, head, app, here, local, display.note), wrong)
+    check(Subject(job, head, app, here, local), wrong)
     assert site is not None
+    later = LaterChecks(job.by_model().values() if job.function is None else (), display.note)
     with refused():
-        return Work(job, source, files, site, app, display)
+        return Work(job, source, files, site, app, display, later)
 
 
 @contextlib.contextmanager
@@ -317,6 +315,7 @@ def preview(job: Job) -> dict[str, Any]:
     """
     display = _Notes()
     work = prepare(job, display)
+    work.later.settle()
     job, files = work.job, work.files
     columns = head_of(work.source).known
     written = (files.output, files.rows, files.errors, files.journal, status_path(files.output))

@@ -11,6 +11,7 @@ from typing import Any
 from ctxflow.apps import BatchApp
 from ctxflow.batch.display import Display
 from ctxflow.batch.engine_answers import ended_at_no_ones_limit, is_response, schema_missed
+from ctxflow.batch.engine_checks import LaterChecks
 from ctxflow.batch.job import Job
 from ctxflow.batch.job_apps import model_app
 from ctxflow.batch.job_files import Files
@@ -100,6 +101,7 @@ class Work:
     """Run what is missing of a job, with an executor that is started with the first row.
 
     :ivar job: with what its input decides.
+    :ivar later: what is waited for before the first row is given to workers, which are asked for meanwhile.
     :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
     :ivar directory: the run's, once there is one; `truncated`, rows of this run that were cut; `limited`, those whose
         answers ended at a number of tokens that nobody had given.
@@ -107,9 +109,16 @@ class Work:
     """
 
     def __init__(
-        self, job: Job, source: Source, files: Files, site: Site, app: BatchApp | None, display: Display
+        self,
+        job: Job,
+        source: Source,
+        files: Files,
+        site: Site,
+        app: BatchApp | None,
+        display: Display,
+        later: LaterChecks,
     ) -> None:
-        self.job = job
+        self.job, self.later = job, later
         self.source = source
         self.files = files
         self.display = display
@@ -173,6 +182,7 @@ class Work:
                     self._executor = stack.enter_context(BareExecutor(self.site))
                     file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
+                    self.later.settle()
                 run = self._executor.calls.run
                 numbers = self._submit(run, items, stream)
                 if begins and self.directory is not None:  # While the first workers start.

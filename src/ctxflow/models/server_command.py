@@ -10,6 +10,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -268,6 +270,14 @@ def _more(words: Sequence[str], kind: ServerKind) -> list[str]:
     given = {word.partition("=")[0] for word in words}
     more = (word.split("=", 1) for word in _words("more", kind.more))
     return [part for parts in more if parts[0] not in given for part in parts]
+
+
+def find_program(name: str, environment: Mapping[str, str]) -> str:
+    """Return where a program is: as a shell finds it, or beside this Python."""
+    if os.sep in name:
+        return name
+    beside = os.path.join(os.path.dirname(sys.executable), name)
+    return shutil.which(name, path=environment.get("PATH")) or (beside if os.access(beside, os.X_OK) else name)
 
 
 def _insert_model(words: list[str], kind: ServerKind, model: object) -> list[str]:

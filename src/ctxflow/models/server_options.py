@@ -9,8 +9,7 @@ import subprocess
 from collections.abc import Callable
 
 from ctxflow.errors import UsageError, closest
-from ctxflow.models.server_command import ServerCommand, is_python
-from ctxflow.models.server_process import find_program
+from ctxflow.models.server_command import ServerCommand, find_program, is_python
 
 _HELP = {"llama-server": ("--help",), "vllm": ("--help=all",), "text-generation-launcher": ("--help",)}
 SLOW = ("vllm",)
@@ -38,7 +37,7 @@ def check_options(command: ServerCommand, told: Callable[[str], None] = lambda t
     words = [program, *words[1:], *asked]
     if tuple(words) not in _known:
         if command.name in SLOW:
-            told(f"asking {command.name} which options it has, before a worker is asked for")
+            told(f"asking {command.name} which options it has, while workers are asked for")
         _known[tuple(words)] = _options_in_help(words)
     known = _known[tuple(words)]
     for word in command.arguments[first:] if known else ():

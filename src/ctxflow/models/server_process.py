@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from ctxflow.errors import CtxflowError
 from ctxflow.host.linux import descendants, is_stopped
+from ctxflow.models.server_command import find_program
 
 _LINES, _KEPT_LINES, _ERROR_LINES, _LINE_CHARACTERS = 20, 400, 5, 500
 _END_SECONDS = 1.5  # How long a server may take to end by itself, before it is killed; a context has 2 s for that.
@@ -288,11 +289,3 @@ def _ending(status: int) -> str:
     name = signal.Signals(-status).name if known else f"signal {-status}"
     hint = " (the machine's memory may be exhausted)" if -status == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
-
-
-def find_program(name: str, environment: Mapping[str, str]) -> str:
-    """Return where a program is: as a shell finds it, or beside this Python."""
-    if os.sep in name:
-        return name
-    beside = os.path.join(os.path.dirname(sys.executable), name)
-    return shutil.which(name, path=environment.get("PATH")) or (beside if os.access(beside, os.X_OK) else name)

@@ -7,12 +7,17 @@ those of its answers (`chat_template`, `tool_call_parser`, `reasoning_parser`, .
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctxflow.errors import UsageError, closest, short
+from ctxflow.host.linux import die_with_parent
 from ctxflow.models.results import MissingPackageError
 from ctxflow.topology.machine import declared_share
 
@@ -43,6 +48,39 @@ def check_vllm_options(options: Mapping[str, Any]) -> None:
         that it has, or that cannot have that value.
     """
     parse_options("model", options)
+
+
+def check_options_apart(options: Mapping[str, Any]) -> None:
+    """Check options as `check_vllm_options` in a process of its own: importing vLLM takes 20 s of a core, and 540 MB.
+
+    What keeps it from an answer, such as a vLLM that cannot be imported, is left to workers to tell.
+
+    :param options: as JSON has them.
+    :raises ctxflow.errors.UsageError: as `check_vllm_options`.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        return
+    program = "import sys; del sys.path[0]; from ctxflow.models.vllm_options import answer_check; answer_check()"
+    given = json.dumps({"parent": os.getpid(), "options": dict(options)})
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        check=False,
+    )  # fmt: skip
+    *_, last = done.stdout.splitlines() or [""]  # What vLLM prints comes before.
+    if done.returncode == 0 and (wrong := json.loads(last)):
+        raise UsageError(*wrong)
+
+
+def answer_check() -> None:
+    """Be the process of `check_options_apart`: print what is wrong with the options on stdin, as a list of JSON."""
+    given = json.load(sys.stdin)
+    die_with_parent(given["parent"])
+    wrong: list[str] = []
+    try:
+        check_vllm_options(given["options"])
+    except UsageError as error:
+        wrong = list(error.args)
+    sys.stdout.write(f"\n{json.dumps(wrong)}\n")
 
 
 def plain_names(options: Mapping[str, Any]) -> dict[str, Any]:
