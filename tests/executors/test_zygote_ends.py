@@ -1,9 +1,13 @@
 """Zygotes of the engine and its hosts are killed or stopped, or their driver is: the run goes on, or leaves nothing."""
 
+import contextlib
+import importlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from executor_helpers import marked, runs, started
 
 from ctxflow import batch_app, context
 from ctxflow.host.linux import descendants, python_path
-from waiting import eventually, exited, nothing_left
+from waiting import eventually, exited, finished, nothing_left
 
 IMPORTS = """
 import os, sys, time
@@ -201,3 +205,98 @@ def test_a_driver_that_is_killed_takes_the_zygote_along_that_imports(tmp_path, p
         driver.kill()
         exited(driver)
     nothing_left(lambda: marked(mark))
+
+
+COUNTED = """
+import os, time
+with open(os.environ["COUNT"], "a") as file:
+    print(os.getpid(), file=file)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """An installed package, whose imports are counted in a file, and wait for another."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    (place / "is_counted.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(place)
+    path = {"PYTHONPATH": str(place)}
+    for name, value in {**path, **python_path(path), "COUNT": tmp_path / "count", "GO": tmp_path / "go"}.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path
+
+
+@context(preload=["is_counted"])
+def heavy():
+    return importlib.import_module("is_counted").__name__
+
+
+@batch_app(heavy(), batch_size=1)
+def heavily(name, items):
+    time.sleep(0.02)
+    return [(os.getpid(), os.getppid(), name in sys.modules) for _ in items]
+
+
+def answered_by(app, count):
+    """The answers by as many library processes as are to give one."""
+    found = {}
+    with contextlib.closing(app.map(itertools.count(), order="completed")) as answers:
+        for _, (library, *more) in answers:
+            found[library] = more
+            if len(found) == count:
+                return found
+    raise AssertionError("endless")
+
+
+def imports(folder):
+    return (folder / "count").read_text().split()
+
+
+def test_packages_are_imported_once_for_the_workers_of_a_machine(tmp_path, counted):
+    (counted / "go").touch()
+    with started(tmp_path / "run", workers=3) as executor:
+        found = answered_by(heavily, 3)
+        assert len({host for host, _ in found.values()}) == 3 and all(there for _, there in found.values())
+        assert sorted(host for host, _ in found.values()) == sorted(executor.engine.worker_pids().values())
+        assert imports(counted) == [str(executor.engine._local._zygote.process.pid)]
+        assert executor.status().workers_lost == 0
+    assert not any(map(runs, found))
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "evicted", "unsafe"])
+def test_what_happens_while_all_wait_for_imports_costs_no_more_than_these(tmp_path, counted, how):
+    if how == "unsafe":
+        with open(counted / "site-packages" / "is_counted.py", "a") as file:
+            file.write("__fork_unsafe__ = 'it says so'\n")
+    with started(tmp_path / "run", workers=3) as executor:
+        waiting = heavily(0)
+        eventually((counted / "count").exists)
+        [zygote] = imports(counted)
+        assert int(zygote) == executor.engine._local._zygote.process.pid
+        if how == "evicted":
+            eventually(executor.engine.evict)
+        elif how != "unsafe":
+            os.kill(int(zygote), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        (counted / "go").touch()
+        assert finished(waiting).result()[2]
+        found = answered_by(heavily, 3)
+        assert len({host for host, _ in found.values()}) == 3
+        assert len(imports(counted)) <= {"evicted": 1}.get(how, 1 + 3), "else each worker imports for itself"
+        assert executor.status().evictions == (how == "evicted")
+
+
+def test_a_worker_that_was_told_something_keeps_its_host(tmp_path, counted):
+    (counted / "go").touch()
+    with started(tmp_path / "run", workers=2) as executor:
+        before = {host for host, _ in answered_by(lone, 2).values()}
+        after = {host for host, _ in answered_by(heavily, 2).values()}
+        assert before == after == set(executor.engine.worker_pids().values())
+
+
+@batch_app(batch_size=1)
+def lone(items):
+    time.sleep(0.02)
+    return [(os.getpid(), os.getppid(), True) for _ in items]

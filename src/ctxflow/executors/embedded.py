@@ -91,6 +91,8 @@ class EmbeddedEngine:
         self._events: list[ev.Event] = []
         self._noticed: list[LocalWorker] = []  # Told that they will be taken back.
         self._kill_at: list[tuple[float, LocalWorker]] = []  # When that will be done by force.
+        # Those that wait for the zygote's imports -> since when, and what they are to be told then.
+        self._held: dict[str, tuple[float, list[tuple[cmd.Command, Payloads]]]] = {}
         self._stopped = False
 
     @classmethod
@@ -156,11 +158,48 @@ class EmbeddedEngine:
                     self._acquire(command)
                     continue
                 worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
-                if worker is not None:
-                    try:
-                        self._hosts.tell(worker, command, payloads)
-                    except Exception as error:
-                        worker.give_up(error)
+                if worker is None:
+                    continue
+                if self._waits_for_imports(worker, command, payloads):
+                    self._held[worker.name] = time.monotonic(), []
+                if worker.name in self._held:
+                    self._held[worker.name][1].append((command, payloads))
+                else:
+                    self._tell(worker, command, payloads)
+            self._release_held()
+
+    def _tell(
+        self, worker: LocalWorker, command: cmd.Command, payloads: Payloads, since: float | None = None
+    ) -> None:
+        try:
+            self._hosts.tell(worker, command, payloads, since)
+        except Exception as error:
+            worker.give_up(error)
+
+    def _waits_for_imports(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> bool:
+        """Return whether a worker's first build waits until its packages are imported, once for all workers."""
+        if not isinstance(command, (cmd.Stage, cmd.Load)) or worker.name in self._held:
+            return False
+        context = payloads.contexts[command.context]
+        return self._local.imports_for(worker, self._learned.of(context), context.environment)
+
+    def _release_held(self) -> None:
+        """Tell those that waited for imports what they were to be told, with hosts that have these, if that can be."""
+        if not self._held or self._local.imports:
+            return
+        held, self._held = self._held, {}
+        for name, (since, commands) in held.items():
+            worker = self._local.there.get(name)
+            if worker is None:
+                continue
+            before = worker.channel
+            if not (worker.evicted or worker.released) and self._local.renew(worker):
+                self._selector.unregister(before)
+                before.close()
+                self._watch.left(worker)
+                self._begun(worker)
+            for command, payloads in commands:
+                self._tell(worker, command, payloads, since)
 
     def forget(self, functions: Collection[str]) -> None:
         """Have workers keep functions no more that no call will need."""
@@ -211,6 +250,7 @@ class EmbeddedEngine:
             if self._kill_at or self._local.next_at is not None:
                 self._kill_overdue()
                 self._local.start_due()
+            self._release_held()
             happened = self._events[:]
             self._events.clear()
         return happened
@@ -264,6 +304,8 @@ class EmbeddedEngine:
     def _translate(self, worker: LocalWorker, report: FromHost) -> Iterable[ev.Event]:
         """Return the events that a host's report stands for, and what else follows from it."""
         if isinstance(report, HostStarted):
+            if worker.joined:  # Its first host said so.
+                return []
             self._local.joined(worker)
             return [ev.WorkerJoined(self._run.clock(), self._spec(worker))]
         if isinstance(report, ContextBuilt):
@@ -305,6 +347,7 @@ class EmbeddedEngine:
         if reason:
             logger.warning("the worker %s is lost: %s; what it ran is tried again elsewhere", worker.name, reason)
         self._watch.left(worker)
+        self._held.pop(worker.name, None)
         for line in list(worker.lines.values()):
             self._lines.serve(line)
         self._end(worker)

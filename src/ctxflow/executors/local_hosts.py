@@ -198,14 +198,21 @@ class LocalHosts:
         self._disk = disk
         self._happened = happened
 
-    def tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
-        """Have a worker carry out a command that names it."""
+    def tell(
+        self, worker: LocalWorker, command: cmd.Command, payloads: Payloads, since: float | None = None
+    ) -> None:
+        """Have a worker carry out a command that names it.
+
+        :param since: when it was to, if it had to wait, by the monotonic clock.
+        """
+        worker.fresh = False
         if isinstance(command, cmd.Run):
             self._run_call(worker, command, payloads.calls[command.attempt])
         elif isinstance(command, cmd.Load):
             context = payloads.contexts[command.context]
             line = self._lines.expect(worker, context.id)
-            self._send(worker, self._disk.build(context, worker.scratch, line.key, self._lines.address))
+            build = self._disk.build(context, worker.scratch, line.key, self._lines.address)
+            self._send(worker, build if since is None else dataclasses.replace(build, began=since))
         elif isinstance(command, cmd.Carry):
             source = self._there.get(command.source)
             scratch = None if source is None else source.scratch

@@ -22,7 +22,16 @@ from ctxflow.host.call_surroundings import AROUND
 from ctxflow.host.forking import ForkedProcess, Zygote
 from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.library_start import library_variables
-from ctxflow.host.linux import advice, ended_within, kill_session, kill_tree, none_left, python_path, session_members
+from ctxflow.host.linux import (
+    ChildProcess,
+    advice,
+    ended_within,
+    kill_session,
+    kill_tree,
+    none_left,
+    python_path,
+    session_members,
+)
 from ctxflow.host.wire import Channel
 from ctxflow.scheduler import events as ev
 from ctxflow.topology import Topology, of_gpus, ordered, position, to_graph, used_by
@@ -31,7 +40,8 @@ from ctxflow.topology.machine import Device, read_machine
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
-_ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them.
+_ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them;
+_LOAD_SECONDS = 300.0  # and a build, before each worker imports for itself.
 _MOST_ZYGOTES = 5  # Of a run, should they end, or the driver change its variables.
 _FAILED_STARTS = 5  # Workers that may fail to start in a row, beside one for each place.
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
@@ -112,6 +122,34 @@ class LocalWorkers:
             zygote = self._zygote
             if zygote is not None and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
                 zygote.preload(lacks)
+
+    def imports_for(self, worker: LocalWorker, modules: Sequence[str] | None, environment: Mapping[str, str]) -> bool:
+        """Have the zygote import what a build takes, in place of each worker's own; whether a worker is to wait for it.
+
+        Only one that was told nothing yet: its host is forked again then (`renew`), with all that is imported.
+
+        :param environment: the context's variables, which the zygote of another environment does not serve.
+        """
+        if not worker.fresh or not modules or self._places == 1 or worker.imported.issuperset(modules):
+            return False
+        self.preload(modules)
+        zygote = self._zygote
+        if zygote is None or zygote.unsafe or zygote.ended:
+            return False
+        return zygote.has(_of_libraries({**worker.share, **environment}))
+
+    @property
+    def imports(self) -> bool:
+        """Whether the zygote imports, and has not taken too long."""
+        zygote = self._zygote
+        if zygote is None or zygote.busy_since is None or zygote.ended or zygote.stopped:
+            return False
+        return time.monotonic() < zygote.busy_since + _LOAD_SECONDS
+
+    def renew(self, worker: LocalWorker) -> bool:
+        """Fork a worker's host from the zygote, in place of the one that it has; whether that was done."""
+        zygote = self._zygote
+        return zygote is not None and zygote.ready and worker.renew(zygote)
 
     def end_zygote(self) -> None:
         """End the zygote; what it has forked lives on."""
@@ -278,23 +316,50 @@ class LocalWorker:
         share: dict[str, str],
         zygote: Zygote | None = None,
     ) -> None:
-        self.name = name
-        self._zygote = zygote  # What its host may be forked from.
+        self.name, self.share = name, share
         self.devices = devices
         self.scratch = os.path.join(parent, name)
         self.joined = False
+        self.fresh = True  # Whether it was told nothing yet.
         self.evicted = False  # Known to be taken away, or about to be.
         self.released = False
         self.shares = [devices]  # What it holds of the machine's devices, as they are dealt out.
         self.pin: int | None = None  # The number by which it was asked for, with devices of its own.
         self.pause: float | None = None  # Seconds for which its place stays empty, if that was said.
         self.lines: dict[str, LibraryLine] = {}
+        self._logs = logs
         os.makedirs(logs, exist_ok=True)
         self._log = os.path.join(logs, "host.log")
+        self.process, self.channel = self._started(zygote)
+
+    def _started(self, zygote: Zygote | None) -> tuple[ChildProcess, Channel]:
         with open(self._log, "wb") as output:  # It runs where no module of the user's hides one that the host needs.
-            self.process, self.channel = start_host(
-                self.scratch, logs, output, environment={**os.environ, **share}, directory=parent, zygote=zygote
+            started = start_host(
+                self.scratch,
+                self._logs,
+                output,
+                environment={**os.environ, **self.share},
+                directory=os.path.dirname(self.scratch),
+                zygote=zygote,
             )
+        self._zygote = zygote  # What its host may be forked from.
+        forked = zygote is not None and isinstance(started[0], ForkedProcess)
+        self.imported = frozenset(zygote.asked) if zygote is not None and forked else frozenset[str]()
+        return started
+
+    def renew(self, zygote: Zygote) -> bool:
+        """Have another host, forked from a zygote, in place of one that was told nothing; whether there is one now."""
+        process, own = self.process, self._zygote
+        try:
+            started = self._started(zygote)
+        except OSError:
+            return False
+        kill_tree(process.pid)  # Before it finds that nobody speaks to it, and removes the worker's files.
+        ended_within(process, _KILL_SECONDS)
+        if own is not None and isinstance(process, ForkedProcess):
+            own.bury(process.pid)
+        self.process, self.channel = started
+        return True
 
     def give_up(self, error: Exception) -> None:
         """Kill it, since something failed between it and the engine, and what it was told is not certain."""

@@ -142,7 +142,7 @@ class Zygote:
         self.failed: dict[str, str] = {}  # Modules that cannot be imported -> why.
         self.busy_since: float | None = None  # When it began to import.
         self.used_at = 0.0
-        self._asked: set[str] = set()  # Modules that it was to import.
+        self.asked: set[str] = set()  # Modules that it was to import.
         self._failed = False  # Whether it was killed, since it did not answer.
         if process is not None:
             self.process, self.line = process
@@ -176,11 +176,11 @@ class Zygote:
 
     def lacks(self, names: Iterable[str]) -> list[str]:
         """Return which modules it was not told to import."""
-        return [name for name in names if name not in self._asked]
+        return [name for name in names if name not in self.asked]
 
     def preload(self, names: Iterable[str]) -> None:
         """Have it import modules; it is busy until `heard`."""
-        self._asked.update(names := list(names))
+        self.asked.update(names := list(names))
         self.busy_since = time.monotonic()
         send(self.line, {"preload": names})
 
