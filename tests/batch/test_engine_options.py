@@ -25,7 +25,10 @@ class AsyncEngineArgs:
         parser.add_argument("--max-model-len", type=int)
         return parser
 """,
-    "entrypoints/launchers/cli_args.py": "class BaseFrontendArgs:\n    add_cli_args = staticmethod(lambda parser: parser)",
+    "entrypoints/launchers/cli_args.py": """
+class BaseFrontendArgs:
+    add_cli_args = staticmethod(lambda parser: parser)
+""",
     "utils/argparse_utils.py": "from argparse import ArgumentParser as FlexibleArgumentParser",
 }
 """As much of vLLM as says that it does not have an option."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading

@@ -131,7 +131,7 @@ def test_a_ceiling_rises_to_the_most_again_whatever_was_before(most, memories):
     for memory in memories:
         tried = run_full(ceiling, most, memory, 300)
         assert all(1 <= tokens <= most for tokens in tried)
-    run_full(ceiling, most, most, 8000)
+    run_full(ceiling, most, most, 12_000)
     assert ceiling.limit(most) == most
 
 

@@ -58,7 +58,7 @@ def test_replicas_of_other_machines_take_no_gpus_here(monkeypatch):
     found = spread({"data_parallel_size": 16, "data_parallel_size_local": 2})
     assert found == {"tensor_parallel_size": 4, "pipeline_parallel_size": 1}
     monkeypatch.setenv("CTXFLOW_TENSOR_PARALLEL", "8")
-    with pytest.raises(ValueError, match="CTXFLOW_TENSOR_PARALLEL .* each of the worker's replicas has 4 GPUs"):
+    with pytest.raises(ValueError, match=r"CTXFLOW_TENSOR_PARALLEL .* each of the worker's replicas has 4 GPUs"):
         spread({"data_parallel_size": 2})
 
 

@@ -150,9 +150,7 @@ class _Begun:
 
 
 @contextlib.contextmanager
-def _begun(
-    job: Job, fresh: bool, retry_errors: bool, display: Display, *, settled: bool = False
-) -> Iterator[_Begun]:
+def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display, *, settled: bool = False) -> Iterator[_Begun]:
     """Check a job, if it is to be `settled` to the end, and open its files."""
     work = prepare(job, display)
     if settled:

@@ -168,9 +168,7 @@ class EmbeddedEngine:
                     self._tell(worker, command, payloads)
             self._release_held()
 
-    def _tell(
-        self, worker: LocalWorker, command: cmd.Command, payloads: Payloads, since: float | None = None
-    ) -> None:
+    def _tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads, since: float | None = None) -> None:
         try:
             self._hosts.tell(worker, command, payloads, since)
         except Exception as error:

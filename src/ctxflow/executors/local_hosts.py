@@ -198,9 +198,7 @@ class LocalHosts:
         self._disk = disk
         self._happened = happened
 
-    def tell(
-        self, worker: LocalWorker, command: cmd.Command, payloads: Payloads, since: float | None = None
-    ) -> None:
+    def tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads, since: float | None = None) -> None:
         """Have a worker carry out a command that names it.
 
         :param since: when it was to, if it had to wait, by the monotonic clock.

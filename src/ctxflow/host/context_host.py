@@ -41,7 +41,6 @@ from ctxflow.host.library_messages import (
     ForgetParts,
     FromLibrary,
     GivePart,
-    LoopAnswered,
     LoopBegan,
     ParkContext,
     ParkRaised,
@@ -407,6 +406,7 @@ class Host:
 
     def _take(self, library: LibraryProcess, message: FromLibrary) -> bool:
         """Take what a library process says; False if it is of no more use."""
+        library.asked = False  # It turns, whatever it says; `LoopAnswered` says nothing else.
         if isinstance(message, (CallFinished, CallRaised, CallEnded)):
             library.ended(message.call)
         if isinstance(message, (CallRaised, BuildFailed, ParkRaised)):
@@ -417,8 +417,6 @@ class Host:
             self._artifacts.called(library, message.failed)
         elif isinstance(message, LoopBegan):
             library.loop_began(message.closes, message.threads, now())
-        elif isinstance(message, LoopAnswered):
-            library.asked = False
         elif isinstance(message, ContextGone):
             self._fail(library, message.trouble)
             return False

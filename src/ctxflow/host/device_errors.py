@@ -47,7 +47,7 @@ def device_lost(error: BaseException) -> ContextLost | None:
     works = _works()
     if works or (works is None and names_the_machine(text)):
         return None
-    said = " ".join(text.split())[:_LONGEST]
+    said = text.split("\n", 1)[0][:_LONGEST]  # Behind it torch gives advice.
     lost = ContextLost(f"the accelerator is of no more use to this process after an error in a call: {said}")
     lost.__cause__ = error
     return lost
@@ -61,7 +61,7 @@ def names_the_machine(text: str) -> bool:
     >>> names_the_machine("CUDA error: an illegal memory access was encountered")
     False
     """
-    return bool(re.search(_MACHINES, text.partition("\n")[0]))  # Behind it torch gives advice.
+    return bool(re.search(_MACHINES, text.partition("\n")[0]))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -14,21 +14,21 @@ AHEAD = 4
 """How many internal batches' rows `run_each` looks at, to find rows of similar lengths among them."""
 
 
-_WAIT = 32  # Batches that must fit before the ceiling rises where as much has fitted before;
-_FIRST_WAIT, _LONGEST_WAIT = 64, 4096  # and before it rises to what did not fit, twice as many each time in vain.
+_KNOWN = 32  # Batches that must fit before as much is known to fit;
+_FIRST_WAIT, _LONGEST_WAIT = 64, 4096  # and before more is tried, twice as many each time that was in vain.
 
 
 class Ceiling:
     """The tokens that a batch may have since more did not fit, such as beside another program on the GPU for a while.
 
-    It rises by a quarter at a time as batches fit that are as large as it allows, until it is none. What did not fit is
-    tried again, but the more seldom, the more often that was in vain.
+    It rises as batches fit that are as large as it allows: by a quarter, or half of the way to what did not fit, until
+    it is none. What was tried in vain is tried again the more seldom, the more often that was so.
 
     >>> ceiling = Ceiling()
     >>> ceiling.lower(800, 400)
     >>> ceiling.limit(1000), ceiling.limit(300)
     (400, 300)
-    >>> for _ in range(2 * 32 + 2 * 64):
+    >>> for _ in range(500):
     ...     ceiling.fitted(1000)
     >>> ceiling.limit(1000)
     1000
@@ -36,9 +36,9 @@ class Ceiling:
 
     def __init__(self) -> None:
         self._tokens: int | None = None
-        self._too_many = 0  # That did not fit, as far as is known.
-        self._tries = False  # Whether as many are allowed now.
-        self._fitted = 0  # Since it was set last.
+        self._good = 0  # As many are known to fit,
+        self._too_many = 0  # and as many not to.
+        self._fitted = 0  # Batches since it was set last.
         self._wait = _FIRST_WAIT
 
     def limit(self, most: int) -> int:
@@ -46,22 +46,29 @@ class Ceiling:
         return most if self._tokens is None else min(most, self._tokens)
 
     def lower(self, tried: int, tokens: int) -> None:
-        """Note that so many tokens did not fit, and how many are tried now."""
-        if self._tries:
+        """Note that so many tokens did not fit, and how many are tried now, if nothing is known to fit."""
+        if 0 < self._good < tried:
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
-        self._tokens, self._too_many, self._tries, self._fitted = max(1, tokens), tried, False, 0
+            self._too_many = min(self._too_many or tried, tried)
+            self._tokens = self._good
+        else:
+            self._good, self._too_many, self._tokens = 0, tried, max(1, tokens)
+        self._fitted = 0
 
     def fitted(self, most: int) -> None:
         """Note that a batch fitted which was as large as it may be; `most` as of `limit`."""
         if self._tokens is None:
             return
         self._fitted += 1
-        if self._tries and self._fitted >= _WAIT:  # There is more memory than there was.
-            self._too_many, self._tries, self._wait = 0, False, _FIRST_WAIT
-        higher = self._tokens + self._tokens // 4 + 1
-        tries = 0 < self._too_many <= higher
-        if self._fitted >= (self._wait if tries else _WAIT):
-            self._tokens, self._tries, self._fitted = (higher if higher < most else None), tries, 0
+        if self._fitted == _KNOWN and self._tokens > self._good:
+            self._wait = _FIRST_WAIT
+            self._good, self._too_many = self._tokens, self._too_many if self._too_many > self._tokens else 0
+        if self._fitted >= self._wait:
+            higher = self._tokens + self._tokens // 4 + 1
+            between = (self._tokens + self._too_many) // 2
+            if between > self._tokens + self._tokens // 16:
+                higher = min(higher, between)
+            self._tokens, self._fitted = higher if higher < most else None, 0
 
 
 def group_size(longest: int, waiting: int, max_tokens: int, max_rows: int | None = None) -> int:
