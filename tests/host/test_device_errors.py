@@ -185,6 +185,7 @@ def failing(text, asked):
 
         if asked:
             cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+            cuda.device_count, cuda.memory_reserved = lambda: 1, lambda device: 0
             sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
         return Model()
 
