@@ -152,15 +152,25 @@ WRONG = ("--backend", "vllm", "--gpus", "0", "--engine-option", "max_modle_len=5
 SENTENCE = "vLLM has no option max_modle_len: did you mean max_model_len?"
 
 
-@pytest.mark.parametrize("more", [["--dry-run"], ["--detach"], ["--site", "local"]])
+@pytest.mark.parametrize("more", [["--dry-run"], ["--site", "local"]])
 def test_vllm_is_asked_in_a_process_of_its_own(folder, command, vllm, more):
     write_lines(folder / "in.jsonl", [{"prompt": "One"}])
     before = set(sys.modules)
     status, said = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, *WRONG, *more)
     assert status == 2 and SENTENCE in " ".join(said.split()), said
     assert not [name for name in set(sys.modules) - before if name.partition(".")[0] == "vllm"]
-    if more != ["--site", "local"]:
+    if more == ["--dry-run"]:
         assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl"], "nothing was written"
+
+
+def test_a_job_is_settled_before_another_process_gets_it(folder, vllm):
+    from ctxflow.batch.driver import begin_job
+
+    write_lines(folder / "in.jsonl", [{"prompt": "One"}])
+    choices = {"backend": "vllm", "gpus": 0, "engine_options": {"max_modle_len": 512}, "model": "org/model"}
+    with pytest.raises(UsageError, match="did you mean max_model_len"):
+        begin_job(load_job(None, input="in.jsonl", output="out.jsonl", **choices))
+    assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl"], "nothing was written"
 
 
 def test_workers_are_asked_for_meanwhile_but_get_no_row(folder, vllm, monkeypatch):
