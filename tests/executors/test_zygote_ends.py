@@ -288,6 +288,20 @@ def test_what_happens_while_all_wait_for_imports_costs_no_more_than_these(tmp_pa
         assert executor.status().evictions == (how == "evicted")
 
 
+def test_imports_that_take_longer_than_a_build_may_are_waited_for_no_longer(tmp_path, counted):
+    @context(preload=["is_counted"], load_timeout=8.0)
+    def hasty():
+        return 7
+
+    @batch_app(hasty(), batch_size=1)
+    def hastily(seven, items):
+        return [seven for _ in items]
+
+    with started(tmp_path / "run", workers=2):
+        assert finished(hastily(0)).result() == 7, "in a process that was spawned"
+        (counted / "go").touch()
+
+
 def test_a_worker_that_was_told_something_keeps_its_host(tmp_path, counted):
     (counted / "go").touch()
     with started(tmp_path / "run", workers=2) as executor:

@@ -6,6 +6,7 @@ For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -24,7 +25,7 @@ from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices, curre
 from ctxflow.executors.local_hosts import LibraryLines, LocalHosts, LocalWatch
 from ctxflow.executors.local_workers import LibraryLine, LocalWorker, LocalWorkers
 from ctxflow.executors.protocol import ABOUT_LOADS, Patience, events_of
-from ctxflow.host.forking import Zygote
+from ctxflow.host.forking import IMPORT_SECONDS, Zygote
 from ctxflow.host.library_messages import CallRaised, ContextBuilt
 from ctxflow.host.linux import kill_tree, machine_memory
 from ctxflow.host.local_files import Scratch, sweep
@@ -43,6 +44,15 @@ _END_SECONDS = 5.0  # How long workers may take to end by themselves.
 def default_workers(devices: int) -> int:
     """Return how many workers a machine gets if nobody says: one a GPU, else one for every two cores (2 to 8)."""
     return devices or max(2, min(8, (os.cpu_count() or 2) // 2))
+
+
+@dataclasses.dataclass
+class _Held:
+    """What a worker is to be told once its zygote has imported, or that has taken too long; by the monotonic clock."""
+
+    since: float
+    until: float
+    commands: list[tuple[cmd.Command, Payloads]] = dataclasses.field(default_factory=list)
 
 
 class EmbeddedEngine:
@@ -91,8 +101,7 @@ class EmbeddedEngine:
         self._events: list[ev.Event] = []
         self._noticed: list[LocalWorker] = []  # Told that they will be taken back.
         self._kill_at: list[tuple[float, LocalWorker]] = []  # When that will be done by force.
-        # Those that wait for the zygote's imports -> since when, and what they are to be told then.
-        self._held: dict[str, tuple[float, list[tuple[cmd.Command, Payloads]]]] = {}
+        self._held: dict[str, _Held] = {}  # Workers that wait for the zygote's imports.
         self._stopped = False
 
     @classmethod
@@ -160,10 +169,10 @@ class EmbeddedEngine:
                 worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
                 if worker is None:
                     continue
-                if self._waits_for_imports(worker, command, payloads):
-                    self._held[worker.name] = time.monotonic(), []
+                if worker.name not in self._held:
+                    self._hold_for_imports(worker, command, payloads)
                 if worker.name in self._held:
-                    self._held[worker.name][1].append((command, payloads))
+                    self._held[worker.name].commands.append((command, payloads))
                 else:
                     self._tell(worker, command, payloads)
             self._release_held()
@@ -174,19 +183,22 @@ class EmbeddedEngine:
         except Exception as error:
             worker.give_up(error)
 
-    def _waits_for_imports(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> bool:
-        """Return whether a worker's first build waits until its packages are imported, once for all workers."""
-        if not isinstance(command, (cmd.Stage, cmd.Load)) or worker.name in self._held:
-            return False
-        context = payloads.contexts[command.context]
-        return self._local.imports_for(worker, self._learned.of(context), context.environment)
+    def _hold_for_imports(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
+        """Have a worker's first build wait until its packages are imported, once for all workers."""
+        if isinstance(command, (cmd.Stage, cmd.Load)):
+            context, now = payloads.contexts[command.context], time.monotonic()
+            if self._local.imports_for(worker, self._learned.of(context), context.environment):
+                self._held[worker.name] = _Held(now, now + (context.timeout or IMPORT_SECONDS))
 
     def _release_held(self) -> None:
-        """Tell those that waited for imports what they were to be told, with hosts that have these, if that can be."""
-        if not self._held or self._local.imports:
+        """Tell those that need not wait what they were to be told, with hosts that have the imports if possible."""
+        if not self._held:
             return
-        held, self._held = self._held, {}
-        for name, (since, commands) in held.items():
+        imports, now = self._local.imports, time.monotonic()
+        for name, held in list(self._held.items()):
+            if imports and now < held.until:
+                continue
+            del self._held[name]
             worker = self._local.there.get(name)
             if worker is None:
                 continue
@@ -196,8 +208,8 @@ class EmbeddedEngine:
                 before.close()
                 self._watch.left(worker)
                 self._begun(worker)
-            for command, payloads in commands:
-                self._tell(worker, command, payloads, since)
+            for command, payloads in held.commands:
+                self._tell(worker, command, payloads, held.since)
 
     def forget(self, functions: Collection[str]) -> None:
         """Have workers keep functions no more that no call will need."""

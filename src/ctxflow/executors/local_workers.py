@@ -40,8 +40,7 @@ from ctxflow.topology.machine import Device, read_machine
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _MOST_LOGS = 50  # Of workers that have ended.
-_ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them;
-_LOAD_SECONDS = 300.0  # and a build, before each worker imports for itself.
+_ZYGOTE_SECONDS = 30.0  # How long a worker waits for imports before it is started without them.
 _MOST_ZYGOTES = 5  # Of a run, should they end, or the driver change its variables.
 _FAILED_STARTS = 5  # Workers that may fail to start in a row, beside one for each place.
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
@@ -140,11 +139,9 @@ class LocalWorkers:
 
     @property
     def imports(self) -> bool:
-        """Whether the zygote imports, and has not taken too long."""
+        """Whether the zygote imports."""
         zygote = self._zygote
-        if zygote is None or zygote.busy_since is None or zygote.ended or zygote.stopped:
-            return False
-        return time.monotonic() < zygote.busy_since + _LOAD_SECONDS
+        return zygote is not None and zygote.busy_since is not None and not (zygote.ended or zygote.stopped)
 
     def renew(self, worker: LocalWorker) -> bool:
         """Fork a worker's host from the zygote, in place of the one that it has; whether that was done."""

@@ -27,7 +27,8 @@ MARK_BYTES = 1024
 _MOST = 2  # Zygotes of a host: each has all that was imported in memory.
 _MOST_DEATHS = 3  # Of zygotes of one environment, after which none is started any more.
 _SEND_SECONDS = 10.0  # For a message to pass the socket.
-_IMPORT_SECONDS = 300.0  # Where a load may take as long as it likes.
+IMPORT_SECONDS = 300.0
+"""How long a load waits for a zygote's imports, where it may take as long as it likes."""
 _END_SECONDS = 2.0
 _UNKNOWN = 255
 _LENGTH = struct.Struct("<Q")
@@ -297,7 +298,7 @@ class Zygotes:
             self._selector.unregister(self._zygotes.pop(key).line)
         if zygote.busy_since is None:
             return zygote
-        due = zygote.busy_since + (load.timeout or _IMPORT_SECONDS)
+        due = zygote.busy_since + (load.timeout or IMPORT_SECONDS)
         self._due[key] = min(self._due.get(key, float("inf")), due)
         return None
 
