@@ -9,6 +9,7 @@ import threading
 import pytest
 from batch_helpers import write_lines
 
+from ctxflow.batch.engine_checks import LaterChecks
 from ctxflow.batch.job import load_job
 from ctxflow.errors import UsageError
 from ctxflow.models.vllm_options import check_options_apart
@@ -142,7 +143,8 @@ def vllm(tmp_path_factory, monkeypatch):
         for folder in (root / "vllm", *(root / "vllm" / each for each in file.relative_to(root / "vllm").parents)):
             (folder / "__init__.py").touch()
         file.write_text(text)
-    (root / "vllm" / "__init__.py").write_text("print('INFO: a platform was found')")
+    said = "import atexit; print('INFO: a platform was found'); atexit.register(print, 'INFO: the end')"
+    (root / "vllm" / "__init__.py").write_text(said)
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.setenv("PYTHONPATH", str(root))
     return root / "vllm"
@@ -203,9 +205,13 @@ def test_workers_are_asked_for_meanwhile_but_get_no_row(folder, vllm, monkeypatc
     assert happened == ["checked", "asked"]
 
 
-@pytest.mark.parametrize("how", ["is not there", "cannot be imported", "has that option"])
+@pytest.mark.parametrize("how", ["is not there", "cannot be imported", "has that option", "is no JSON"])
 def test_what_vllm_does_not_refuse_here_is_left_to_workers(vllm, how):
     options = {"max_modle_len": 512}
+    if how == "is no JSON":
+        job = load_job(None, input="in", output="out", backend="vllm", model="m", engine_options={"dtype": b"x"})
+        LaterChecks([job], print).settle()
+        return
     if how == "is not there":
         shutil.rmtree(vllm)
         importlib.invalidate_caches()

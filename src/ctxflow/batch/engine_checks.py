@@ -154,6 +154,8 @@ class LaterChecks:
             check()
         except UsageError as error:
             self._wrong += error.args
+        except (OSError, TypeError, ValueError):  # As values that are no JSON: workers say what is wrong.
+            return
 
     def settle(self) -> None:
         """Wait for their ends.

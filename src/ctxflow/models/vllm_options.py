@@ -35,6 +35,7 @@ _MEANINGS = {
     "invalid float value": "it takes a number",
     "ignored explicit argument": "it takes true or false",
 }
+_WRONG = "ctxflow found wrong: "  # Begins the line of `answer_check`.
 _NAMELESS = re.compile(r"^argument [^:]*: ")
 _WORDS = {"true": True, "false": False}
 
@@ -66,13 +67,13 @@ def check_options_apart(options: Mapping[str, Any]) -> None:
         [sys.executable, "-c", program], input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         check=False,
     )  # fmt: skip
-    *_, last = done.stdout.splitlines() or [""]  # What vLLM prints comes before.
-    if done.returncode == 0 and (wrong := json.loads(last)):
-        raise UsageError(*wrong)
+    for line in done.stdout.splitlines():  # Among what vLLM prints.
+        if line.startswith(_WRONG) and (wrong := json.loads(line.removeprefix(_WRONG))):
+            raise UsageError(*wrong)
 
 
 def answer_check() -> None:
-    """Be the process of `check_options_apart`: print what is wrong with the options on stdin, as a list of JSON."""
+    """Be the process of `check_options_apart`: print what is wrong with the options that come on stdin."""
     given = json.load(sys.stdin)
     die_with_parent(given["parent"])
     wrong: list[str] = []
@@ -80,7 +81,7 @@ def answer_check() -> None:
         check_vllm_options(given["options"])
     except UsageError as error:
         wrong = list(error.args)
-    sys.stdout.write(f"\n{json.dumps(wrong)}\n")
+    sys.stdout.write(f"\n{_WRONG}{json.dumps(wrong)}\n")
 
 
 def plain_names(options: Mapping[str, Any]) -> dict[str, Any]:
