@@ -192,8 +192,6 @@ class EmbeddedEngine:
 
     def _release_held(self) -> None:
         """Tell those that need not wait what they were to be told, with hosts that have the imports if possible."""
-        if not self._held:
-            return
         imports, now = self._local.imports, time.monotonic()
         for name, held in list(self._held.items()):
             if imports and now < held.until:
@@ -209,7 +207,10 @@ class EmbeddedEngine:
                 self._watch.left(worker)
                 self._begun(worker)
             for command, payloads in held.commands:
-                self._tell(worker, command, payloads, held.since)
+                try:
+                    self._hosts.tell(worker, command, payloads, held.since)
+                except Exception as error:
+                    worker.give_up(error)
 
     def forget(self, functions: Collection[str]) -> None:
         """Have workers keep functions no more that no call will need."""
@@ -260,7 +261,8 @@ class EmbeddedEngine:
             if self._kill_at or self._local.next_at is not None:
                 self._kill_overdue()
                 self._local.start_due()
-            self._release_held()
+            if self._held:
+                self._release_held()
             happened = self._events[:]
             self._events.clear()
         return happened

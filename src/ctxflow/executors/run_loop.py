@@ -180,15 +180,15 @@ class RunLoop(abc.ABC):
             one that is passed over would be waited for forever.
         """
         answers: list[Answer] = []
-        state = self._scheduler.state
+        state, kind = self._scheduler.state, type(event)
         try:
             attempt = state.attempts.get(getattr(event, "attempt", -1))
             context = None if attempt is None else self._declared.labels.get(attempt.app)
-            if attempt is not None and type(event) is ev.BatchFinished and state.apps[attempt.app].windowed:
+            if attempt is not None and kind is ev.BatchFinished and state.apps[attempt.app].windowed:
                 event = dataclasses.replace(event, tokens=tokens_of(event.results))  # From which policies learn.
-            if self._table is not None and type(event) in NOTED:
+            if self._table is not None and kind in NOTED:
                 self._table.note(event, state, self.engine)
-            if type(event) in LOSSES and (lost := self._losses.of(event, state)):
+            if kind in LOSSES and (lost := self._losses.of(event, state)):
                 logger.warning("%s", lost)
             try:
                 commands = self._scheduler.handle(event)
