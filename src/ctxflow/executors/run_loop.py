@@ -184,7 +184,7 @@ class RunLoop(abc.ABC):
         try:
             attempt = state.attempts.get(getattr(event, "attempt", -1))
             context = None if attempt is None else self._declared.labels.get(attempt.app)
-            if attempt is not None and kind is ev.BatchFinished and state.apps[attempt.app].windowed:
+            if attempt is not None and type(event) is ev.BatchFinished and state.apps[attempt.app].windowed:
                 event = dataclasses.replace(event, tokens=tokens_of(event.results))  # From which policies learn.
             if self._table is not None and kind in NOTED:
                 self._table.note(event, state, self.engine)
