@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ShortfallCause:
-    """One cause, from whoever knows it: a tier's jobs, the scheduler, a person, a limit.
+    """One cause, from its source: a tier's jobs, the scheduler, a person, a limit.
 
     :ivar kind: in a word, for programs: of a tier "down" (its batch system), "lost" (workers that never join), "hold",
         "removed", "queue", "evicted", "starting", "back-off", "factory"; of hosts "quarantine", "slow", "unproven";
         "drain", "limit", "start" (of the first call).
-    :ivar text: what is so; `why`: the reason that somebody gave, "" for none.
+    :ivar text: what is so; `why`: the reason that was given, "" for none.
     :ivar tier: the tier that has fewer workers for it; `host`: the host that it is about; "" for none.
     :ivar until: when it is over, in seconds since 1970; None while that is not known.
 

@@ -307,7 +307,7 @@ def make_own_folder(path: str) -> None:
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a file that nobody but this user can read, whole or not at all, whatever was there before."""
+    """Write a file that only this user can read, whole or not at all, whatever was there before."""
     with written_whole(Path(path), sync=False, mode=0o600) as file:
         file.write(text.encode())
 
@@ -344,7 +344,7 @@ def written_whole(path: Path, sync: bool = True, mode: int = 0o666, alone: bool 
 
     :param sync: whether it outlives a power cut from then on, so that what is said of it later is true.
     :param mode: the file's, less the umask.
-    :param alone: whether nobody else writes it, as a lock ensures: then what a kill left is written over.
+    :param alone: whether no other process writes it, as a lock ensures: then what a kill left is written over.
     """
     part = part_of(path, "" if alone else f".{os.urandom(4).hex()}")
     file = open_new(part, mode)

@@ -72,7 +72,7 @@ def inputs_of(app: MappedApp, inputs: Sequence[Any], columns: Any, by_index: boo
 
 def count_of(given: Any, table: Table | None = None) -> int | None:
     """Return how many items there are in something, None where only reading tells."""
-    if hasattr(type(given), "__next__"):  # What an iterator has left nobody knows, such as another map's.
+    if hasattr(type(given), "__next__"):  # What an iterator has left is not known, such as another map's.
         return None
     total = getattr(table, "total", None)  # Of a file, where it says so.
     if total is not None or isinstance(given, (str, os.PathLike)):

@@ -112,7 +112,7 @@ class _Bars:
 
     def pass_on(self, write: Callable[[Any], Any], stream: Any, data: Any) -> Any:
         """Write what the program writes, with nothing else on its line."""
-        if os.getpid() != self._owner:  # A fork, in which nobody gives the lock back.
+        if os.getpid() != self._owner:  # A fork, in which the lock is never released.
             return write(data)
         with self._lock:
             self._clear()

@@ -66,7 +66,7 @@ def _by_name(value: Any, what: str) -> bytes | None:
             cloudpickle.register_pickle_by_value(module)
     logging.getLogger("ctxflow").warning(
         "%s: what has changed in your modules does not reach workers that run, for they hold what cannot be sent: "
-        "start the executor anew",
+        "start the executor again",
         what,
     )
     return data

@@ -212,7 +212,7 @@ def test_rows_that_an_earlier_ctxflow_did_cannot_be_compared(folder):
     for name in ("out.jsonl", "ids.jsonl"):
         as_of_an_earlier_ctxflow(folder / f"{name}.progress")
     write_lines(folder / "in.jsonl", rows_of(["a", "good", "b"], id="n"))
-    with pytest.raises(ValueError, match="an earlier ctxflow did nobody can tell"):
+    with pytest.raises(ValueError, match="an earlier ctxflow did it cannot be known"):
         run_job(job(), retry_errors=True)
     assert run_job(job(output="ids.jsonl", id_column="id"), retry_errors=True).done == 3
     assert len({json.dumps(each) for each in read_lines(folder / "ids.jsonl")}) == 3

@@ -266,7 +266,7 @@ def test_rows_that_ended_at_a_limit_of_tokens_that_nobody_gave_are_counted(causa
     assert [each["usage"]["completion_tokens"] for each in said[:3]] == [16, 3, 16]
     assert said[0]["choices"][0]["text"] != said[2]["choices"][0]["text"], "temperature 1 where nobody says"
     assert outcome.limited_now == 2
-    assert "2 rows ended at a limit of tokens that nobody gave: give --max-new-tokens" in summary(outcome, "out")
+    assert "2 rows ended at a default limit of tokens: give --max-new-tokens" in summary(outcome, "out")
     outcome, found = job("given", requests, max_new_tokens=5)
     assert outcome.limited_now == 0 and "nobody gave" not in summary(outcome, "out")
     assert found[0]["response"]["body"]["usage"]["completion_tokens"] == 5

@@ -67,7 +67,7 @@ def test_a_cell_that_is_run_twice_leaves_one_executor(tmp_path, monkeypatch, cap
         first.submit(pow, {}, 2, 3)
     assert finished(third.submit(pow, {}, 2, 3)).result() == 8
     third.shutdown()
-    assert "'ctxflow' is started anew: the one that was started before is ended" in capsys.readouterr().err
+    assert "'ctxflow' is started again: the earlier one is ended" in capsys.readouterr().err
 
 
 def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):

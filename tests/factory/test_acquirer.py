@@ -197,19 +197,19 @@ def test_jobs_that_somebody_else_removes_are_told_and_that_is_heeded_from_the_se
         bench.provider.news.append(JobChange(change.job, "ended", why, by_hand=True))
         bench.acquirer.disconnected("a10", change.job)
     bench.until(lambda: bench.states().count("running") == 4)
-    assert "was removed by somebody else, and another is asked for: owner must stop" in caplog.messages[0]
+    assert "was removed by another user, and another is asked for: owner must stop" in caplog.messages[0]
     [tier] = bench.acquirer._tiers.values()
     tier.jobs._removed_at -= 60.0  # A minute later, and once more.
     bench.provider.news += [
         JobChange(each.job, "ended", why, by_hand=True) for each in bench.changes if each.state == "running"
     ][-2:]
     bench.until(lambda: len(caplog.messages) == 2)
-    assert "removed by somebody else, again: nothing more is asked for in the next 600 s: owner" in caplog.messages[1]
+    assert "removed by another user, again: nothing more is asked for in the next 600 s: owner" in caplog.messages[1]
     causes = {each.kind: each for each in bench.acquirer.causes()}
     assert causes["removed"].why == why and causes["back-off"].until > time.time() + 500
     assert len(bench.provider.calls) == 2 and bench.counts()["failures"] == 0
     bench.acquirer.joined("a10", "another")
-    assert "jobs were removed by somebody else: owner must stop" in bench.reason(), "while the pause lasts"
+    assert "jobs were removed by another user: owner must stop" in bench.reason(), "while the pause lasts"
     tier.jobs._removed_at = tier.jobs._heeded = time.monotonic() - 600.0
     assert "removed" not in {each.kind for each in bench.acquirer.causes()}
 

@@ -340,7 +340,7 @@ def test_a_process_that_hangs_is_noticed_without_timeouts(loaded, how, tmp_path)
     else:
         calls.append(loaded.item(hang, how, tmp_path / "fifo"))
     [(head, _), *_] = loaded.answers(*calls)
-    assert sorted(head["calls"]) == calls and not head["blamed"], "nobody can tell whose fault it is"
+    assert sorted(head["calls"]) == calls and not head["blamed"], "it is not known whose fault it is"
     assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash", "Unresponsive")
     assert f"the library process, {process}, " in head["failure"]["message"]
     gone(process)

@@ -492,7 +492,7 @@ def test_where_the_others_go_the_last_host_works_at_once(how, new):
         bench.lose("wB", evicted=how == "evicted")
     commands = bench.submit("verify", 4) if new or how in ("noticed", "drained") else bench.tick()
     assert bench.held == ({"B"} if how == "drained" else set())
-    assert "host A is tried again: nobody else can do what waits" in [note.text for note in only(commands, cmd.Note)]
+    assert "host A is tried again: no other host can do what waits" in [note.text for note in only(commands, cmd.Note)]
     assert only(commands, cmd.Load) == [cmd.Load("wA", "model")]
 
 

@@ -18,7 +18,7 @@ _MOST = 10_000_000  # Units of work for a value: a second or two of a core.
 _CALL = 100  # What a keyword costs beside the sizes of its value and of what it judges,
 _STEP = 20  # what each value costs that a part of the schema judges, beside that part's keywords, known or not,
 _CRAWL = 40  # and a reference for each part of a schema that has to be searched for its target.
-_CACHED_TEXT = 20_000  # Longer schemas are read anew for each value.
+_CACHED_TEXT = 20_000  # Longer schemas are read again for each value.
 
 # What would match regular expressions, or search by itself: engines have their own dialect of the former.
 _LEFT_OUT = frozenset({"pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties"})
@@ -57,7 +57,7 @@ _WORK: contextvars.ContextVar[_Work] = contextvars.ContextVar("work")
 
 
 def first_error(schema: str, value: Any) -> str | None:
-    """Return what is wrong with a value by a JSON schema, and where; None if nothing is, or if nobody can tell.
+    """Return what is wrong with a value by a JSON schema, and where; None if nothing is, or if that cannot be told.
 
     Patterns, and properties that are evaluated nowhere else, are not judged, nor is a value that takes too much work.
     Nothing is fetched.

@@ -25,7 +25,7 @@ _SHOWN_CHARACTERS = 500  # Of each.
 
 
 def unheard() -> contextlib.AbstractContextManager[None]:
-    """Let a job go on where nobody reads what it says: a terminal that was closed, a pipe whose reader has ended."""
+    """Let a job go on where its output is not read: a terminal that was closed, a pipe whose reader has ended."""
     return contextlib.suppress(OSError)
 
 

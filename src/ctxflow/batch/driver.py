@@ -44,7 +44,7 @@ class Outcome:
     :ivar done: rows with a result, `done_now` those of this run; `dead` and `dead_now` likewise.
     :ivar seconds: that this run took; `already`, whether an earlier run had finished, so that there was nothing to do.
     :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
-    :ivar limited_now: rows of this run whose answers ended at a limit of tokens that nobody had given.
+    :ivar limited_now: rows of this run whose answers ended at a default limit of tokens.
     :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
         `altered`, texts and keys of dictionaries that had to be written otherwise.
     :ivar summary: of this run, as `ctxflow report` has it; None if nothing ran.
@@ -331,7 +331,7 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
         why = f"it lacks {counted(int((~found).sum()), 'row')} done before"
         if (digests == 0).any():
             which = "rows that its journal lacked or an earlier ctxflow did"
-            why = f"of {which} nobody can tell whether they are as they were"
+            why = f"of {which} it cannot be known whether they are unchanged"
         raise ValueError(
             f"{called} has changed since {files.output} was begun, and its rows are known by their "
             f"numbers alone: {why}: {_INSTEAD}; another time, know rows by an --id-column"
@@ -394,7 +394,7 @@ def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
     if outcome.truncated_now:
         text += f'\n{counted(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
     if outcome.limited_now:
-        text += f"\n{counted(outcome.limited_now, 'row')} ended at a limit of tokens that nobody gave"
+        text += f"\n{counted(outcome.limited_now, 'row')} ended at a default limit of tokens"
         text += ": give --max-new-tokens, or max_tokens in the request"
     for column, many in outcome.nulled.items():
         values = counted(many, "value")

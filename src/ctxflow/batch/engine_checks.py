@@ -87,7 +87,7 @@ def place_problems(job: Job) -> Iterator[str]:
             f"{flag} takes {counted(wanted, 'GPU')}, and this machine has {found or 'none'}: ask for {less}, or name a "
             "--site that has them"
         )
-    if os.environ.get("CTXFLOW_PYTHON"):  # Whose packages nobody has seen.
+    if os.environ.get("CTXFLOW_PYTHON"):  # Whose packages are not known.
         return
     if job.backend == "server":
         yield from _program(job)

@@ -362,7 +362,7 @@ class Ledger:
         there = any(path.exists() and path.stat().st_size for path in (results, errors))
         taken = ValueError(
             f"{results} is there already, without the journal {journal.name} of a job that could go on: "
-            "put that back, name another output, or begin anew with --fresh"
+            "put that back, name another output, or start again with --fresh"
         )
         if there and not fresh and not journal.exists():
             raise taken
@@ -500,7 +500,7 @@ class Ledger:
     def _check(self, sizes: tuple[int, int], last: Pair) -> None:
         """Check that what counts ends where the journal says, with the last row's line, before anything is cut off."""
         what_to_do = (
-            "put it back, name another output, or begin anew with --fresh",
+            "put it back, name another output, or start again with --fresh",
             "put it back, or move it away to have its rows tried again",
         )
         for n, (file, size) in enumerate(zip(self._files, sizes, strict=True)):

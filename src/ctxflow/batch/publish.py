@@ -36,7 +36,7 @@ def publish(
     nested: Collection[str] = (),
     unpacked: str = "",
 ) -> None:
-    """Make a job's output of its file of JSON lines, at once or not at all; whoever has the job's lock calls it.
+    """Make a job's output of its file of JSON lines, at once or not at all; called by the holder of the job's lock.
 
     :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
     :param types: the Arrow types of columns that are the input's own.
@@ -266,7 +266,7 @@ def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise CtxflowError(
             f"{path}, line {number}, is no result, so that no output can be made: put the file back as it was, or "
-            "begin anew with --fresh"
+            "start again with --fresh"
         )
     return record
 

@@ -104,7 +104,7 @@ class Work:
     :ivar later: what is waited for before the first row is given to workers, which are asked for meanwhile.
     :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
     :ivar directory: the run's, once there is one; `truncated`, rows of this run that were cut; `limited`, those whose
-        answers ended at a number of tokens that nobody had given.
+        answers ended at a default limit of tokens.
     :raises ValueError: if the job makes no sense.
     """
 
@@ -125,7 +125,7 @@ class Work:
         self.directory: Path | None = None
         self.passed_on: Callable[[bytes], None] | None = None
         self._executor: BareExecutor | None = None
-        self._tokens: int | None = None  # None if nobody counts them.
+        self._tokens: int | None = None  # None if they are not counted.
         self.truncated = self.limited = 0
         self.site = site
         self._apps: dict[str, tuple[BatchApp, dict[str, Any]]]  # By the name that rows have for the app's model.

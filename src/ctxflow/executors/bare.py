@@ -82,7 +82,7 @@ class BareExecutor:
         """
         if is_interactive() and not self._in_block:
             for earlier in [each for each in _active if each.label == self.label and not each._in_block]:
-                tell(f"the executor {self.label!r} is started anew: the one that was started before is ended")
+                tell(f"the executor {self.label!r} is started again: the earlier one is ended")
                 earlier.shutdown()
         directory = self.run_dir
         if directory == current_directory():

@@ -351,7 +351,7 @@ class LocalWorker:
             started = self._started(zygote)
         except OSError:
             return False
-        kill_tree(process.pid)  # Before it finds that nobody speaks to it, and removes the worker's files.
+        kill_tree(process.pid)  # Before it finds that its connection is closed, and removes the worker's files.
         ended_within(process, _KILL_SECONDS)
         if own is not None and isinstance(process, ForkedProcess):
             own.bury(process.pid)

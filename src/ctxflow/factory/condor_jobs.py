@@ -335,7 +335,7 @@ _BY_USER = re.compile(r"\(by user ([^()\s]+)\)\s*$")
 
 
 def _by_others(reason: str) -> bool:
-    """Return whether the reason of a removal, which is none of ours, names somebody else than this user."""
+    """Return whether the reason of a removal, which is none of ours, names another user."""
     found = None if reason.startswith("ctxflow ") else _BY_USER.search(reason)
     return found is not None and found[1].partition("@")[0] != getpass.getuser()
 

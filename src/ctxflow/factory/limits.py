@@ -158,7 +158,7 @@ class SpendingRecord:
         self._beside = self._read_others()
 
     def behind(self) -> float:
-        """Return for how long nobody has counted what a factory that was killed has left running."""
+        """Return for how long nothing has counted what a factory that was killed has left running."""
         return max(0.0, time.time() - self._last) if self._last else 0.0
 
     def total(self, now: Spent) -> Spent:
@@ -228,7 +228,7 @@ class FactoryLimits:
             self._say("no limit is reached any more: workers are asked for again")
 
     def behind(self) -> float:
-        """Return for how long nobody has counted jobs that are taken over now; 0 where no user's limit is set."""
+        """Return for how long nothing has counted jobs that are taken over now; 0 where no user's limit is set."""
         return self._record.behind() if self._record is not None else 0.0
 
     def _keep(self, record: SpendingRecord, spent: Spent, last: bool) -> None:

@@ -62,10 +62,10 @@ class JobChange:
 
     :param reason: what the batch system says, if anything; `host`: the machine of a running job, if it is known, and
         where one was that runs no more.
-    :param by_hand: for `held`: somebody put it on hold, and will release it; for `ended`: somebody else than the
+    :param by_hand: for `held`: it was put on hold by hand, and will be released; for `ended`: somebody else than the
         user whose it is removed it.
     :param resumed: for `running`: it was not evicted, as was reported before: the batch system has found it again.
-    :param ran: for `running`: seconds for which it has run that nobody has counted.
+    :param ran: for `running`: seconds for which it has run that were not counted.
     :param waited: seconds from the request for it (or its last eviction) to `running`; filled in by the acquirer, as is
         `failed`, whether it ended, or was put on hold by the batch system, before its worker had joined.
     """

@@ -43,7 +43,7 @@ class ServedRun:
     :param wishes: what it wants at first.
     :param lock: guards how much of a tier its runs hold together.
     :param changed: called, on any thread, when there is news to pass on.
-    :param behind: for how many seconds nobody has counted what jobs use that are taken over now.
+    :param behind: for how many seconds nothing has counted what jobs use that are taken over now.
     """
 
     def __init__(

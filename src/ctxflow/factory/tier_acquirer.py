@@ -28,9 +28,9 @@ _SURVEY_SECONDS = 300.0
 _REMIND_SECONDS = 300.0  # The same failure is reported again only after so long.
 _STILL_SECONDS = 300.0  # A queue in which nothing began for so long does not move.
 _LONGEST_PAUSE = 60.0
-_REMOVED_PAUSE = 600.0  # Once somebody else has removed jobs for the second time, and twice as long each time.
+_REMOVED_PAUSE = 600.0  # Once another user has removed jobs for the second time, and twice as long each time.
 _LONGEST_REMOVED = 6 * 3600.0
-_ONE_ACT = 10.0  # Seconds in which jobs that somebody removes count as one removal.
+_ONE_ACT = 10.0  # Seconds in which jobs that another user removes count as one removal.
 _PATIENCE = 5  # Workers in a row that may be refused.
 
 
@@ -124,7 +124,7 @@ class TierJobs:
         self._moved = 0.0  # When a job last began, or the first of those that wait was asked for.
         self._failures = Counter[str]()  # In a row, by host; "" where that is not known.
         self._again_at = float("-inf")
-        self._removals = 0  # How often somebody else removed jobs; when that was last, and until when that is heeded.
+        self._removals = 0  # How often another user removed jobs; when that was last, and until when that is heeded.
         self._removed_at = self._heeded = float("-inf")
 
     def submitted(self, jobs: list[str], now: float) -> None:
@@ -185,7 +185,7 @@ class TierJobs:
         return pause
 
     def removed_by_others(self, now: float) -> float:
-        """Record that somebody else removed a job; return the seconds until more is submitted, 0 the first time."""
+        """Record that another user removed a job; return the seconds until more is submitted, 0 the first time."""
         if now > self._removed_at + _ONE_ACT:
             self._removals = 1 + (self._removals if now < self._heeded + _LONGEST_REMOVED else 0)
             pause = min(_LONGEST_REMOVED, _REMOVED_PAUSE * 2.0 ** (self._removals - 2)) if self._removals > 1 else 0.0
@@ -198,7 +198,7 @@ class TierJobs:
         return now < max(self._heeded, self._removed_at + _REMOVED_PAUSE)
 
     def pause_left(self, now: float) -> float:
-        """Return the seconds for which nothing is submitted, since something failed or somebody removes jobs."""
+        """Return the seconds for which nothing is submitted, since something failed or another user removes jobs."""
         return max(0.0, self._again_at - now, self._heeded - now)
 
     def excluded(self, hosts: Sequence[str]) -> None:
@@ -422,12 +422,12 @@ class TierAcquirer:
             self.shared.changed()
 
     def _removed(self, change: JobChange) -> None:
-        """Report a job that somebody else removed; from the second time on that is heeded for a while."""
+        """Report a job that another user removed; from the second time on that is heeded for a while."""
         self.removed_by = change.reason
         with self.shared.condition:
             pause = self.jobs.removed_by_others(time.monotonic())
         then = f"again: nothing more is asked for in the next {pause:.0f} s" if pause else "and another is asked for"
-        self._report(f"job {change.job} was removed by somebody else, {then}: {change.reason}")
+        self._report(f"job {change.job} was removed by another user, {then}: {change.reason}")
 
     def causes(self, now: float, wall: float) -> list[ShortfallCause]:
         """Return why there are fewer workers than are wanted, none if there are not; to be called with the lock.
@@ -594,7 +594,7 @@ def shortfall(
 
     :param counts: how many jobs are in which state.
     :param down: why the batch system cannot be used; `lost`: why workers never join; `has`: what it has for them.
-    :param removed: whether somebody else removed jobs; `pause`: whether nothing is submitted for a while.
+    :param removed: whether another user removed jobs; `pause`: whether nothing is submitted for a while.
 
     >>> shortfall({"queued": 2})
     [('queue', '2 jobs wait for machines')]
@@ -608,7 +608,7 @@ def shortfall(
         until = "is put on hold until it is" if many == 1 else "are put on hold until they are"
         parts.append(("hold", f"{counted(many, 'job')} {until} released"))
     if removed:
-        parts.append(("removed", "jobs were removed by somebody else"))
+        parts.append(("removed", "jobs were removed by another user"))
     if down or lost:
         parts.append(("down", down) if down else ("lost", lost))
     many = counts.get("queued", 0)

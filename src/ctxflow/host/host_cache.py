@@ -74,8 +74,8 @@ class HostCache:
     Guarantees: what `get` and `put` return is complete, and is what was put under that key: its files have the sizes,
     times and inodes that they had then, and after an unclean end, or where jobs of several people have one account,
     also the digest (once for each entry and process). It stays until `release`, `close`, or the end of this process;
-    its files are read-only. No other user's file is ever used. The entries never exceed the limit, whoever puts some
-    at the same time; where sizes are told before, neither does what they take on the disk.
+    its files are read-only. No other user's file is ever used. The entries never exceed the limit, however many workers
+    put some at the same time; where sizes are known before, neither does what they take on the disk.
 
     :param folder: what the site names; it may serve several users.
     :param limit: bytes of all entries together; None for no limit.
@@ -173,7 +173,7 @@ class HostCache:
         except OSError as error:
             if not _is_full(error):
                 raise
-        self.trim(free=size or 1 << 62)  # Of what it takes nobody knows: all that can be had.
+        self.trim(free=size or 1 << 62)  # What it takes is not known: all that can be had.
         return self._made(key, make, name or key, size)
 
     def _made(self, key: str, make: Callable[[str], object], name: str, size: int) -> str:
@@ -371,7 +371,7 @@ class HostCache:
         users = lock_owners()
         for key in os.listdir(self._folder.at("kept")):
             if not any(os.path.lexists(self._entry(key, name)) for name in ("index", "held")):
-                continue  # Somebody has put it there, and not this tool.
+                continue  # It was not put there by this tool.
             name, used, held = "?", 0.0, False
             pids: tuple[int, ...] = ()
             try:

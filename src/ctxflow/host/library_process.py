@@ -87,9 +87,9 @@ _STANDSTILLS = {
 
 
 class Standstill:
-    """How long a process has done nothing, and in which way, as far as somebody looked.
+    """How long a process has done nothing, and in which way, as far as was looked.
 
-    Between two looks no more time counts than twice that in which they should follow: whoever looks may have been
+    Between two looks no more time counts than twice that in which they should follow: the host that looks may have been
     stopped, or starved, together with what it looks at.
 
     >>> still = Standstill(HostPatience(stopped=2.0))

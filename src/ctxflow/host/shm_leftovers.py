@@ -91,7 +91,7 @@ class ShmLeftovers:
 
 
 def _namespace() -> str:
-    """Return what tells PID namespaces apart: what containers share a /dev/shm for, nobody else sees who has mapped."""
+    """Return what tells PID namespaces apart: of other containers with this /dev/shm no process sees what is mapped."""
     with contextlib.suppress(OSError):
         if (found := os.readlink("/proc/self/ns/pid")) != _FIRST_NAMESPACE:
             return "-" + found.strip("pid:[]")

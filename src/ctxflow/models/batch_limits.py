@@ -15,14 +15,14 @@ AHEAD = 4
 
 
 _KNOWN = 32  # Batches that must fit before as much is known to fit;
-_FIRST_WAIT, _LONGEST_WAIT = 64, 4096  # and before more is tried, twice as many each time that was in vain.
+_FIRST_WAIT, _LONGEST_WAIT = 64, 4096  # and before more is tried, twice as many each time that it failed.
 
 
 class Ceiling:
     """The tokens that a batch may have since more did not fit, such as beside another program on the GPU for a while.
 
     It rises as batches fit that are as large as it allows: by a quarter, or half of the way to what did not fit, until
-    it is none. What was tried in vain is tried again the more seldom, the more often that was so.
+    it is none. What failed is tried again after longer and longer.
 
     >>> ceiling = Ceiling()
     >>> ceiling.lower(800, 400)

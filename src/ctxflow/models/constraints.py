@@ -27,7 +27,7 @@ def _json() -> Any:
 class Grammars:
     """The constraints of one tokenizer; the grammars that were compiled last are kept, and what is wrong with others.
 
-    Each is compiled once, in a thread, beside others: whoever else asks for it meanwhile waits for the same.
+    Each is compiled once, in a thread, beside others: others that ask for it meanwhile wait for the same.
 
     :param size: tokens that the model scores.
     :param ends: the tokens that end a text.

@@ -238,7 +238,7 @@ def data_problem(url: Any, kind: str, what: str, images: list[int] | None = None
         return wrong
     pixels = pixels_of(data)
     if not pixels:
-        return f"{said} of a size that cannot be read: it is broken, make the request anew"
+        return f"{said} of a size that cannot be read: it is broken, make the request again"
     if pixels > _MOST_PIXELS:
         return f"{said} of {pixels:,} pixels: give {_MOST_PIXELS:,} at most"
     if images is not None:
@@ -251,9 +251,9 @@ def _decoded(text: str, mark: bytes, named: str, said: str) -> tuple[str | None,
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        return f"{said} that is not base64 ({str(error).lower()}): it is broken, make the request anew", b""
+        return f"{said} that is not base64 ({str(error).lower()}): it is broken, make the request again", b""
     if not data:
-        return f"{said} without any data: it is broken, make the request anew", data
+        return f"{said} without any data: it is broken, make the request again", data
     if not re.compile(mark, re.DOTALL).match(data, _tags_end(data) if mark is _MP3 else 0):
         return f"{said} that says {named}, and does not begin as those do: it is broken, or of another type", data
     return None, data

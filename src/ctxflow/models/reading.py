@@ -251,7 +251,7 @@ class Reader:
         )
 
     def reserved(self, asked: int | None) -> int:
-        """Return how many tokens to keep free for an answer: if nobody said it one, or some where inputs are cut."""
+        """Return how many tokens to keep free for an answer: one without a limit, or some where inputs are cut."""
         if asked is not None:
             return asked
         return 1 if self.too_long == "error" else min(Sampling.max_new_tokens, max(1, (self._length or LARGEST) // 2))

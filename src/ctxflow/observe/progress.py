@@ -307,7 +307,7 @@ def _types() -> dict[str, Any]:
 
 
 def has_type(value: Any, kind: Any) -> bool:
-    """Return whether a value of JSON has a type; a number that nobody can reckon with has none.
+    """Return whether a value of JSON has a type; a number that is not finite has none.
 
     >>> has_type({"a": 1}, Mapping[str, int]), has_type(None, int | None), has_type(True, int), has_type(1e300, float)
     (True, True, False, False)
@@ -422,7 +422,7 @@ def removable(runs: list[KnownRun], older_than: float) -> list[KnownRun]:
 def remove(run: KnownRun) -> bool:
     """Remove a run's folder, and the one above it if nothing is left in that; False if the run goes on after all.
 
-    The folder is opened once, so that nobody can put another in its place meanwhile.
+    The folder is opened once, so that no process can put another in its place meanwhile.
     """
     with contextlib.ExitStack() as stack:
         above = _open_folder(str(run.folder.parent), stack)

@@ -220,7 +220,7 @@ class SequentialTest:
     def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
         """Return whether it failed in a row while others answer; once is enough where it never answered yet.
 
-        Also while nobody else of its kind is there yet to tell its fault from the items', but not for ever.
+        Also while no other host of its kind is there yet to tell its fault from the items', but not for ever.
         """
         field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker.tier, worker.gpu_model)))
         if field is None or not field.running:

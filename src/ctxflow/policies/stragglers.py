@@ -20,7 +20,7 @@ Seconds = Callable[[View, AttemptView, WorkerView], "float | None"]
 
 
 class Stragglers:
-    """The few batches that will take longest of those that nobody runs a second time.
+    """The few batches that will take longest of those that are not run a second time.
 
     :param seconds: what a batch is expected to take a worker in all, None if that is not known.
     :param every: seconds for which the list of them is used again.

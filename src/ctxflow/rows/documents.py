@@ -222,7 +222,7 @@ class _Shown:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self._end = "\n"  # Of what is collected.
-        self._silent: list[str] = []  # Tags that are open, and whose text nobody sees.
+        self._silent: list[str] = []  # Tags that are open, and whose text is not shown.
         self._preformatted = 0
 
     def begin(self, tag: str) -> None:

@@ -138,7 +138,7 @@ class Reading:
         return self.name or f"the input {path}"
 
     def other_encoding(self, encoding: str) -> str:
-        """Return what else can be done about bytes that are none of an encoding, where nobody named it."""
+        """Return what else can be done about bytes that are none of an encoding, where none was named."""
         how = self.words.encoding.format("cp1252")
         return f"; if all of the input is of another encoding, {how}" if encoding == "UTF-8" else ""
 
@@ -447,7 +447,7 @@ _MANY_LINES = 3  # A row that goes on for so many may be several, of which a quo
 def _holds_rows(fields: Sequence[str], delimiter: str) -> bool:
     """Return whether most of the lines in a row's longest field have as many fields as the row, as texts rarely have.
 
-    Of rows of one field nobody can tell.
+    Of rows of one field it cannot be told.
 
     >>> _holds_rows(["2", "6 ft tall\\n3,three\\n4,four\\n5,the end"], ","), _holds_rows(["2", "so\\nit\\nis, he"], ",")
     (True, False)

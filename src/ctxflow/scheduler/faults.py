@@ -340,7 +340,7 @@ def relieve(state: RunState, out: list[Command], submitted: App | None = None) -
                 break
             unit = _first_over(state, context, suspects)
             if unit is not None:
-                _release_unit(state, unit, out, "nobody else can do what waits")
+                _release_unit(state, unit, out, "no other host can do what waits")
                 _exclude(state, out)
                 break
             wards.relief_at = state.now + RELIEF_SECONDS
@@ -504,7 +504,7 @@ def _exclude(state: RunState, out: list[Command]) -> None:
 
 
 def _is_last(state: RunState, workers: list[Worker]) -> bool:
-    """Return whether nobody but these workers, of those who stay, could run something that waits or runs."""
+    """Return whether only these workers, of those that stay, could run something that waits or runs."""
     contexts = {app.context for app in state.ready.values()} | {each.context for each in state.attempts.values()}
     contexts |= {session.context for session in state.sessions.values()}
     names = {worker.id for worker in workers}
