@@ -1,4 +1,4 @@
-"""What a person is told of contexts that are lost while a run goes on."""
+"""Notes on contexts that are lost while a run goes on."""
 
 import contextlib
 import itertools
@@ -59,7 +59,7 @@ def test_what_is_lost_again_and_again_is_told_once_a_minute():
     notes = LossNotes()
     told = [notes.of(failed(at), a_state()) for at in (0.0, 10.0, 20.0, 59.0, 61.0, 62.0, 400.0)]
     assert [bool(text) for text in told] == [True, False, False, False, True, False, True]
-    assert "after 3 losses that were not told" in told[4] and "after 1 loss that were" in told[6]
+    assert "after 3 losses that were not reported" in told[4] and "after 1 loss that were" in told[6]
     assert notes.of(failed(400.0), a_state([""])), "another context's is told"
 
 

@@ -57,7 +57,7 @@ _WORK: contextvars.ContextVar[_Work] = contextvars.ContextVar("work")
 
 
 def first_error(schema: str, value: Any) -> str | None:
-    """Return what is wrong with a value by a JSON schema, and where; None if nothing is, or if that cannot be told.
+    """Return what is wrong with a value by a JSON schema, and where; None if nothing is, or if that is unknown.
 
     Patterns, and properties that are evaluated nowhere else, are not judged, nor is a value that takes too much work.
     Nothing is fetched.

@@ -174,7 +174,7 @@ def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str 
 
     Not all engines keep to all of a schema. What was cut off says so itself, by its `finish_reason`, and a text that
     echoes its prompt is not looked at. Regular expressions are left to the engine, and without the package jsonschema
-    it cannot be told; so whatever the schema, it takes a second or so at most.
+    that is unknown; so whatever the schema, it takes a second or so at most.
 
     :param request: as it was sent to the engine.
 
@@ -199,7 +199,7 @@ def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str 
 
 
 def _first_error(schema: Any, value: Any) -> str | None:
-    """Return what is wrong with a value, and where; None also where that cannot be told."""
+    """Return what is wrong with a value, and where; None also where that is unknown."""
     try:
         return first_error(json.dumps(schema), value)
     except ImportError:

@@ -102,7 +102,7 @@ def place_problems(job: Job) -> Iterator[str]:
 def _program(job: Job) -> Iterator[str]:
     try:
         program = read_command(str(job.server_command), model=job.model, options=job.engine_options).arguments[0]
-    except UsageError:  # Of which `engine_problems` tells.
+    except UsageError:  # `engine_problems` reports it.
         return
     if "{" not in program and shutil.which(find_program(program, os.environ)) is None:
         yield f"the program {program} of --server-command is not found on this machine: give its path"
@@ -139,7 +139,7 @@ def engine_problems(job: Job) -> Iterator[str]:
 class LaterChecks:
     """Checks of engine options by the engines themselves, on threads: they go on while workers are asked for.
 
-    :param told: takes what is said of them.
+    :param told: called with each note on them.
     """
 
     def __init__(self, jobs: Iterable[Job], told: Callable[[str], None]) -> None:

@@ -335,7 +335,7 @@ class Ledger:
         what it is now; `skipped`, their keys.
     :ivar facts: what was noted of the job; `finished`, whether it had come to its end.
     :ivar undigested: keys of rows that are done of which no digest was kept, sorted.
-    :ivar lacking: whether results are missing of which `made` was made: then nothing is changed, or can be added.
+    :ivar lacking: whether results that `made` was made from are missing: then nothing is changed, or can be added.
     :ivar forgotten: rows that are run again since a file was shorter than it should be; `notes`, sentences on what else
         was not as the journal says.
     :raises ValueError: if another driver writes there, or the files are not those of a job, or are damaged.

@@ -109,7 +109,7 @@ def _first_rows(head: Head) -> str:
 
 
 def _addresses(subject: Subject) -> Iterator[str]:
-    """Check for requests of which none of the first is to an address that is answered."""
+    """Check for requests none of whose first have a supported url."""
     job, head = subject.job, subject.head
     if job.function is not None or job.input_format != "openai":
         return

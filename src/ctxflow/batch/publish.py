@@ -55,7 +55,7 @@ def publish(
 class _Lines:
     """The objects of a file of JSON lines, some thousand at a time, as often as one likes.
 
-    :ivar column: one whose values are objects, in place of which their `parts` are: key -> column.
+    :ivar column: one whose values are objects, replaced by their `parts`: key -> column.
     """
 
     path: Path
@@ -335,7 +335,7 @@ def _plain(values: Sequence[Any], kind: Any) -> Any:
 
 
 def _with_far_dates(values: Sequence[str | None], kind: Any) -> Any:
-    """Return dates or times of which Python has not all."""
+    """Return dates or times beyond Python's range."""
     import numpy as np
     import pyarrow
 

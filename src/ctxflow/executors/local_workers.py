@@ -125,7 +125,7 @@ class LocalWorkers:
     def imports_for(self, worker: LocalWorker, modules: Sequence[str] | None, environment: Mapping[str, str]) -> bool:
         """Have the zygote import what a build takes, in place of each worker's own; whether a worker is to wait for it.
 
-        Only one that was told nothing yet: its host is forked again then (`renew`), with all that is imported.
+        Only one that nothing was sent to yet: its host is forked again then (`renew`), with all that is imported.
 
         :param environment: the context's variables, which the zygote of another environment does not serve.
         """
@@ -317,7 +317,7 @@ class LocalWorker:
         self.devices = devices
         self.scratch = os.path.join(parent, name)
         self.joined = False
-        self.fresh = True  # Whether it was told nothing yet.
+        self.fresh = True  # Whether nothing was sent to it yet.
         self.evicted = False  # Known to be taken away, or about to be.
         self.released = False
         self.shares = [devices]  # What it holds of the machine's devices, as they are dealt out.
@@ -345,7 +345,7 @@ class LocalWorker:
         return started
 
     def renew(self, zygote: Zygote) -> bool:
-        """Have another host, forked from a zygote, in place of one that was told nothing; whether there is one now."""
+        """Replace a host that nothing was sent to by one forked from a zygote; return whether there is one now."""
         process, own = self.process, self._zygote
         try:
             started = self._started(zygote)

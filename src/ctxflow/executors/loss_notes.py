@@ -1,4 +1,4 @@
-"""What a person is told of contexts that are lost while a run goes on: where, why, and that they are built again."""
+"""Notes on contexts that are lost while a run goes on: where, why, and that they are built again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LossNotes:
             self._told[name] = at, times + 1
             return ""
         self._told[name] = event.time, 0
-        more = f", after {counted(times, 'loss', 'losses')} that were not told" if times else ""
+        more = f", after {counted(times, 'loss', 'losses')} that were not reported" if times else ""
         what = f"the context {name}" if name else "a library process without a context"
         why = one_line(f"{failure.error}: {failure.message}", LONGEST_MESSAGE)
         return f"{what} was lost on worker {worker}{more}, and is built again if it is needed: {why}"

@@ -26,7 +26,7 @@ _MACHINES = (
     r"driver (?:version|is|not|fail|shut)|kernel image|unavailable|initiali[sz]|not supported|invalid device"
 )
 _ASKED = ("cuda", "xpu", "npu")
-_LONGEST = 500  # Characters that are told of an error.
+_LONGEST = 500  # Characters of an error that are shown.
 
 
 def device_lost(error: BaseException) -> ContextLost | None:

@@ -158,7 +158,7 @@ def _is_transformer(modules: list[dict[str, Any]]) -> bool:
 def system_problem(name: str, folder: Path) -> str | None:
     """Return the sentence by which a model's chat template refuses a system message, None if it does not.
 
-    What cannot be told without the model's library is left to it.
+    What cannot be determined without the model's library is left to it.
     """
     source = _chat_template(folder)
     if source is None:

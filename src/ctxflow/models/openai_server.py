@@ -142,7 +142,7 @@ class OpenAIServer:
         self.served = self.waiting = 0
         self.served_at = 0.0
         self._gate = _Gate()
-        self._told = 0.0  # When it was last told that requests wait.
+        self._told = 0.0  # When it was last logged that requests wait.
         self._lost = ""  # Why it is of no more use.
         self._ending: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -220,7 +220,7 @@ class OpenAIServer:
     async def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one request, as `OpenAIEngine.answer`.
 
-        A server that is busy (429, 503) gets as many requests at once as it took, and is asked again, which is told
+        A server that is busy (429, 503) gets as many requests at once as it took, and is asked again, which is logged
         once a minute; a connection that is lost too, while the server lives, and a request that took too long (408,
         425), three times in all.
 

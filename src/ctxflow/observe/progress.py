@@ -389,7 +389,7 @@ class KnownRun:
     :ivar updated: when it said so last, in seconds since 1970.
     :ivar size: of all that is in the folder, in bytes.
     :ivar output: the output of the batch job that it was of, "" for another program's run.
-    :ivar identity: of the folder, by which another one that took its place is told.
+    :ivar identity: of the folder, by which one that took its place is recognised.
     :ivar own: whether the folder is this user's.
     """
 

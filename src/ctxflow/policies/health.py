@@ -82,7 +82,7 @@ class SequentialTest:
         self._looked = 0  # The last such tick.
         self._last_attempt = 0  # Of those that are known there.
         self._named: dict[str, set[str]] = {}
-        self._told: dict[tuple[str, str], float] = {}  # Host and worker that are slow -> when that may be told again.
+        self._told: dict[tuple[str, str], float] = {}  # Slow host and worker -> when to report it again.
         self._next = self._forget_at = 0.0
         self._lives: list[tuple[float, str]] = []  # A heap of workers, by when each may have lived for another LIFE.
         self._living: set[str] = set()  # These.

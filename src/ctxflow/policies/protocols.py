@@ -419,7 +419,7 @@ class Verdict:
     worker: str = ""  # The one worker of the host that is meant; "" for all of the host.
     jobs: bool = False  # No job is to begin there; workers that are there work on.
     tier: str = ""  # Of these jobs.
-    told: bool = False  # It is only told: it keeps its work.
+    told: bool = False  # It is only reported: it keeps its work.
 
 
 class HealthPolicy(Protocol):

@@ -38,7 +38,7 @@ from ctxflow.rows.source import (
     suffix_of,
 )
 
-_HEAD_BYTES = 1 << 16  # By which the ends of lines are told.
+_HEAD_BYTES = 1 << 16  # By which the ends of lines are recognised.
 UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -122,7 +122,7 @@ class Reading:
 
     :ivar form: its format; `split`: which part of a dataset's folder.
     :ivar name: what a person calls the input, by default its path; `words`: what to write to have it read otherwise.
-    :ivar told: takes sentences on what is read in another way than a person may expect.
+    :ivar told: called with notes on what may be read otherwise than expected.
     """
 
     form: str | None = None
@@ -447,7 +447,7 @@ _MANY_LINES = 3  # A row that goes on for so many may be several, of which a quo
 def _holds_rows(fields: Sequence[str], delimiter: str) -> bool:
     """Return whether most of the lines in a row's longest field have as many fields as the row, as texts rarely have.
 
-    Of rows of one field it cannot be told.
+    For rows of one field that is unknown.
 
     >>> _holds_rows(["2", "6 ft tall\\n3,three\\n4,four\\n5,the end"], ","), _holds_rows(["2", "so\\nit\\nis, he"], ",")
     (True, False)

@@ -195,7 +195,7 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
     A dataset that `save_to_disk` made; or files of Parquet, JSON Lines or CSV, there or in its folder `data`; or
     documents, there and in all folders below, a row each. Tables are one table, in the order of their names, unless
     these are those of splits: `test.jsonl`, `train-00000-of-00002.parquet`. So are lines of text, where their format is
-    named or their names are of splits. Files that are not read are told of, but those that say what the others are.
+    named or their names are of splits. Files that are not read are reported, except those that describe the others.
 
     :raises ValueError: if it is none, its files are of several kinds, it has several splits and none is named, or its
         files do not go together.

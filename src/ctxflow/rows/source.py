@@ -311,7 +311,7 @@ def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def check_names(names: Sequence[Any], called: str) -> None:
-    """Refuse a table of which two columns have one name.
+    """Refuse a table with two columns of one name.
 
     :param called: what names them, for messages.
     :raises ValueError: if so.

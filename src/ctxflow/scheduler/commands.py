@@ -210,7 +210,7 @@ class Quarantine(Command):
 
     :ivar worker: the one that is meant; "" for all of the host.
     :ivar cause: why, in words.
-    :ivar until: a time; now for who is only told to be slow, and keeps its work.
+    :ivar until: a time; now for one that is only reported as slow, and keeps its work.
     """
 
     host: str

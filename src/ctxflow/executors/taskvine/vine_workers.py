@@ -72,7 +72,7 @@ class VineWorker:
     kept: str = ""  # Its host's cache, which outlives it.
     alike: str = ""  # The same for machines on which compilers make the same.
     transfer_port: int | None = None  # Where it serves files to its peers.
-    answers: bool = False  # From when it has told what it is, and may stay, until it is lost.
+    answers: bool = False  # From when it has reported what it is, and may stay, until it is lost.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
