@@ -270,7 +270,7 @@ def test_all_that_a_context_was_ended_for_are_counted_at_once_and_nobody_else():
     late = ev.Failure("timeout", "Timeout", "it went on")
     run.fail(0, late, lost_context=True, beside=range(1, 8))
     assert sorted(run.buried) == list(range(8)) and run.on("w0") == [8, 9]
-    assert run.state.contexts["engine"].loads == 2
+    assert run.state.contexts["engine"].builds == 2
 
 
 def test_of_those_that_a_context_was_ended_for_some_may_have_ended_before():

@@ -281,7 +281,6 @@ class ContextState:
     # Workers that know how long a load takes.
     built_on: dict[str, WorkerView] = dataclasses.field(default_factory=dict)
     on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
-    loads: int = 0
     # Worker -> its failures; forgotten when the worker is lost or the context builds there.
     suspects: dict[str, Suspect] = dataclasses.field(default_factory=dict)
     # Since it was last built anywhere: worker -> host, how often, from when on; kept by faults.py, as is all below.

@@ -91,9 +91,6 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
     context.on_tier[worker.tier] += 1
     if step is Wake:
         state.counters.wakes += 1
-    else:
-        context.loads += 1
-        state.counters.loads += 1
     out.append(step(worker.id, context.spec.id))
     state.update_free(worker)
     return True
@@ -131,6 +128,7 @@ def ready(state: RunState, worker: Worker, event: ev.ContextReady | ev.ContextWo
     if isinstance(event, ev.ContextWoken):
         context.wake_seconds, context.park_crashes = event.seconds, 0
     else:
+        state.counters.loads += 1
         context.suspects.pop(worker.id, None)
         faults.built(state, worker, context)
         worker.context_seconds[event.context] = event.seconds
