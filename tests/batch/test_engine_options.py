@@ -11,6 +11,7 @@ from batch_helpers import write_lines
 
 from ctxflow.batch.engine_checks import LaterChecks
 from ctxflow.batch.job import load_job
+from ctxflow.batch.job_files import files_of
 from ctxflow.errors import UsageError
 from ctxflow.models.vllm_options import check_options_apart
 from ctxflow.testing.small_models import make_causal_lm
@@ -173,6 +174,27 @@ def test_a_job_is_settled_before_another_process_gets_it(folder, vllm):
     with pytest.raises(UsageError, match="did you mean max_model_len"):
         begin_job(load_job(None, input="in.jsonl", output="out.jsonl", **choices))
     assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl"], "nothing was written"
+
+
+@pytest.mark.parametrize("how", ["fresh", "fresh without a journal", "retry_errors", "all rows failed"])
+def test_what_is_there_stays_where_vllm_refuses_an_option(folder, vllm, how):
+    from ctxflow.batch.driver import run_job
+
+    write_lines(folder / "in.jsonl", [{"prompt": "One"}, {"prompt": "Two"}])
+    (folder / "played.py").write_text(
+        "def answer(items):\n    return items\n\n\ndef fail(items):\n    raise ValueError('none')\n"
+    )
+    files = files_of(folder / "out.jsonl", "jsonl")
+    function = "played:fail" if how == "all rows failed" else "played:answer"
+    run_job(load_job(None, input="in.jsonl", output="out.jsonl", function=function, column=("prompt",)))
+    if how == "fresh without a journal":
+        files.journal.unlink()
+    before = {path: path.read_bytes() for path in (files.rows, files.errors, files.journal) if path.exists()}
+    choices = {"backend": "vllm", "gpus": 0, "engine_options": {"max_modle_len": 512}, "model": "org/model"}
+    flags = {flag: True for flag in ("fresh", "retry_errors") if how.startswith(flag)}
+    with pytest.raises(UsageError, match="did you mean max_model_len"):
+        run_job(load_job(None, input="in.jsonl", output="out.jsonl", **choices), **flags)
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_workers_are_asked_for_meanwhile_but_get_no_row(folder, vllm, monkeypatch):

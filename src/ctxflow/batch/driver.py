@@ -151,15 +151,15 @@ class _Begun:
 
 @contextlib.contextmanager
 def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display, *, settled: bool = False) -> Iterator[_Begun]:
-    """Check a job, if it is to be `settled` to the end, and open its files."""
+    """Check a job, and open its files; to the end first, if it is to be `settled` or to lose what is there."""
     work = prepare(job, display)
-    if settled:
-        work.later.settle()
     with contextlib.ExitStack() as stack:
         with refused():
             files = stack.enter_context(_files(work))
             made = files.output if files.rows != files.output else None
             paths = files.rows, files.errors, files.journal
+            if settled or retry_errors or (fresh and any(path.exists() for path in paths)):
+                work.later.settle()
             ledger = stack.enter_context(Ledger(*paths, fresh, made, input_of(work.source)))
             ended = _opened(work, files, ledger, fresh, retry_errors)
         yield _Begun(work, ledger, files, ended)
@@ -198,6 +198,8 @@ def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors:
         display.note(f"{files.rows} is shorter than it was: {lost} that it lost will run again")
     # Where nothing is done there is nothing that could be mixed, so that a mistake can be fixed at once.
     if retry_errors or (not ledger.done and ledger.facts != facts):
+        if ledger.dead:
+            work.later.settle()
         ledger.retry()
     ended = ledger.finished and not missing and not retry_errors and files.output.exists()
     ledger.note(facts)

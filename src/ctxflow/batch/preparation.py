@@ -239,7 +239,7 @@ def refused() -> Iterator[None]:
     """Turn what is refused before anything runs into an error of usage, unless another driver is at it."""
     try:
         yield
-    except BusyError:
+    except (BusyError, UsageError):
         raise
     except ValueError as error:
         raise UsageError(str(error)) from None
