@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from ctxflow.models import TextGenerator
+from ctxflow.models import TextGenerator, running_batch
 from ctxflow.models.own_settings import TURNED_OFF
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.reading import rotary_limit
@@ -140,11 +140,16 @@ def test_models_that_heed_the_mask_are_found_to_do_so(causal_lm, kind):
         assert padded(dataclasses.replace(loaded, model=loaded.model.to(dtype)))._companions == "any"
 
 
-def test_a_row_that_does_not_fit_alone_does_not_take_others_with_it(causal_lm, monkeypatch):
+@pytest.mark.parametrize("leaves", [True, False], ids=["another program that leaves", "no room at all"])
+def test_a_row_that_does_not_fit_alone_does_not_take_others_with_it(causal_lm, monkeypatch, leaves):
+    monkeypatch.setattr(running_batch, "ALONE_SECONDS", float("inf") if leaves else 0.0)
     forward, batch = causal_lm.model.forward, padded(causal_lm)
+    tries = 5 if leaves else 10**9
 
     def scarce(*args, **kwargs):
-        if kwargs["input_ids"].shape[1] > 40:
+        nonlocal tries
+        if tries and kwargs["input_ids"].shape[1] > 40:
+            tries -= 1
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return forward(*args, **kwargs)
 
@@ -156,8 +161,9 @@ def test_a_row_that_does_not_fit_alone_does_not_take_others_with_it(causal_lm, m
     while not batch.idle:
         ended += batch.step()
     assert sorted(map(rows.index, ended)) == [0, 1, 2, 3, 4]
-    assert [isinstance(row.error, OutOfMemoryError) for row in rows] == [False, True, False, True, False]
-    those = [rows[number] for number in (0, 2, 4)]
+    unfit = [not leaves and number in (1, 3) for number in range(5)]
+    assert [isinstance(row.error, OutOfMemoryError) for row in rows] == unfit
+    those = [row for row in rows if row.error is None]
     assert all(len(row.written) == 8 and row.finish_reason == "length" for row in those)
 
 

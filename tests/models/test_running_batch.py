@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from ctxflow.errors import ItemRefused
-from ctxflow.models import TextGenerator, batch_limits
+from ctxflow.models import TextGenerator, batch_limits, running_batch
 from ctxflow.models.own_settings import OwnSettings
 from ctxflow.models.padded_batches import PaddedBatches
 from ctxflow.models.results import OutOfMemoryError, Sampling
@@ -117,6 +117,7 @@ def test_drawn_tokens_depend_on_the_rows_own_numbers_alone(causal_lm):
 
 
 def test_what_does_not_fit_waits_and_the_limit_is_remembered(causal_lm, expected, monkeypatch):
+    monkeypatch.setattr(running_batch, "ALONE_SECONDS", 0.0)
     running, failed = batch(causal_lm), []
 
     def scarce(store, going, prompts):
@@ -197,6 +198,7 @@ def test_out_of_memory_where_room_is_made_ends_nobody_who_is_there(causal_lm, ex
 
 
 def test_a_row_for_which_there_is_no_room_though_it_is_alone_ends_alone(causal_lm, expected, monkeypatch):
+    monkeypatch.setattr(running_batch, "ALONE_SECONDS", 0.0)
     running = batch(causal_lm, rows=1, slots=True)
     inner = running._store.enter
 
@@ -219,6 +221,55 @@ def test_a_row_for_which_there_is_no_room_though_it_is_alone_ends_alone(causal_l
     assert {str(row.error).split(": ")[0] for row in rows if row.error} == {
         "one prompt alone does not fit in the device's memory"
     }
+
+
+@pytest.mark.parametrize("where", ["in the store", "in the pass"])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_queue_outlives_a_program_that_takes_the_memory_for_a_while(causal_lm, expected, monkeypatch, where, leaves):
+    monkeypatch.setattr(running_batch, "ALONE_SECONDS", float("inf") if leaves else 0.0)
+    running, left = batch(causal_lm, slots=True), 15 if leaves else 10**9
+    inner = running._store.enter if where == "in the store" else running._forward
+
+    def scarce(*given):
+        nonlocal left
+        if left:
+            left -= 1
+            raise OUT_OF_MEMORY
+        return inner(*given)
+
+    monkeypatch.setattr(*((running._store, "enter") if where == "in the store" else (running, "_forward")), scarce)
+    rows = rows_of()
+    for row in rows:
+        running.add(row)
+    while not running.idle:
+        failed = [row for row in running.step() if row.error is not None]
+        assert len(failed) <= 1, "the others may find room in the next step"
+    assert [row.error is None for row in rows] == [leaves] * len(rows)
+    assert not leaves or [row.written for row in rows] == expected
+
+
+@pytest.mark.parametrize("limits", [[4], [4, 4, 4, 4, 300]], ids=["alike", "of mixed lengths"])
+def test_a_ceiling_settles_below_what_does_not_fit(causal_lm, monkeypatch, limits):
+    """For 600 steps, in a store that takes as much of each row as of the longest."""
+    monkeypatch.setattr(batch_limits, "_KNOWN", 2)
+    monkeypatch.setattr(batch_limits, "_FIRST_WAIT", 4)
+    running, chance, failed = batch(causal_lm, slots=True), random.Random(1), 0
+    size, grain = causal_lm.model.config.vocab_size, Slots.GRAIN
+
+    def scarce(store, going, prompts):
+        nonlocal failed
+        rows = len(going) + len(prompts)
+        if rows * -(-max(row.room for row in running._rows) // grain) * grain > 2000:
+            failed += 1
+            raise OUT_OF_MEMORY
+        return torch.zeros(rows, size)
+
+    monkeypatch.setattr(running, "_forward", scarce)
+    for _ in range(600):
+        while len(running._waiting) < 40:
+            running.add(RunningRow([5, 6, 7], Sampling(max_new_tokens=chance.choice(limits))))
+        running.step()
+    assert 0 < failed < 15, "each try of more waits for longer"
 
 
 def test_a_ceiling_that_a_neighbour_lowered_rises_while_rows_come_without_end(causal_lm, monkeypatch):
@@ -384,7 +435,7 @@ def test_slots_never_take_more_than_the_budget_but_for_a_row_alone(data, budget)
     store, rows = Slots(torch.device("cpu")), []
     for _ in range(data.draw(st.integers(1, 30))):
         capacity = data.draw(st.integers(1, 2000))
-        if not rows or store.fits(capacity, budget):
+        if not rows or store.size(capacity) <= budget:
             store.enter(capacity, budget)
             rows.append(capacity)
             assert store._slots * store._length <= max(budget, store._rounded(capacity))

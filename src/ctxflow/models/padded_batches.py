@@ -83,15 +83,19 @@ class PaddedBatches:
         chosen = [self._waiting[number] for number in numbers]
         for row in chosen:
             self._waiting.remove(row)
+        alone: RunningRow | None = None
         try:
             list(self._ended(chosen, at_once=True))
         except OutOfMemoryError as error:  # Of one row, which was tried alone.
-            self._last[0].error = error
+            [alone] = self._last
             self._loaded.release()
-        unfinished = [row for row in chosen if not row.ended]
-        self._waiting.extendleft(row for row in reversed(unfinished) if _remaining(row))
-        for row in unfinished:
-            if not _remaining(row):  # Behind the others, which may be shorter.
+            alone.does_not_fit(error)
+        for row in reversed([row for row in chosen if not row.ended]):
+            if row is alone:
+                self._waiting.append(row)
+            elif _remaining(row):
+                self._waiting.appendleft(row)
+            else:  # Behind the others, which may be shorter.
                 row.room = min(row.capacity, 2 * row.room)
                 self._waiting.append(row)
         return [row for row in chosen if row.ended]
@@ -183,6 +187,7 @@ def _remaining(row: RunningRow) -> int:
 def _extend(row: RunningRow, new: list[int], ends: Sequence[int], stopped_at: int | None) -> None:
     ids = new[: min(_remaining(row), stopped_at or len(new))]
     end = next((place for place, token in enumerate(ids) if token in ends), None)
+    row.unfit_since = None
     row.written += ids if end is None else ids[: end + 1]
     if end is not None or stopped_at is not None:
         row.finish_reason = "stop"

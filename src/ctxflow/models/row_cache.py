@@ -42,8 +42,8 @@ class TokenStep(NamedTuple):
 class Store(Protocol):
     """Where keys and values of the rows are. Rows have numbers from 0; when one leaves, the last takes its number."""
 
-    def fits(self, capacity: int, budget: int) -> bool:
-        """Whether another row of so many tokens keeps the store within so many."""
+    def size(self, capacity: int = 0) -> int:
+        """Return how many tokens its rows take of a budget, with another row of so many."""
 
     def enter(self, capacity: int, budget: int) -> None:
         """Make room for another row, which gets the next number; within so many tokens, unless rows need more.
@@ -108,9 +108,9 @@ class Segments:
         self._sizes: list[int] = []
         self._pieces: list[int] = []
 
-    def fits(self, capacity: int, budget: int) -> bool:
-        """As `Store.fits`."""
-        return sum(size for _, size in self._rows) + capacity <= budget
+    def size(self, capacity: int = 0) -> int:
+        """As `Store.size`."""
+        return sum(size for _, size in self._rows) + capacity
 
     def enter(self, capacity: int, budget: int) -> None:
         """As `Store.enter`."""
@@ -229,9 +229,9 @@ class Slots:
         self._row = self._place = torch.zeros(0, dtype=torch.long)
         self._mask = torch.zeros(0, dtype=torch.bool)
 
-    def fits(self, capacity: int, budget: int) -> bool:
-        """As `Store.fits`."""
-        return (len(self._rows) + 1) * self._rounded(max([capacity, *self._rows])) <= budget
+    def size(self, capacity: int = 0) -> int:
+        """As `Store.size`."""
+        return (len(self._rows) + bool(capacity)) * self._rounded(max([capacity, *self._rows]))
 
     def enter(self, capacity: int, budget: int) -> None:
         """As `Store.enter`."""

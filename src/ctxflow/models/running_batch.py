@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from ctxflow.errors import ItemRefused
 from ctxflow.models.batch_limits import AHEAD, Ceiling, too_little_memory
 from ctxflow.models.drawing import LARGEST_BELOW_ONE, column, drawn, parameters
 from ctxflow.models.own_settings import OwnSettings
-from ctxflow.models.results import Sampling, Uniforms
+from ctxflow.models.results import OutOfMemoryError, Sampling, Uniforms
 from ctxflow.models.row_cache import make_store
 from ctxflow.models.row_forward import RowsForward
 from ctxflow.models.transformers import LoadedModel
@@ -25,6 +26,8 @@ from ctxflow.models.transformers import LoadedModel
 CPU_PROMPT_TOKENS = 512  # Prompts that enter in one step, on a CPU: more gain nothing (measured).
 GPU_PROMPT_TOKENS = 8192
 NO_TOKEN = -1
+ALONE_SECONDS = 10.0  # How long a row is tried again that does not fit alone,
+_ALONE_PAUSE = 0.05  # and the pause behind each try.
 T = TypeVar("T")
 
 
@@ -50,6 +53,7 @@ class RunningRow:
     :ivar finish_reason: "stop" or "length", once it has ended.
     :ivar error: why it ended without.
     :ivar room: how many tokens it has room for.
+    :ivar unfit_since: when it first did not fit alone, since it wrote last.
     :ivar draws: the numbers by which its tokens are drawn, None for a greedy row.
     :ivar tail: the last so many tokens hold a stop string that has just been written.
     """
@@ -73,6 +77,7 @@ class RunningRow:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.room = self.capacity if likely is None else min(self.capacity, len(self.prompt) + likely)
+        self.unfit_since: float | None = None
         self.draws = None if sampling.greedy else Uniforms(sampling, prompt)
         # A token is at least a byte of text, so that many tokens hold the whole stop string; four more keep a
         # tokenizer that drops leading spaces from dropping the stop string's.
@@ -110,12 +115,26 @@ class RunningRow:
     def take(self, token: int, ends: frozenset[int], tokenizer: Any) -> None:
         """Write a token, and see whether the row has ended."""
         self.written.append(token)
+        self.unfit_since = None
         constraint = self.constraint
         whole = constraint is not None and token not in ends and self._own(lambda: constraint.take(token), True)
         if self.stops(self.written, tokenizer) or whole or token in ends:
             self.finish_reason = "stop"
         elif len(self.written) >= self.sampling.max_new_tokens:
             self.finish_reason = "length"
+
+    def does_not_fit(self, error: OutOfMemoryError) -> None:
+        """Note that the device has no room for it alone; it ends with that where it has had none for some time.
+
+        Another program on the device may have taken the memory for a while.
+        """
+        now = time.monotonic()
+        if self.unfit_since is None:
+            self.unfit_since = now
+        if now - self.unfit_since >= ALONE_SECONDS:
+            self.error = error
+        else:
+            time.sleep(_ALONE_PAUSE)
 
     def _own(self, compute: Callable[[], T], otherwise: T) -> T:
         """Return what its own values make; what that raises is its own error, and ends no other row."""
@@ -233,7 +252,7 @@ class RunningBatch:
     def _entering(self, unfit: list[RunningRow]) -> tuple[int, bool]:
         """Let rows in that wait; return how many, and whether others wait for room.
 
-        :param unfit: gets those that do not fit alone, which end.
+        :param unfit: gets one that does not fit alone, and ends.
         """
         if not self._rows and self._waiting:
             self._most = self._most_tokens()
@@ -243,16 +262,14 @@ class RunningBatch:
             new = len(row.prompt) + len(row.written)
             if entered and tokens + new > self._prompt_tokens:
                 break
-            if self._rows and not self._store.fits(row.room, budget):
+            if self._rows and self._store.size(row.room) > budget:
                 return entered, True
             if reason := self._no_room(row, budget):
                 if self._rows:
-                    used = self._used()
-                    self._ceiling.lower(used + row.room, used)
-                    return entered, False
-                row.error = too_little_memory(reason)
-                unfit.append(self._waiting.popleft())
-                continue
+                    self._ceiling.lower(self._store.size(row.room), self._store.size())
+                else:
+                    unfit += self._alone(self._waiting.popleft(), reason)
+                return entered, False
             self._rows.append(self._waiting.popleft())
             entered += 1
             tokens += new
@@ -274,22 +291,26 @@ class RunningBatch:
         self._loaded.release()
         return reason
 
-    def _used(self) -> int:
-        return sum(row.room for row in self._rows)
+    def _alone(self, row: RunningRow, reason: str) -> list[RunningRow]:
+        """Have a row that does not fit alone wait behind the others; return it if it ends instead."""
+        row.does_not_fit(too_little_memory(reason))
+        if row.ended:
+            return [row]
+        self._waiting.append(row)
+        return []
 
     def _shrink(self, reason: str) -> list[RunningRow]:
         """Have half of the rows wait again; what they wrote is not lost."""
         if len(self._rows) == 1:
             [row] = self._rows
-            row.error = too_little_memory(reason)
             self._leave(row)
             self._loaded.release()
-            return [row]
-        kept, tried = len(self._rows) // 2, self._used()
+            return self._alone(row, reason)
+        kept, tried = len(self._rows) // 2, self._store.size()
         for row in self._rows[: kept - 1 : -1]:
             self._leave(row)
             self._waiting.appendleft(row)
-        self._ceiling.lower(tried, self._used())
+        self._ceiling.lower(tried, self._store.size())
         # Those that stay may have entered in this step: all are read anew.
         for row in list(self._rows)[::-1]:
             self._leave(row)
