@@ -9,6 +9,7 @@ import pytest
 
 from ctxflow.errors import ContextLost
 from ctxflow.host.device_errors import device_lost
+from ctxflow.models.server_process import ServerFailed
 
 ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other API call, so the driver is not at fault."
 PROGRAMS = [
@@ -117,6 +118,15 @@ def test_without_torch_an_error_of_the_program_costs_the_context(text, how):
 @pytest.mark.parametrize("text", MACHINES + TOO_MUCH)
 def test_without_torch_what_may_pass_does_not(text):
     assert device_lost(RuntimeError(text)) is None
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+@pytest.mark.parametrize("torch", ["is not there", "uses no device", "uses one"])
+def test_an_error_that_quotes_a_devices_does_not_cost_a_context_that_has_none(monkeypatch, text, torch):
+    if torch != "is not there":
+        torch_with(monkeypatch, Accelerator(used=torch == "uses one"))
+    assert device_lost(RuntimeError(f"the row 'how to mend {text}' has no answer")) is None
+    assert device_lost(ServerFailed(text)) is None
 
 
 @pytest.mark.parametrize("text", PROGRAMS + MACHINES)

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ctxflow.errors import ContextLost
+from ctxflow.errors import ContextLost, CtxflowError
 
 _LIBRARIES = "cuda|hip|xpu|npu|cudnn|cublas|cufft|cusparse|cusolver|miopen|nccl|rccl|triton"
 _DEVICE_ERROR = (
-    rf"(?i)\b(?:{_LIBRARIES})[ _]?(?:(?:driver|runtime|internal) )?error|\b(?:CU|HIP)[A-Z]+_STATUS_|"
-    r"device-side assert|illegal memory access"
+    rf"(?:\b(?:{_LIBRARIES})[ _]?(?:(?:driver|runtime|internal) )?error|\b(?:CU|HIP)[A-Z]+_STATUS_|"
+    r"device-side assert|illegal memory access)"
 )
+_ITSELF = rf"\A(?:[A-Z]+: )?{_DEVICE_ERROR}"  # What others quote stands further behind.
 _TYPES = {"AcceleratorError", "CudaAPIError", "CUDADriverError", "CUDARuntimeError"}  # Of torch, numba and cupy.
 _OUT_OF_MEMORY = r"(?i)out[ _]?of[ _]?memory|memory ?allocation|ALLOC_FAILED"
 # What the machine is to blame for: it costs the context only where the device says so itself.
@@ -34,18 +35,19 @@ def device_lost(error: BaseException) -> ContextLost | None:
 
     Errors of accelerators but for a lack of memory are looked at, also those from which, or while which was handled,
     the error was raised. Then torch is asked whether the device still works. Where torch does not use one here, the
-    error's text has to do: it counts as sticky unless it names what the machine is to blame for.
+    error's text has to do: it counts as sticky if it begins as accelerators' errors do, and does not name what the
+    machine is to blame for.
 
     >>> device_lost(RuntimeError("CUDA error: device-side assert triggered")) is None
     False
     >>> device_lost(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")), device_lost(KeyError("CUDA error"))
     (None, None)
     """
-    text = next((text for each in _chain(error) if (text := _device_error(each))), "")
-    if not text:
-        return None
-    works = _works()
-    if works or (works is None and names_the_machine(text)):
+    text = _said(error, _DEVICE_ERROR)
+    works = _works() if text else True
+    if works is None:
+        text = _said(error, _ITSELF)
+    if works or not text or (works is None and names_the_machine(text)):
         return None
     said = text.split("\n", 1)[0][:_LONGEST]  # Behind it torch gives advice.
     lost = ContextLost(f"the accelerator is of no more use to this process after an error in a call: {said}")
@@ -77,16 +79,22 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
-def _device_error(error: BaseException) -> str:
+def _said(error: BaseException, pattern: str) -> str:
+    """Return what the first accelerator's error says of an error and those behind it; "" if there is none."""
+    return next((text for each in _chain(error) if (text := _device_error(each, pattern))), "")
+
+
+def _device_error(error: BaseException, pattern: str) -> str:
     """Return what an accelerator's error says; "" for another, and for a lack of memory."""
     typed = any(kind.__name__ in _TYPES for kind in type(error).__mro__)
-    if not typed and not isinstance(error, RuntimeError):  # Others may quote a row's text.
+    # Others may quote a row's text, and ctxflow's own what a server says.
+    if not typed and (isinstance(error, CtxflowError) or not isinstance(error, RuntimeError)):
         return ""
     try:
         text = str(error)
     except Exception:  # The user's class may say nothing.
         return ""
-    if not typed and not re.search(_DEVICE_ERROR, text):
+    if not typed and not re.search(pattern, text, re.IGNORECASE):
         return ""
     return "" if re.search(_OUT_OF_MEMORY, text.partition("\n")[0]) else text or type(error).__name__
 
