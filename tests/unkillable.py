@@ -16,16 +16,26 @@ _TRACER = """
 import ctypes, signal, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-seize, trace_exit = 0x4206, 0x40
-print(libc.ptrace(seize, int(sys.argv[1]), None, trace_exit), flush=True)
+seize, interrupt, pid, options, holds = 0x4206, 0x4207, *map(int, sys.argv[1:])
+failed = libc.ptrace(seize, pid, None, options)
+print(failed or (holds and libc.ptrace(interrupt, pid, None, None)), flush=True)
 signal.pause()
 """
 
 
-@contextlib.contextmanager
+_TRACE_EXIT = 0x40
+
+
 def unkillable(pid):
     """Have a process outlive SIGKILL until the block ends."""
-    tracer = subprocess.Popen([sys.executable, "-c", _TRACER, str(pid)], stdout=subprocess.PIPE, text=True)
+    return traced(pid, _TRACE_EXIT)
+
+
+@contextlib.contextmanager
+def traced(pid, options=0, *, holds=False):
+    """Have a debugger trace a process until the block ends, and hold it if it `holds`."""
+    words = map(str, (pid, options, int(holds)))
+    tracer = subprocess.Popen([sys.executable, "-c", _TRACER, *words], stdout=subprocess.PIPE, text=True)
     try:
         if tracer.stdout.readline().strip() != "0":
             pytest.skip("this machine lets no process be traced")

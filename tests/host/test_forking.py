@@ -23,9 +23,10 @@ from ctxflow.host.forking import FIRST_VARIABLE, HOST, CannotFork, ForkedProcess
 from ctxflow.host.installed_modules import shadowing
 from ctxflow.host.library_messages import BuildContext
 from ctxflow.host.library_start import command, library_variables
-from ctxflow.host.linux import descendants, readable
+from ctxflow.host.linux import descendants, process_state, readable
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.zygote import ZygoteServer
+from unkillable import traced
 from waiting import FOREVER, eventually, exited, nothing_left, patience
 
 
@@ -293,6 +294,20 @@ def test_what_is_forked_outlives_its_zygote_and_tells_how_it_ended(driven):
     assert exited(library) == -signal.SIGKILL
     library.send_signal(signal.SIGTERM)  # Is no error.
     assert driven.next("died")[0]["context"] == "c"
+
+
+def test_a_process_that_its_tracer_does_not_let_go_of_is_not_waited_for():
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    process = ForkedProcess(pid)
+    with traced(pid):
+        process.kill()
+        eventually(lambda: process_state(pid) == "Z")
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+    assert exited(process) == -signal.SIGKILL
 
 
 def test_a_zygote_that_is_gone_forks_nothing(tmp_path):

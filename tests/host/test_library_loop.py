@@ -21,6 +21,7 @@ from ctxflow import on_worker
 from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.host.library_process import HostPatience
 from ctxflow.host.running_calls import RunningCalls
+from unkillable import traced
 from waiting import FOREVER, eventually, gone
 
 
@@ -341,7 +342,9 @@ def test_a_process_that_hangs_is_noticed_without_timeouts(loaded, how, tmp_path)
         calls.append(loaded.item(hang, how, tmp_path / "fifo"))
     [(head, _), *_] = loaded.answers(*calls)
     assert sorted(head["calls"]) == calls and not head["blamed"], "it is not known whose fault it is"
-    assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash", "Unresponsive")
+    kind = "lost" if how == "stopped" else "crash"
+    assert (head["failure"]["kind"], head["failure"]["error"]) == (kind, "Unresponsive")
+    assert head["failure"]["machine"] == (how in ("stopped", "kernel"))
     assert f"the library process, {process}, " in head["failure"]["message"]
     gone(process)
 
@@ -369,8 +372,37 @@ def test_so_is_one_that_runs_plain_calls_or_is_built(driven, when, tmp_path):
         driven.next("ready")
     calls = [driven.call(lambda context, items: [stop()], [1])] if when == "call" else []
     head, _ = driven.next("failed" if when == "build" else "died")
-    assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash", "Unresponsive")
+    assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash" if how else "lost", "Unresponsive")
     assert head.get("calls", []) == calls
+
+
+@pytest.mark.parametrize("driven", [HostPatience(loop=2.0)], indirect=True)
+@pytest.mark.parametrize("how", ["computes", "is traced", "is alone"])
+def test_a_loop_that_stands_still_is_borne_with_while_it(loaded, how, tmp_path):
+    """It is looked at more often than it takes to end one."""
+    go = tmp_path / "go"
+
+    async def block(context):
+        while not go.exists():
+            if how != "computes":
+                time.sleep(0.01)
+
+    async def pid(context):
+        return os.getpid()
+
+    process = loaded.value(loaded.item(pid))
+    library = loaded.host._libraries["c"]
+    if how != "is alone":
+        loaded.item(nap)
+    call = loaded.item(block)
+    eventually(lambda: loaded.step(0.01) or call == library.running().running)
+    with traced(process, holds=True) if how == "is traced" else contextlib.nullcontext():
+        looks, before = 0, library.standstill_at
+        while looks < 10:
+            loaded.step(0.01)
+            looks, before = looks + (library.standstill_at != before), library.standstill_at
+    go.touch()
+    assert loaded.answers(call)[0][0]["is"] == "finished"
 
 
 @pytest.mark.parametrize("how", ["plain", "beside items", "with a timeout", "thread", "build", "park"])

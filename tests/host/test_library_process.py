@@ -94,7 +94,7 @@ def test_what_stands_still_is_told_by_whoever_looks_when_it_is_time_to(way, late
     while not (found := still.look(now, {way: 7})):
         now += still.every + late
         assert now <= limit + 2 * still.every + 2 * late, "a late look costs no more than itself"
-    assert WAYS[way] in found and now >= limit
+    assert WAYS[way] in found.message and now >= limit
 
 
 def test_ways_that_take_turns_do_not_add_up():

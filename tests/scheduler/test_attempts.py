@@ -235,6 +235,21 @@ def test_one_worker_at_a_time_runs_suspects_and_the_others_stay_full():
     assert not run.state.apps["ask"].isolated.items and not run.buried
 
 
+@pytest.mark.parametrize("app", ["ask", "work"], ids=["items that overlap", "a batch"])
+def test_no_item_is_accused_where_somebody_stopped_the_library_process(app):
+    run = Run(window=4)
+    run.submit(range(8), app)
+    for times in range(run.state.limits.losses):
+        assert not run.state.apps[app].isolated.items, times
+        there = run.on("w0")
+        run.fail(there[0], ev.Failure("lost", "Unresponsive", "was stopped", machine=True), lost_context=True)
+    assert not run.buried and run.state.counters.crashes == run.state.limits.losses
+    assert run.state.apps[app].isolated.items, "at last they may be to blame"
+    while run.state.open:
+        run.finish(run.on("w0")[0])
+    assert sorted(run.delivered) == list(range(8))
+
+
 def test_what_runs_apart_says_nothing_of_a_window():
     run = Run(window=64)
     run.submit(range(64))

@@ -30,6 +30,7 @@ _SEND_SECONDS = 10.0  # For a message to pass the socket.
 IMPORT_SECONDS = 300.0
 """How long a load waits for a zygote's imports, where it may take as long as it likes."""
 _END_SECONDS = 2.0
+_TRACED_SECONDS = 0.01  # Between two looks whether a process that has ended is let go of by what traces it.
 _UNKNOWN = 255
 _LENGTH = struct.Struct("<Q")
 _MOST_DESCRIPTORS = 16
@@ -86,17 +87,23 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return how it ended, None if it has not."""
         if self.returncode is None and readable(self._death, 0):
-            self.returncode = _UNKNOWN
-            with contextlib.suppress(ChildProcessError):  # It may have become one, where its zygote has ended.
-                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)  # It may have become one, where its zygote has ended.
+            except ChildProcessError:
+                self.returncode = _UNKNOWN
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if ended else None  # Who traces it is told first.
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raise `subprocess.TimeoutExpired` if that takes too long."""
-        if self.returncode is None and not readable(self._death, -0.001 if timeout is None else timeout):
-            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-        status = self.poll()
-        assert status is not None
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        if self.returncode is None:
+            readable(self._death, -0.001 if timeout is None else timeout)
+        while (status := self.poll()) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            time.sleep(_TRACED_SECONDS)
         return status
 
     def send_signal(self, sig: int) -> None:

@@ -53,9 +53,9 @@ class LibraryLimits:
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         library.remind(time)
         if library.standstill_at <= time:
-            if message := library.at_standstill(time):
+            if trouble := library.at_standstill(time):
                 library.show_where()
-                self._fail(library, Trouble("crash", "Unresponsive", message), ())
+                self._fail(library, trouble, ())
                 return
             if library.may_be_asked and not library.asked:
                 self._ask(library)

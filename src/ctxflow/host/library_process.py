@@ -32,11 +32,12 @@ from ctxflow.host.linux import (
     kill_tree,
     process_state,
     readable,
+    running_seconds,
     tree_bytes,
 )
 from ctxflow.host.local_files import OF_LIBRARY
 from ctxflow.host.running_calls import RunningCalls, read_calls
-from ctxflow.host.wire import Channel, pack
+from ctxflow.host.wire import Channel, Trouble, pack
 
 now = time.monotonic
 """The host's clock."""
@@ -76,14 +77,20 @@ class HostPatience:
     loop: float = 300.0
 
 
+_STOPPED = "was stopped for {:.0f} s (SIGSTOP): let it go on sooner, or end it"
+_WAITING = "waited in the kernel for {:.0f} s and did nothing: see which file server or device does not answer"
 _STANDSTILLS = {
-    "stopped": "was stopped for {:.0f} s (SIGSTOP): let it go on sooner, or end it",
-    "waiting": "waited in the kernel for {:.0f} s and did nothing: see which file server or device does not answer",
-    "loop": (
+    "stopped": Trouble("lost", "Unresponsive", _STOPPED, machine=True),  # By somebody else: no item is to blame.
+    "waiting": Trouble("crash", "Unresponsive", _WAITING, machine=True),
+    "loop": Trouble(
+        "crash",
+        "Unresponsive",
         "did not answer for {:.0f} s, since its event loop stood still: await what takes long, or give it a thread by "
-        "asyncio.to_thread; the last lines show where it is"
+        "asyncio.to_thread; the last lines show where it is",
     ),
 }
+_AT_REST = {"T": "stopped", "D": "waiting"}  # By its state, as of ps.
+_COMPUTES = 0.1  # As much of the time for which there is a core, and as one that waits for Python's lock does not.
 
 
 class Standstill:
@@ -93,8 +100,10 @@ class Standstill:
     stopped, or starved, together with what it looks at.
 
     >>> still = Standstill(HostPatience(stopped=2.0))
-    >>> [still.look(now, {"stopped": True}) for now in (10.0, 10.5, 99.0, 99.5)]
-    ['', '', '', 'was stopped for 2 s (SIGSTOP): let it go on sooner, or end it']
+    >>> [still.look(now, {"stopped": True}) for now in (10.0, 10.5, 99.0)]
+    [None, None, None]
+    >>> still.look(99.5, {"stopped": True}).message
+    'was stopped for 2 s (SIGSTOP): let it go on sooner, or end it'
     """
 
     def __init__(self, patience: HostPatience) -> None:
@@ -103,8 +112,8 @@ class Standstill:
         self._looked_at = float("inf")
         self._since: dict[str, tuple[object, float]] = {}  # What was seen, and for how long.
 
-    def look(self, now: float, seen: Mapping[str, object]) -> str:
-        """Look at a process; return in which way it did nothing for longer than it may, "" if it may go on.
+    def look(self, now: float, seen: Mapping[str, object]) -> Trouble | None:
+        """Look at a process; return in which way it did nothing for longer than it may, None if it may go on.
 
         :param seen: in which ways it does nothing, each with what would be another if it had done something since.
         """
@@ -113,8 +122,8 @@ class Standstill:
         for name, sign in seen.items():
             known, seconds = before.get(name, (None, 0.0))
             self._since[name] = sign, seconds + passed if name in before and known == sign else 0.0
-        over = (_STANDSTILLS[name].format(s) for name, (_, s) in self._since.items() if s >= self._limits[name])
-        return next(over, "")
+        over = ((_STANDSTILLS[name], s) for name, (_, s) in self._since.items() if s >= self._limits[name])
+        return next((trouble._replace(message=trouble.message.format(s)) for trouble, s in over), None)
 
 
 class LibraryProcess:
@@ -167,6 +176,7 @@ class LibraryProcess:
         self.parked = False  # Whether it holds what was on the GPU in the host's memory.
         self.asked = False  # Whether its event loop was asked whether it turns, and has not answered.
         self._standstill = Standstill(patience)
+        self._ran = 0.0, 0.0, 0.0  # When it was looked at last, and for how long it had run and waited for a core.
         self.standstill_at = now() + self._standstill.every  # When to look whether it does nothing any more.
         self._log: IO[bytes] | None = None
         with contextlib.suppress(OSError):  # Without a log there is still the tail in memory.
@@ -352,31 +362,37 @@ class LibraryProcess:
         again = sorted(late & was_late)
         return (_IGNORES.format(self.patience.interrupt), again) if again else None
 
-    def at_standstill(self, now: float) -> str:
-        """Look whether it does anything; return why it is to be ended, "" if it is not."""
+    def at_standstill(self, now: float) -> Trouble | None:
+        """Look whether it does anything; return why it is to be ended, None if it is not."""
         self.standstill_at = now + self._standstill.every
         seen: dict[str, object] = {}
-        state = process_state(self.process.pid)
-        if state == "T":  # A debugger may hold it as long as it likes ("t").
-            seen["stopped"] = state
-        elif state == "D":
-            seen["waiting"] = activity(self.process.pid)
-        if self.asked and self.may_be_asked:
+        pid, state = self.process.pid, process_state(self.process.pid)
+        if state in _AT_REST:
+            seen[_AT_REST[state]] = activity(pid)
+        computes = self._computes(now)
+        if self.asked and not computes and state != "t" and self.may_be_asked:  # "t": for as long as a debugger likes.
             seen["loop"] = self.asked
         found = self._standstill.look(now, seen)
-        return f"the library process, {self.process.pid}, {found}" if found else ""
+        return found and found._replace(message=f"the library process, {pid}, {found.message}")
+
+    def _computes(self, now: float) -> bool:
+        """Return whether its main thread has computed since the last look, as far as it got a core."""
+        before, self._ran = self._ran, (now, *running_seconds(self.process.pid))
+        passed, ran, waited = (new - old for new, old in zip(self._ran, before, strict=True))
+        return ran > _COMPUTES * (passed - waited)
 
     @property
     def may_be_asked(self) -> bool:
         """Whether it should answer now that its event loop turns: what runs there and may take long ends that.
 
-        Plain calls may take hours, on the loop's thread or on others, where they may keep Python's lock; calls with
-        timeouts are judged by these, as is whether it parks or wakes.
+        Plain calls may take hours, on the loop's thread or on others, where they may keep Python's lock; so may an item
+        beside which there is none. Calls with timeouts are judged by these, as is whether it parks or wakes.
         """
         if not self.overlaps or self.threads or not self.ready or self.moving:
             return False
         found = self.running()
-        return not found.running or found.in_flight.get(found.running) == float("inf")
+        beside = found.in_flight.keys() - {found.running}
+        return not found.running or bool(beside and found.in_flight.get(found.running) == float("inf"))
 
     def _late(self, now: float) -> list[int]:
         return [number for number, due in self.items.items() if due <= now]

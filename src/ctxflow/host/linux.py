@@ -303,6 +303,14 @@ def activity(pid: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+def running_seconds(pid: int) -> tuple[float, float]:
+    """Return how long a process's main thread has run, and has waited for a core; zeros where that is not told."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/schedstat") as file:
+        ran, waited, _ = file.read().split()
+        return int(ran) / 1e9, int(waited) / 1e9
+    return 0.0, 0.0
+
+
 def process_state(pid: int) -> str:
     """Return the letter of a process's state, as of ps; nothing of one that is gone."""
     with contextlib.suppress(OSError):

@@ -183,7 +183,8 @@ def died_together(state: RunState, attempt: Attempt, worker: Worker, failure: Fa
     faults.charge(state, attempt, worker, [item for _, left in every for item in left], failure)
     for each in beside:
         end(state, each.id, worker)
-    _set_apart(state, every, state.deaths, DEATHS, failure, out)
+    counts = (state.losses, state.limits.losses) if failure.kind == "lost" else (state.deaths, DEATHS)
+    _set_apart(state, every, *counts, failure, out)
     lose_context(state, worker, attempt.context, out)
     return True
 

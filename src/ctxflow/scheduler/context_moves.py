@@ -205,8 +205,9 @@ def not_parked(state: RunState, event: ev.ParkFailed, out: list[Command]) -> Non
         gone(state, worker, event.context, out)
     elif not state.free_tables.unpark(worker, event.context):
         return
-    context.park_crashes += event.failure.kind == "crash"
-    forgiven = event.failure.kind == "crash" and context.park_crashes < state.limits.failures
+    crashed = event.failure.kind in faults.CRASHES
+    context.park_crashes += crashed
+    forgiven = crashed and context.park_crashes < state.limits.failures
     if context.parks is not None and not forgiven:
         context.parks = None
         why = f"{event.failure.error}: {event.failure.message}"

@@ -280,10 +280,10 @@ def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> 
         return
     attempt = blamed[0]
     worker = state.workers[attempt.worker]
-    if event.failure.kind == "crash":
+    if event.failure.kind in faults.CRASHES:
         state.counters.crashes += 1
     if event.lost_context:
-        nobodys = event.failure.kind == "crash" and not event.beside
+        nobodys = event.failure.kind in faults.CRASHES and not event.beside
         if nobodys and attempts.died_together(state, attempt, worker, event.failure, out):
             return
         attempts.lose_context(state, worker, attempt.context, out)
@@ -302,6 +302,8 @@ def _items_failed(state: RunState, attempt: Attempt, worker: Worker, event: ev.B
     faults.charge(state, attempt, worker, left if event.at is None else left[:1], event.failure)
     if event.failure.kind == "cancelled":  # Nobody waits for these, unless another call was ended along with that.
         items.requeue(state, attempt, left, out)
+    elif event.failure.kind == "lost":  # Its library process alone, and no item is to blame.
+        items.lost(state, attempt, left, event.failure, out)
     elif event.at is None or event.failure.kind == "contract":
         items.failed(state, attempt, left, event.failure, out)
     else:

@@ -158,7 +158,8 @@ class Failure:
 
     :ivar kind: "exception" (the user's code raised), "contract" (the app did not give one result for each item),
         "crash" (the library process died), "timeout", "input" (could not be sent), "memory" (no room for the context),
-        "lost" (workers died with it), or "cancelled" (interrupted, or ended for another one, which is not its fault).
+        "lost" (workers, or a library process that somebody stopped, were lost with it), or "cancelled" (interrupted, or
+        ended for another one, which is not its fault).
     :ivar output: the last lines that the call printed.
     :ivar host: where, if not on the driver's machine.
     :ivar machine: whether it looks like the machine's fault (see `ctxflow.host.linux`).
