@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -267,6 +268,18 @@ def test_packages_are_imported_once_for_the_workers_of_a_machine(tmp_path, count
     assert not any(map(runs, found))
 
 
+def test_imports_outlive_the_thread_that_asked_for_the_first_call(tmp_path, counted):
+    with started(tmp_path / "run", workers=2) as executor:
+        futures = []
+        user = threading.Thread(target=lambda: futures.append(heavily(0)))
+        user.start()
+        user.join()
+        [zygote] = eventually(lambda: imports(counted))
+        (counted / "go").touch()
+        assert finished(futures[0]).result()[2]
+        assert imports(counted) == [zygote] == [str(executor.engine._local._zygote.process.pid)]
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped", "evicted", "unsafe"])
 def test_what_happens_while_all_wait_for_imports_costs_no_more_than_these(tmp_path, counted, how):
     if how == "unsafe":
@@ -297,9 +310,44 @@ def test_imports_that_take_longer_than_a_build_may_are_waited_for_no_longer(tmp_
     def hastily(seven, items):
         return [seven for _ in items]
 
-    with started(tmp_path / "run", workers=2):
+    with started(tmp_path / "run", workers=2) as executor:
         assert finished(hastily(0)).result() == 7, "in a process that was spawned"
+        zygote = imports(counted)[0]
+        nothing_left(lambda: runs(int(zygote)))
+        before = len(imports(counted))
+        evicted(executor)
+        assert finished(hastily(1)).result() == 7
+        assert executor.engine._local._zygote is None and len(imports(counted)) <= before + 2, "but workers' own"
         (counted / "go").touch()
+
+
+def test_who_needs_none_of_what_is_imported_does_not_wait_for_it(tmp_path, counted):
+    @context(preload=["fractions"])
+    def light():
+        return 7
+
+    @context(preload=["is_counted"], env={"OTHER": "1"})
+    def apart():
+        return 8
+
+    @batch_app(light(), batch_size=1)
+    def lightly(seven, items):
+        return [seven for _ in items]
+
+    @batch_app(apart(), batch_size=1)
+    def differently(eight, items):
+        return [eight for _ in items]
+
+    with started(tmp_path / "run", workers=3) as executor:
+        other = differently(0)
+        others = eventually(lambda: imports(counted))
+        assert executor.engine._local._zygote is None, "it would import with other variables"
+        waiting = heavily(0)
+        eventually(lambda: len(imports(counted)) > len(others))
+        assert finished(lightly(0)).result() == 7
+        assert executor.engine._local.imports_since is not None and not waiting.done()
+        (counted / "go").touch()
+        assert finished(other).result() == 8 and finished(waiting).result()[2]
 
 
 def test_a_worker_that_was_told_something_keeps_its_host(tmp_path, counted):

@@ -48,10 +48,10 @@ def default_workers(devices: int) -> int:
 
 @dataclasses.dataclass
 class _Held:
-    """What a worker is to be told once its zygote has imported, or that has taken too long; by the monotonic clock."""
+    """What a worker is to be told once its zygote has imported, or has taken `seconds` for it without an end."""
 
-    since: float
-    until: float
+    since: float  # By the monotonic clock.
+    seconds: float
     commands: list[tuple[cmd.Command, Payloads]] = dataclasses.field(default_factory=list)
 
 
@@ -186,16 +186,18 @@ class EmbeddedEngine:
     def _hold_for_imports(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
         """Have a worker's first build wait until its packages are imported, once for all workers."""
         if isinstance(command, (cmd.Stage, cmd.Load)):
-            context, now = payloads.contexts[command.context], time.monotonic()
+            context = payloads.contexts[command.context]
             if self._local.imports_for(worker, self._learned.of(context), context.environment):
-                self._held[worker.name] = _Held(now, now + (context.timeout or IMPORT_SECONDS))
+                self._held[worker.name] = _Held(time.monotonic(), context.timeout or IMPORT_SECONDS)
 
     def _release_held(self) -> None:
         """Tell those that need not wait what they were to be told, with hosts that have the imports if possible."""
-        imports, now = self._local.imports, time.monotonic()
+        began = self._local.imports_since
+        if began is not None and self._held:
+            if time.monotonic() < began + min(held.seconds for held in self._held.values()):
+                return
+            self._local.give_up_imports()
         for name, held in list(self._held.items()):
-            if imports and now < held.until:
-                continue
             del self._held[name]
             worker = self._local.there.get(name)
             if worker is None:
@@ -368,7 +370,7 @@ class EmbeddedEngine:
         if worker.joined:
             known = worker.evicted or worker.released
             self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known, reason=reason))
-            if modules := self._learned.all():  # The next worker need not import them.
+            if modules := self._learned.all(self._local.serves):  # The next worker need not import them.
                 self._local.preload(modules)
         self._local.left(worker)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -19,7 +20,7 @@ from ctxflow.executors.channel_host import HOSTS_OF, HostGuard, start_host
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.factory.provider import tail
 from ctxflow.host.call_surroundings import AROUND
-from ctxflow.host.forking import ForkedProcess, Zygote
+from ctxflow.host.forking import ForkedProcess, Zygote, environment_key
 from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.library_start import library_variables
 from ctxflow.host.linux import (
@@ -86,6 +87,8 @@ class LocalWorkers:
         self._guard: HostGuard | None = None  # From the first worker on.
         self._zygote: Zygote | None = None
         self._zygotes = 0  # That were started.
+        # To the kernel, what a thread has started dies with that one: it may be a user's.
+        self._starter = concurrent.futures.ThreadPoolExecutor(1, "ctxflow-start")
         self._failed_starts = 0  # Workers that ended before they joined, since the last one that joined.
 
     def open(
@@ -108,7 +111,7 @@ class LocalWorkers:
 
         Where the variables of workers have changed, another takes its place.
         """
-        variables = _of_libraries({**share([], self._has_gpus, self._places), HOSTS_OF: self._scratch})
+        variables = _of_libraries(self._variables())
         if self._zygote is not None and (self._zygote.ended or not self._zygote.has(variables)):
             self.end_zygote()
         with contextlib.suppress(OSError):
@@ -116,32 +119,49 @@ class LocalWorkers:
                 self._zygotes += 1
                 with open(os.path.join(self._logs, "zygote.log"), "ab") as output:
                     # A driver that is killed while it imports takes it along; what it has forked sees to itself.
-                    self._zygote = Zygote(variables, self._scratch, output, dies_with=os.getpid())
+                    began = self._starter.submit(Zygote, variables, self._scratch, output, dies_with=os.getpid())
+                    self._zygote = began.result()
                 self._watch(self._zygote, True)
             zygote = self._zygote
             if zygote is not None and zygote.busy_since is None and (lacks := zygote.lacks(modules)):
                 zygote.preload(lacks)
+
+    def _variables(self) -> dict[str, str]:
+        return {**share([], self._has_gpus, self._places), HOSTS_OF: self._scratch}
+
+    def serves(self, variables: Mapping[str, str]) -> bool:
+        """Return whether library processes with these variables beside the machine's can have what a zygote imports."""
+        own = self._variables()
+        return environment_key(_of_libraries({**own, **variables})) == environment_key(_of_libraries(own))
 
     def imports_for(self, worker: LocalWorker, modules: Sequence[str] | None, environment: Mapping[str, str]) -> bool:
         """Have the zygote import what a build takes, in place of each worker's own; whether a worker is to wait for it.
 
         Only one that nothing was sent to yet: its host is forked again then (`renew`), with all that is imported.
 
-        :param environment: the context's variables, which the zygote of another environment does not serve.
+        :param environment: the context's variables.
         """
         if not worker.fresh or not modules or self._places == 1 or worker.imported.issuperset(modules):
+            return False
+        if not self.serves({**worker.share, **environment}):
             return False
         self.preload(modules)
         zygote = self._zygote
         if zygote is None or zygote.unsafe or zygote.ended:
             return False
-        return zygote.has(_of_libraries({**worker.share, **environment}))
+        return not zygote.asked.isdisjoint(modules)  # It may be at others'.
 
     @property
-    def imports(self) -> bool:
-        """Whether the zygote imports."""
+    def imports_since(self) -> float | None:
+        """When the zygote began what it imports, by the monotonic clock; None if it imports nothing."""
         zygote = self._zygote
-        return zygote is not None and zygote.busy_since is not None and not (zygote.ended or zygote.stopped)
+        return None if zygote is None or zygote.ended or zygote.stopped else zygote.busy_since
+
+    def give_up_imports(self) -> None:
+        """End a zygote that has imported for too long, and start no other: workers import for themselves."""
+        logger.info("what workers import took longer than a build may: each imports for itself")
+        self.end_zygote()
+        self._zygotes = _MOST_ZYGOTES
 
     def renew(self, worker: LocalWorker) -> bool:
         """Fork a worker's host from the zygote, in place of the one that it has; whether that was done."""
@@ -156,7 +176,8 @@ class LocalWorkers:
             self._zygote = None
 
     def end_guard(self) -> None:
-        """End what waits for this process to be killed: the workers are gone."""
+        """End what waits for this process to be killed, and what started them: the workers are gone."""
+        self._starter.shutdown()
         if self._guard is not None:
             self._guard.close()
 

@@ -107,6 +107,7 @@ class LearnedModules:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # Context -> its function's name: variants of one import the same.
+        self._environments: dict[str, Mapping[str, str]] = {}
         self._modules: dict[str, dict[str, None]] = {}
         self._told: set[str] = set()
         self._latest: ContextPayload | None = None
@@ -115,7 +116,7 @@ class LearnedModules:
         """Return what is to be imported before a context is built; None if its process is to be spawned."""
         if context.preload is None or context.level == ev.NONE:
             return None
-        self._names[context.id] = context.name
+        self._names[context.id], self._environments[context.name] = context.name, context.environment
         known = self._modules.setdefault(context.name, {})
         known.update(dict.fromkeys(context.preload))
         self._latest = context
@@ -145,9 +146,10 @@ class LearnedModules:
             self._told.add(why)
             logger.info("the context %s was built in a process that was spawned, not forked: %s", name, why)
 
-    def all(self) -> list[str]:
-        """Return what all contexts import that were built, or are about to be."""
-        return list(dict.fromkeys(module for modules in self._modules.values() for module in modules))
+    def all(self, serves: Callable[[Mapping[str, str]], bool] = lambda environment: True) -> list[str]:
+        """Return what all contexts import that were built, or are about to be, with variables that somebody serves."""
+        known = [modules for name, modules in self._modules.items() if serves(self._environments[name])]
+        return list(dict.fromkeys(module for modules in known for module in modules))
 
 
 def failure_of(trouble: Trouble, worker: str, host: str = "") -> ev.Failure:

@@ -180,7 +180,7 @@ class Zygote:
 
     def has(self, variables: Mapping[str, str]) -> bool:
         """Return whether it imports with such an environment."""
-        return _key(self.variables) == _key(variables)
+        return environment_key(self.variables) == environment_key(variables)
 
     def lacks(self, names: Iterable[str]) -> list[str]:
         """Return which modules it was not told to import."""
@@ -290,7 +290,7 @@ class Zygotes:
         self._deaths: collections.Counter[object] = collections.Counter()
         self._due: dict[object, float] = {}  # When importing has taken too long.
         if first is not None:
-            self._keep(_key(first.variables), first)
+            self._keep(environment_key(first.variables), first)
 
     def offer(self, load: BuildContext) -> Zygote | str | None:
         """Return what to fork the library process of a load from, or why to spawn it; None if that is not known yet.
@@ -314,7 +314,7 @@ class Zygotes:
     def preload(self, environment: Mapping[str, str], modules: Iterable[str]) -> tuple[object, Zygote | None]:
         """Have a zygote import modules where it has time; return its key, and it, or None if processes are spawned."""
         variables = library_variables(environment)
-        key = _key(variables)
+        key = environment_key(variables)
         zygote = self._zygotes.get(key)
         if zygote is not None and (zygote.ended or zygote.stopped):
             self._lost(key)
@@ -388,7 +388,7 @@ class Zygotes:
             self._end(key)
 
 
-def _key(variables: Mapping[str, str]) -> object:
+def environment_key(variables: Mapping[str, str]) -> object:
     """Return what tells environments apart: a zygote imports with the variables of its contexts, and their Python."""
     return interpreter(), frozenset(
         (name, value) for name, value in variables.items() if name not in _LATE and not name.startswith(_OWN)
