@@ -204,9 +204,15 @@ def failing(text, asked):
 
 @pytest.mark.parametrize(("text", "machine"), [(PROGRAMS[0], False), (MACHINES[0], True)])
 @pytest.mark.parametrize("style", ["batch", "item", "apply"])
-def test_a_host_ends_the_process_and_says_whose_fault_it_looks_like(driven, text, machine, style):
+@pytest.mark.parametrize("told", [False, True], ids=["raised", "told by the function"])
+def test_a_host_ends_the_process_and_says_whose_fault_it_looks_like(driven, text, machine, style, told):
     def run(model, *items):
-        return [model.run("bad")]
+        try:
+            return [model.run("bad")]
+        except RuntimeError as error:
+            if told:
+                raise ContextLost("the model failed") from error
+            raise
 
     driven.load(failing(text, machine))
     driven.next("ready")
@@ -216,9 +222,37 @@ def test_a_host_ends_the_process_and_says_whose_fault_it_looks_like(driven, text
     head, _ = driven.next("died")
     assert head["calls"] == [7]
     assert (head["failure"]["kind"], head["failure"]["error"]) == ("crash", "ContextLost")
-    assert text.split("\n")[0] in head["failure"]["message"]
-    assert "in run" in head["failure"]["traceback"]
+    assert ("the model failed" if told else text.split("\n")[0]) in head["failure"]["message"]
+    assert text.split("\n")[0] in head["failure"]["traceback"] and "in run" in head["failure"]["traceback"]
     assert head["failure"]["machine"] == machine
+
+
+@pytest.mark.parametrize("style", ["batch", "item"])
+def test_a_device_is_asked_once_for_each_error(driven, style):
+    def build():
+        import sys
+        import types
+
+        asked = []
+        cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: asked.append(1))
+        cuda.device_count, cuda.memory_reserved = lambda: 1, lambda device: 0
+        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+        return asked
+
+    def run(asked, item):
+        if item in ("bad", ["bad"]):
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return [len(asked)]
+
+    driven.load(build)
+    driven.next("ready")
+    driven.tell("function", cloudpickle.dumps(run), function="run")
+    for number, item in enumerate(("bad", "bad", "good")):
+        body = pickle.dumps([item] if style == "item" else [[item]])
+        driven.tell("call", body, call=number, context="c", function="run", style=style, insert=False)
+        _, body = driven.next("raised" if item == "bad" else "finished")
+    [found] = pickle.loads(body)
+    assert found == (2 if style == "batch" else [2])
 
 
 def test_an_app_of_parsls_that_returns_its_error_is_no_other(driven):

@@ -210,8 +210,9 @@ def test_a_device_that_fails_is_a_lost_context(loaded, monkeypatch):
 
         monkeypatch.setattr(engine._thread._batch, "_forward", broken)
         for _ in range(2):
-            with pytest.raises(ContextLost, match="failed with RuntimeError: CUDA error"):
+            with pytest.raises(ContextLost, match="failed with RuntimeError: CUDA error") as caught:
                 await engine.answer(*prompt("a"))
+            assert isinstance(caught.value.__cause__, RuntimeError), "its traceback shows where"
         await engine.aclose()
 
     asyncio.run(ask())

@@ -47,7 +47,7 @@ def device_lost(error: BaseException) -> ContextLost | None:
     works = _works() if text else True
     if works is None:
         text = _said(error, _ITSELF)
-    if works or not text or (works is None and names_the_machine(text)):
+    if works or not text or (works is None and _names_the_machine(text)):
         return None
     said = text.split("\n", 1)[0][:_LONGEST]  # Behind it torch gives advice.
     lost = ContextLost(f"the accelerator is of no more use to this process after an error in a call: {said}")
@@ -55,14 +55,18 @@ def device_lost(error: BaseException) -> ContextLost | None:
     return lost
 
 
-def names_the_machine(text: str) -> bool:
-    """Return whether an accelerator's error names what its machine is to blame for, and no program.
+def machines_fault(error: BaseException) -> bool:
+    """Return whether an accelerator's error, or one behind it, names what its machine is to blame for, and no program.
 
-    >>> names_the_machine("CUDA error: uncorrectable ECC error encountered")
+    >>> machines_fault(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
     True
-    >>> names_the_machine("CUDA error: an illegal memory access was encountered")
+    >>> machines_fault(RuntimeError("CUDA error: an illegal memory access was encountered"))
     False
     """
+    return _names_the_machine(_said(error, _DEVICE_ERROR))
+
+
+def _names_the_machine(text: str) -> bool:
     return bool(re.search(_MACHINES, text.partition("\n")[0]))
 
 

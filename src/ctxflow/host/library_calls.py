@@ -32,7 +32,7 @@ from ctxflow.host.call_surroundings import (
 )
 from ctxflow.host.call_troubles import trouble_of
 from ctxflow.host.context_building import hide_shared_memory, measured_bytes, opened_recipe, seldom_collecting
-from ctxflow.host.device_errors import device_lost, names_the_machine
+from ctxflow.host.device_errors import device_lost, machines_fault
 from ctxflow.host.installed_modules import imported_modules
 from ctxflow.host.library_messages import (
     TO_LIBRARY,
@@ -248,8 +248,7 @@ class LibraryCalls:
     def lost(self, error: ContextLost) -> None:
         """Report that the context is of no more use: the host ends this process."""
         trouble, _ = self.trouble("crash", error)
-        machine = error.__cause__ is not None and names_the_machine(str(error))
-        self.send(self.to_host, ContextGone(trouble._replace(error="ContextLost", machine=machine)))
+        self.send(self.to_host, ContextGone(trouble._replace(error="ContextLost", machine=machines_fault(error))))
 
     def _told_lost(self, message: str) -> None:
         self.send(self.to_host, ContextGone(Trouble("crash", "ContextLost", message)))
@@ -359,6 +358,17 @@ class LibraryCalls:
         if (lost := context_loss(error)) is not None:
             self.lost(lost)
             _wait_for_end()
+        self.answer_error(call, started, error, files, notes)
+
+    def answer_error(
+        self,
+        call: RunCall,
+        started: float,
+        error: BaseException,
+        files: FolderFiles | None = None,
+        notes: CallNotes | None = None,
+    ) -> None:
+        """Answer a call with an error with which the context is not lost."""
         made = None
         if files is not None:
             with contextlib.suppress(OSError):  # The error that there is tells more.

@@ -236,12 +236,11 @@ class LibraryLoop:
                 f"{more}"
             )
             library.answer_trouble(call, flight.started, Trouble("timeout", "Timeout", text, user_traceback(error)))
-        elif flight.why == "cancelled":
+            return
+        if flight.why == "cancelled":
             ended = CallInterrupted("nobody waits for the answer of this call any more")
             error = ended.with_traceback(error.__traceback__)
-            library.raised(call, flight.started, error, flight.files, flight.notes)
-        else:
-            library.raised(call, flight.started, error, flight.files, flight.notes)
+        library.answer_error(call, flight.started, error, flight.files, flight.notes)
 
     def _ended(self, flight: Flight) -> None:
         if flight.timer is not None:

@@ -48,13 +48,19 @@ class BatchThread:
         self._waited: dict[int, tuple[Any, asyncio.AbstractEventLoop, asyncio.Future[None]]] = {}
         self._lock = threading.Lock()
         self._lost: str | None = None
+        self._cause: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ctxflow-batch", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise `ContextLost` if the batch can go on no more."""
         if self._lost is not None:
-            raise ContextLost(self._lost)
+            raise self._loss(self._lost)
+
+    def _loss(self, why: str) -> ContextLost:
+        lost = ContextLost(why)
+        lost.__cause__ = self._cause
+        return lost
 
     async def done(self, rows: Sequence[BatchRow]) -> None:
         """Wait until rows have ended. Cancelling it has them leave the batch.
@@ -101,7 +107,7 @@ class BatchThread:
                         _tell(waited[1], waited[2])
         except BaseException as error:
             # The batch, or the device, is in an unknown state: nothing that it would answer could be trusted.
-            self._lose(f"the model failed with {type(error).__name__}: {error}")
+            self._lose(f"the model failed with {type(error).__name__}: {error}", error)
         finally:
             self._close()
 
@@ -116,13 +122,14 @@ class BatchThread:
                 return False
             (self._batch.add if what == "add" else self._batch.remove)(row)
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, cause: BaseException | None = None) -> None:
         with self._lock:
-            self._lost = self._lost or why
+            if self._lost is None:
+                self._lost, self._cause = why, cause
             waited = list(self._waited.values())
             self._waited.clear()
         for _, loop, future in waited:
-            _tell(loop, future, ContextLost(self._lost))
+            _tell(loop, future, self._loss(self._lost))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error: BaseException | None = None) -> None:
