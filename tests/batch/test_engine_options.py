@@ -13,6 +13,7 @@ from ctxflow.batch.engine_checks import LaterChecks
 from ctxflow.batch.job import load_job
 from ctxflow.batch.job_files import files_of
 from ctxflow.errors import UsageError
+from ctxflow.models import vllm_options
 from ctxflow.models.vllm_options import check_options_apart
 from ctxflow.testing.small_models import make_causal_lm
 from waiting import patience
@@ -156,7 +157,9 @@ SENTENCE = "vLLM has no option max_modle_len: did you mean max_model_len?"
 
 
 @pytest.mark.parametrize("more", [["--dry-run"], ["--site", "local"]])
-def test_vllm_is_asked_in_a_process_of_its_own(folder, command, vllm, more):
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_vllm_is_asked_in_a_process_of_its_own(folder, command, vllm, more, safe, monkeypatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", safe)  # Where there is no current directory in the path to be left out.
     write_lines(folder / "in.jsonl", [{"prompt": "One"}])
     before = set(sys.modules)
     status, said = command("batch", "in.jsonl", "-o", "out.jsonl", *MODEL, *WRONG, *more)
@@ -227,8 +230,8 @@ def test_workers_are_asked_for_meanwhile_but_get_no_row(folder, vllm, monkeypatc
     assert happened == ["checked", "asked"]
 
 
-@pytest.mark.parametrize("how", ["is not there", "cannot be imported", "has that option", "is no JSON"])
-def test_what_vllm_does_not_refuse_here_is_left_to_workers(vllm, how):
+@pytest.mark.parametrize("how", ["is not there", "cannot be imported", "hangs", "has that option", "is no JSON"])
+def test_what_vllm_does_not_refuse_here_is_left_to_workers(vllm, how, monkeypatch):
     options = {"max_modle_len": 512}
     if how == "is no JSON":
         job = load_job(None, input="in", output="out", backend="vllm", model="m", engine_options={"dtype": b"x"})
@@ -239,6 +242,9 @@ def test_what_vllm_does_not_refuse_here_is_left_to_workers(vllm, how):
         importlib.invalidate_caches()
     elif how == "cannot be imported":
         (vllm / "__init__.py").write_text("raise ImportError('libcudart.so.12')")
+    elif how == "hangs":
+        (vllm / "__init__.py").write_text("import time; time.sleep(1_000_000)")
+        monkeypatch.setattr(vllm_options, "_CHECK_SECONDS", 0.1)
     else:
         options = {}
     check_options_apart(options)

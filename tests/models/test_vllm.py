@@ -62,6 +62,14 @@ def test_replicas_of_other_machines_take_no_gpus_here(monkeypatch):
         spread({"data_parallel_size": 2})
 
 
+def test_stages_beside_a_tiers_own_spread_need_as_many_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("CTXFLOW_TENSOR_PARALLEL", "2")
+    assert spread({"pipeline_parallel_size": 2}) == {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    with pytest.raises(ValueError, match=r"CTXFLOW_TENSOR_PARALLEL times pipeline_parallel_size is 8, .* has 4 GPUs"):
+        spread({"pipeline_parallel_size": 4})
+
+
 @pytest.mark.parametrize(
     ("devices", "declared", "options", "expected"),
     [

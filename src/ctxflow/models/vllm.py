@@ -273,13 +273,13 @@ def parallelism(
     """
     gpus = max(1, len(cuda_devices(environment)) // replicas)
     stages = pipeline or _number(environment, PIPELINE) or 1
-    tensor = _number(environment, TENSOR)
-    if tensor is None:
-        tensor = 1 << max(0, (gpus // stages).bit_length() - 1)
-    if tensor * stages > gpus and pipeline is None:
+    asked = _number(environment, TENSOR)
+    tensor = asked or 1 << max(0, (gpus // stages).bit_length() - 1)
+    if tensor * stages > gpus and (asked or pipeline is None):  # What the options alone ask for, vLLM judges.
         whose = "each of the worker's replicas" if replicas > 1 else "the worker"
+        other, change = (PIPELINE, "") if pipeline is None else ("pipeline_parallel_size", "that, ")
         raise ValueError(
-            f"{TENSOR} times {PIPELINE} is {tensor * stages}, and {whose} has {counted(gpus, 'GPU')}: change the "
+            f"{TENSOR} times {other} is {tensor * stages}, and {whose} has {counted(gpus, 'GPU')}: change {change}the "
             "tier's variables, or its gpus"
         )
     return Parallelism(tensor, stages)

@@ -35,6 +35,7 @@ _MEANINGS = {
     "invalid float value": "it takes a number",
     "ignored explicit argument": "it takes true or false",
 }
+_CHECK_SECONDS = 300.0  # For an import of vLLM, on a busy machine or from a slow disk.
 _WRONG = "ctxflow found wrong: "  # Begins the line of `answer_check`.
 _NAMELESS = re.compile(r"^argument [^:]*: ")
 _WORDS = {"true": True, "false": False}
@@ -61,12 +62,18 @@ def check_options_apart(options: Mapping[str, Any]) -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         return
-    program = "import sys; del sys.path[0]; from ctxflow.models.vllm_options import answer_check; answer_check()"
+    program = (  # Not from the current directory.
+        "import sys; sys.path[:] = filter(None, sys.path); "
+        "from ctxflow.models.vllm_options import answer_check; answer_check()"
+    )
     given = json.dumps({"parent": os.getpid(), "options": dict(options)})
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            check=False, timeout=_CHECK_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return
     for line in done.stdout.splitlines():  # Among what vLLM prints.
         if line.startswith(_WRONG) and (wrong := json.loads(line.removeprefix(_WRONG))):
             raise UsageError(*wrong)
