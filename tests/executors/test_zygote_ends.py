@@ -280,6 +280,18 @@ def test_imports_outlive_the_thread_that_asked_for_the_first_call(tmp_path, coun
         assert imports(counted) == [zygote] == [str(executor.engine._local._zygote.process.pid)]
 
 
+def test_an_answer_that_another_thread_took_is_not_waited_for(executor):
+    """The loop has seen the line readable for it, and would wait for another with all others locked out."""
+    where(1).result()
+    forked(executor)
+    engine = executor.engine
+    zygote = engine._local._zygote
+    with engine._lock:
+        assert zygote.ready
+        engine._selector.get_key(zygote.line).data()
+        assert engine._local._zygote is zygote and zygote.ready
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped", "evicted", "unsafe"])
 def test_what_happens_while_all_wait_for_imports_costs_no_more_than_these(tmp_path, counted, how):
     if how == "unsafe":

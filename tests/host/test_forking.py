@@ -310,19 +310,6 @@ def test_a_process_that_its_tracer_does_not_let_go_of_is_not_waited_for():
     assert exited(process) == -signal.SIGKILL
 
 
-def test_an_answer_that_another_thread_took_is_not_waited_for(tmp_path):
-    """Whoever selects may have seen the line readable for it: a wait would be for ever, or end the zygote."""
-    zygote = Zygote(library_variables({}), str(tmp_path))
-    try:
-        zygote.preload([])
-        assert readable(zygote.line.fileno(), patience())
-        zygote.heard()
-        zygote.heard()
-        assert zygote.ready
-    finally:
-        zygote.end()
-
-
 def test_a_zygote_that_is_gone_forks_nothing(tmp_path):
     zygote = Zygote(library_variables({}), str(tmp_path))
     zygote.process.kill()

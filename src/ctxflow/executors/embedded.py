@@ -27,7 +27,7 @@ from ctxflow.executors.local_workers import LibraryLine, LocalWorker, LocalWorke
 from ctxflow.executors.protocol import ABOUT_LOADS, Patience, events_of
 from ctxflow.host.forking import IMPORT_SECONDS, Zygote
 from ctxflow.host.library_messages import CallRaised, ContextBuilt
-from ctxflow.host.linux import kill_tree, machine_memory
+from ctxflow.host.linux import kill_tree, machine_memory, readable
 from ctxflow.host.local_files import Scratch, sweep
 from ctxflow.host.messages import FROM_HOST, FromHost, HostStarted, LibraryDied, NoticeGiven, WorkerStuck
 from ctxflow.scheduler import commands as cmd
@@ -376,6 +376,8 @@ class EmbeddedEngine:
 
     def _watch_zygote(self, zygote: Zygote, watch: bool) -> None:
         def heard() -> None:
+            if not readable(zygote.line.fileno(), 0):  # A fork on another thread took its answer since it was selected.
+                return
             try:
                 zygote.heard()
             except (EOFError, OSError):

@@ -193,14 +193,12 @@ class Zygote:
         send(self.line, {"preload": names})
 
     def heard(self) -> None:
-        """Take its answer, unless a fork on another thread took what made its line readable.
+        """Take its answer.
 
         :raises EOFError, OSError: if it is gone.
         """
         if self._failed:  # What it said too late is about what nobody asks for any more.
             raise EOFError
-        if not readable(self.line.fileno(), 0):
-            return
         answer, _ = receive(self.line)
         self.busy_since = None
         self.failed.update(answer["failed"])
