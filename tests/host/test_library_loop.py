@@ -20,6 +20,7 @@ from test_host import Driven
 from ctxflow import on_worker
 from ctxflow.errors import ContextLost, ItemRefused
 from ctxflow.host.library_process import HostPatience
+from ctxflow.host.linux import activity, process_state
 from ctxflow.host.running_calls import RunningCalls
 from unkillable import traced
 from waiting import FOREVER, eventually, gone
@@ -400,9 +401,30 @@ def test_a_loop_that_stands_still_is_borne_with_while_it(loaded, how, tmp_path):
         looks, before = 0, library.standstill_at
         while looks < 10:
             loaded.step(0.01)
+            assert "c" in loaded.host._libraries, "it was ended"
             looks, before = looks + (library.standstill_at != before), library.standstill_at
     go.touch()
     assert loaded.answers(call)[0][0]["is"] == "finished"
+
+
+@pytest.mark.parametrize("driven", [SHORT], indirect=True)
+def test_one_that_is_stopped_whenever_it_is_looked_at_but_goes_on_between_is_not_stopped(loaded):
+    """As under cpulimit."""
+    library, now = loaded.host._libraries["c"], 0.0
+
+    def look():
+        nonlocal now
+        os.kill(library.process.pid, signal.SIGSTOP)
+        eventually(lambda: process_state(library.process.pid) == "T")
+        now += 0.25
+        return library.at_standstill(now)
+
+    for _ in range(20):
+        assert look() is None
+        before = activity(library.process.pid)
+        os.kill(library.process.pid, signal.SIGCONT)
+        eventually(lambda before=before: activity(library.process.pid) != before)
+    assert [look() is None for _ in range(6)].count(True) == 4
 
 
 @pytest.mark.parametrize("how", ["plain", "beside items", "with a timeout", "thread", "build", "park"])
