@@ -9,14 +9,19 @@ context takes 15 s to build; a run each for each scenario (bad_hosts_inside.py):
 
 - `absent`: the bad host's three workers are not there, and nobody is bad: what the others are compared with;
 - `black_hole`, `black_hole_midway`: every call on one host raises at once, from the start, or when half is done;
-- `slow`: rows take ten times as long there;
-- `contexts`: the context's build fails there at once, while it goes on elsewhere.
+- `black_hole_at_first`: an ordinary error in every call there, and other jobs have the good hosts for the first 40 s;
+  compared with `absent_at_first`, the same without the bad host;
+- `slow`, `slow_without_peers`: rows take ten times as long there, the latter on a host whose GPU models no other has;
+- `flaky`: three of ten calls raise there;
+- `contexts`: the context's build fails there at once, while it goes on elsewhere;
+- `jobs`: workers' jobs die there at once, since it lacks the Python environment.
 
 In the simulator, a million such rows on 1,000 hosts of which 5 % are bad, or (`--pool testbed`) the same rows on the
 same hosts as in the testbed; and one more scenario, `flaky_gpu`: a tenth of one GPU's calls raises there. Figures, by
 scenario: `makespan_vs_absent`; `dead`, the rows that were given up (a good host could have answered them all) or lost;
-`named_s`, from the first sign of what is wrong until the bad host was put in quarantine, in the simulator until 95 %
-of them were; `named_share` of the bad hosts; `wronged`, good hosts in quarantine. `false_alarms` are hosts in
+`named_s`, from the first sign of what is wrong, and the first answer of a good host, until the bad host was named, in
+the simulator until 95 % of them were, and `status_s`, until `ctxflow status` told it; `named_share` of the bad hosts;
+`wronged`, good hosts that were named. `false_alarms` are hosts in
 quarantine over some shorter runs in which all are good, but one row of 97 raises wherever it runs, and workers are
 evicted.
 """
@@ -24,10 +29,11 @@ evicted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import bad_hosts_inside
@@ -35,6 +41,8 @@ import common
 import inside
 
 SCENARIOS = ("black_hole", "black_hole_midway", "slow", "contexts")
+TESTBEDS = ("black_hole_at_first", "slow_without_peers", "flaky", "jobs")
+"""Scenarios of the testbed alone."""
 Run = Callable[[str, int], dict[str, Any]]
 """Plays a scenario with a seed; gives its seconds, dead, lost, quarantined, and the hosts that were bad."""
 
@@ -49,11 +57,23 @@ def in_testbed(rows: int) -> Run:
         program = f"{inside.CHECKOUT}/benchmarks/bad_hosts_inside.py"
         count = min(rows, 3000) if scenario == "alarms" else rows
         words = inside.command("python", program, scenario, "--rows", str(count), "--seed", str(seed))
-        ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+        with _no_python(bad_hosts_inside.BAD) if scenario == "jobs" else contextlib.nullcontext():
+            ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
         found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        return {**found, "bad": [bad_hosts_inside.BAD] if bad_hosts_inside.FAULTS[scenario] else []}
+        return found
 
     return play
+
+
+@contextlib.contextmanager
+def _no_python(host: str) -> Iterator[None]:
+    """Hide the Python environment on a host."""
+    words = [str(inside.TESTBED / "run"), "--user", "root", "--host", host]
+    subprocess.run([*words, "mount", "-t", "tmpfs", "none", "/opt/ctxflow"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*words, "umount", "-l", "/opt/ctxflow"], check=True)
 
 
 # --- in the simulator
@@ -182,12 +202,15 @@ def figures_of(run: Run, scenarios: Sequence[str], rounds: int, alarms: int) -> 
     """All figures; each round plays each scenario once."""
     found: dict[str, list[dict[str, Any]]] = {}
     for number in range(rounds):
-        for scenario in ("absent", *scenarios):
+        for scenario in dict.fromkeys([*map(_without, scenarios), *scenarios]):
             common.progress(f"bad hosts: round {number + 1} of {rounds}, {scenario}")
             found.setdefault(scenario, []).append(run(scenario, number + 1))
-    figures = {"absent_s": common.figure([each["seconds"] for each in found["absent"]], "s", "lower")}
+    figures = {
+        f"{each}_s": common.figure([run["seconds"] for run in found[each]], "s", "lower")
+        for each in dict.fromkeys(map(_without, scenarios))
+    }
     for scenario in scenarios:
-        for name, (samples, unit, better) in compared(found[scenario], found["absent"]).items():
+        for name, (samples, unit, better) in compared(found[scenario], found[_without(scenario)]).items():
             figures[f"{scenario}_{name}"] = common.figure(samples, unit, better)
     told = 0
     for number in range(alarms):
@@ -198,10 +221,16 @@ def figures_of(run: Run, scenarios: Sequence[str], rounds: int, alarms: int) -> 
     return figures
 
 
+def _without(scenario: str) -> str:
+    """The scenario without a bad host that one is compared with."""
+    return "absent_at_first" if scenario.endswith("_at_first") else "absent"
+
+
 def compared(
     runs: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[list[float], str, str]]:
     """The samples of a scenario's figures."""
+    told = [each["status_s"] for each in runs if each.get("status_s") is not None]
     named = [[each["quarantined"][host] for host in each["bad"] if host in each["quarantined"]] for each in runs]
     return {
         "makespan_vs_absent": (
@@ -209,6 +238,8 @@ def compared(
         ),
         "dead": ([each["dead_unearned"] + each["lost"] for each in runs], "rows", "lower"),
         **({"named_s": ([nearly_all(each) for each in named], "s", "lower")} if all(named) else {}),
+        **({"status_s": (told, "s", "lower")} if len(told) == len(runs) else {}),
+        **({"reported": ([each["reported"] for each in runs], "of runs", "higher")} if "reported" in runs[0] else {}),
         "named_share": (
             [len(those) / len(each["bad"]) for those, each in zip(named, runs, strict=True)], "of bad hosts", "higher",
         ),
@@ -238,7 +269,7 @@ def main() -> None:
         reason = inside.why_not()
         if reason:
             inside.skip(reason)
-        run, every = in_testbed(given.rows or (2_000 if given.quick else 20_000)), SCENARIOS
+        run, every = in_testbed(given.rows or (2_000 if given.quick else 20_000)), (*SCENARIOS, *TESTBEDS)
     elif given.pool == "testbed":
         run, every = like_testbed(given.rows or (4_000 if given.quick else 20_000)), (*SCENARIOS, "flaky_gpu")
     else:

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -22,16 +23,31 @@ from pathlib import Path
 from typing import IO, Any
 
 BAD = "host2"
-"""Which host is bad."""
+"""Which host is bad, but for slow_without_peers."""
 FAULTS = {
-    "good": "", "absent": "", "alarms": "", "black_hole": "raise", "black_hole_midway": "raise", "slow": "slow",
-    "contexts": "build",
+    "good": "", "absent": "", "absent_at_first": "", "alarms": "", "black_hole": "raise", "black_hole_midway": "raise",
+    "black_hole_at_first": "ordinary", "slow": "slow", "slow_without_peers": "slow", "flaky": "flaky",
+    "contexts": "build", "jobs": "jobs",
 }  # fmt: skip
-"""Scenario -> what is wrong with the bad host."""
+"""Scenario -> what is wrong with the bad host; `jobs` die there, which is arranged outside."""
+BUSY_SECONDS = 40
+"""For how long other jobs have the good hosts in scenarios that end in at_first."""
+_BUSY = """
+executable = /bin/sleep
+arguments = {seconds}
+request_cpus = 6
+request_memory = 100
+request_disk = 100
+requirements = Machine != "{bad}.testbed"
+log = busy.log
+queue 3
+"""
+_LOGS = "runs/**/ctxflow/events.jsonl"
+"""The event logs of a run."""
 POISONED = 97
 """Where rows are poisoned, one of so many is: it raises wherever it runs."""
 FUNCTIONS = """
-import socket, time
+import random, socket, time
 from ctxflow import batch_app, context
 
 def fault():
@@ -52,6 +68,8 @@ def model():
 def double(model, numbers):
     if fault() == "raise":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    if fault() == "ordinary" or (fault() == "flaky" and random.random() < 0.3):
+        raise ValueError("shapes (3,4) and (5,6) not aligned")
     results = []
     for number in numbers:
         if {poisoned} and number % {poisoned} == {poisoned} - 1:
@@ -99,6 +117,37 @@ class Told:
         self._thread.join(30)
 
 
+def bad_host(scenario: str) -> str:
+    """Which host is bad in a scenario: the testbed's GPU models of host4 are on no other host."""
+    return "host4" if scenario == "slow_without_peers" else BAD
+
+
+class Watched:
+    """Asks `ctxflow status` now and then whether it names a host as one that gets no work, or is slow."""
+
+    def __init__(self, host: str) -> None:
+        self.named: float | None = None  # When it did.
+        self._host, self._over = host, threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while self.named is None and not self._over.wait(2.0):
+            if _says(rf"\b{self._host}\b.* (gets no|keeps its)( new)? work", "status", "out.jsonl"):
+                self.named = time.time()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._over.set()
+        self._thread.join(60)
+
+
+def _says(pattern: str, *words: str) -> bool:
+    """Whether what a command of ctxflow's prints has a place like that."""
+    asked = subprocess.run([sys.executable, "-m", "ctxflow", *words], capture_output=True, text=True, check=False)
+    return bool(re.search(pattern, asked.stdout, re.MULTILINE | re.DOTALL if words[0] == "report" else 0))
+
+
 def prepare(given: argparse.Namespace, faults: Path) -> list[str]:
     """Write what the job needs into the present folder; gives the words of its command."""
     poisoned = POISONED if given.scenario == "alarms" else 0
@@ -107,7 +156,7 @@ def prepare(given: argparse.Namespace, faults: Path) -> list[str]:
     with open("in.jsonl", "w") as file:
         for n in range(given.rows):
             file.write(json.dumps({"custom_id": f"row {n}", "n": n}) + "\n")
-    absent = given.scenario == "absent"
+    absent = given.scenario.startswith("absent")
     workers = given.workers * 3 // 4 if absent else given.workers
     tier = "disk_gb = 10" if given.provider == "condor" else "options = {grace = 30}"
     tier += f"""\nrequirements = 'Machine != "{BAD}.testbed"'""" if absent else ""
@@ -126,6 +175,18 @@ def served(given: argparse.Namespace) -> subprocess.Popen[bytes] | None:
     words = [sys.executable, "-m", "ctxflow", "factory", "site.toml"]
     with open("factory.log", "w") as log:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def keep_busy() -> None:
+    """Have other jobs run on all good hosts for a while."""
+    Path("busy.sub").write_text(_BUSY.format(seconds=BUSY_SECONDS, bad=BAD))
+    subprocess.run(["condor_submit", "busy.sub"], stdout=subprocess.DEVNULL, check=True)
+    asked = ["condor_q", "-constraint", "JobStatus == 2", "-af", "ClusterId"]
+    until = time.time() + 120
+    while len(subprocess.run(asked, capture_output=True, check=True).stdout.splitlines()) < 3:
+        if time.time() > until:
+            raise TimeoutError("the jobs that are to keep the good hosts busy do not run")
+        time.sleep(0.5)
 
 
 def lines_of(path: str) -> int:
@@ -156,9 +217,11 @@ def play(given: argparse.Namespace) -> dict[str, Any]:
     faults.chmod(0o755)
     chance, fault, evictions = random.Random(given.seed), FAULTS[given.scenario], 0
     midway = given.scenario.endswith("_midway")
-    words = prepare(given, faults)
+    words, bad = prepare(given, faults), bad_host(given.scenario)
     if fault and not midway:
-        (faults / BAD).write_text(fault)
+        (faults / bad).write_text(fault)
+    if given.scenario.endswith("_at_first"):
+        keep_busy()
     began = time.time()
     factory = served(given)
     process = subprocess.Popen(
@@ -166,12 +229,16 @@ def play(given: argparse.Namespace) -> dict[str, Any]:
     )
     assert process.stderr is not None
     told = Told(process.stderr)
+    status = Watched(bad) if fault else None
     evict_at = 0.0
+    log_began = None  # When its event log was there, whose times count from then on.
     try:
         while process.poll() is None:
+            if log_began is None and any(Path().glob(_LOGS)):
+                log_began = time.time()
             done = lines_of("out.jsonl")
             if midway and done >= given.rows / 2:
-                (faults / BAD).write_text(fault)
+                (faults / bad).write_text(fault)
                 midway = False
             if given.scenario == "alarms" and done and time.time() >= evict_at:
                 evictions += evict(chance)
@@ -185,16 +252,23 @@ def play(given: argparse.Namespace) -> dict[str, Any]:
                 each.terminate()
                 each.wait(60)
         shutil.rmtree(faults)
+        if status is not None:
+            status.close()
     ended = time.time()
     told.close()
+    found = quarantines(Path(), bad, fault == "slow")
     return {
         "scenario": given.scenario,
         "status": process.returncode,
         "seconds": ended - began,
         "evictions": evictions,
         **rows_of(given),
-        **quarantines(Path(), fault == "slow"),
-        "told": [line for _, line in told.lines if "gets no work for" in line],
+        **found,
+        "bad": [bad] if fault else [],
+        # From the same moment on as the others.
+        "status_s": status and status.named and max(0.0, status.named - (log_began or began) - found["begun_s"]),
+        "reported": bool(fault) and _says(rf"^\s*Quarantine.*\b{bad}\b", "report", "--no-pictures"),
+        "told": [line for _, line in told.lines if re.search(r"(gets no( new)?|keeps its) work", line)],
         "factory": lines_in("factory.log")[-40:],
         "said": [f"{when - began:7.1f} {line}" for when, line in told.lines][-60:],
     }
@@ -218,30 +292,35 @@ def rows_of(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def quarantines(folder: Path, slow: bool) -> dict[str, Any]:
-    """Which hosts the run put in quarantine, and how long after the first sign of what is wrong."""
+def quarantines(folder: Path, bad: str, slow: bool) -> dict[str, Any]:
+    """Which hosts the run put in quarantine, and how long after the bad one had failed and a good one had worked."""
     named: dict[str, float] = {}
     excluded: set[str] = set()
     hosts: dict[str, str] = {}  # By worker.
-    sign = None
-    for path in folder.glob("runs/**/ctxflow/events.jsonl"):
+    sign = peer = None
+    for path in folder.glob(_LOGS):
         for line in path.read_text(errors="replace").splitlines():
             if not line.startswith('{"event":'):
                 continue
             found = json.loads(line)
             event, time_ = found["event"], found["event"]["time"]
-            if event["is"] == "WorkerJoined":
+            kind = event["is"]
+            if kind == "WorkerJoined":
                 hosts[event["worker"]["id"]] = short(event["worker"]["machine"] or event["worker"]["host"])
-            failed = event["is"] in ("BatchFailed", "ContextFailed") and hosts.get(event["worker"]) == BAD
+            failed = kind in ("BatchFailed", "ContextFailed") and hosts.get(event["worker"]) == bad
+            failed = failed or (kind == "JobFailed" and short(event["host"]) == bad)
+            if peer is None and kind in ("BatchFinished", "ItemsFinished") and hosts.get(event["worker"]) != bad:
+                peer = time_
             for command in found["commands"]:
                 # A slow host is none before it has something to do.
-                failed = failed or (command["is"] == "Run" and hosts.get(command["worker"]) == BAD and slow)
+                failed = failed or (command["is"] == "Run" and hosts.get(command["worker"]) == bad and slow)
                 if command["is"] == "Quarantine":
                     named.setdefault(short(command["host"]), time_)
                 excluded.update(map(short, command["hosts"] if command["is"] == "Exclude" else ()))
             sign = time_ if failed and sign is None else sign
-    quarantined = {host: when - (sign or 0.0) for host, when in named.items()}
-    return {"quarantined": quarantined, "excluded": sorted(excluded)}
+    begun = max(sign or 0.0, peer or 0.0)
+    quarantined = {host: max(0.0, when - begun) for host, when in named.items()}
+    return {"quarantined": quarantined, "excluded": sorted(excluded), "begun_s": begun}
 
 
 def short(host: str) -> str:
@@ -274,7 +353,7 @@ def main() -> None:
     os.environ.update(XDG_STATE_HOME=f"{folder}/state", COLUMNS="200", OMP_NUM_THREADS="1")
     try:
         print(json.dumps(play(given)))
-        for path in Path().glob("runs/**/ctxflow/events.jsonl") if given.keep else ():
+        for path in Path().glob(_LOGS) if given.keep else ():
             shutil.copy(path, given.keep)
     finally:
         os.chdir("/")

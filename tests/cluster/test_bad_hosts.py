@@ -27,13 +27,19 @@ def play(testbed: Testbed, scenario: str, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("scenario", ["black_hole_midway", *for_release("black_hole", "slow", "contexts")])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "black_hole_midway",
+        *for_release("black_hole", "black_hole_at_first", "slow", "slow_without_peers", "flaky", "contexts"),
+    ],
+)
 def test_a_bad_host_is_named_and_costs_no_row(testbed: Testbed, scenario: str) -> None:
     found = play(testbed, scenario)
     assert (found["status"], found["answered"], found["dead"]) == (0, ROWS, 0), found
-    assert list(found["quarantined"]) == ["host2"], found
+    assert list(found["quarantined"]) == found["bad"] and found["reported"], found
     # Once for a GPU that shows it first, or for the host, and then for the rest.
-    assert found["told"] and all("host host2 gets no work" in line for line in found["told"]), found["told"]
+    assert found["told"] and all(f"host {found['bad'][0]} " in line for line in found["told"]), found["told"]
     if scenario == "contexts":  # No GPU of the host can show that it is another's fault.
         assert found["excluded"] == ["host2"] and len(found["told"]) == 1, found
 
