@@ -277,6 +277,8 @@ def test_a_request_harms_nobody_beside_it_at_a_server(server, request_):
 
 @settings(max_examples=200)
 @given(requests())
+@example((CHAT, {"messages": [{"role": "user", "content": "a"}], "n": ["a"]}))
+@example((COMPLETIONS, {"prompt": [], "n": "a"}))
 def test_a_server_is_sent_any_request_of_a_program_or_refuses_it(server, request_):
     before, drawn, *after = server.ask(BESIDE[0], request_, *BESIDE[1:])
     assert [before, *after] == server.alone and isinstance(drawn, (dict, ItemRefused)), repr(drawn)

@@ -420,8 +420,11 @@ def answers_missing(body: Mapping[str, Any], answer: Mapping[str, Any]) -> str |
     >>> answers_missing({"n": 3}, {"choices": [{"text": "One"}]})
     "1 answer came where the body's n = 3: what was asked passes over n; leave it out, or run it with --backend vllm"
     """
-    texts = len(body["prompt"]) if isinstance(body.get("prompt"), list) and isinstance(body["prompt"][0], str) else 1
-    wanted, there = body.get("n") or 1, len(answer.get("choices", ()))
+    prompt, wanted = body.get("prompt"), body.get("n") or 1
+    texts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str) else 1
+    there = len(answer.get("choices", ()))
+    if not isinstance(wanted, (int, float)):  # Servers may pass over what they cannot take.
+        wanted = 1
     if "choices" not in answer or there >= wanted * texts:
         return None
     came = "1 answer" if there == 1 else f"{there} answers"
