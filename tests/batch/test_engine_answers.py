@@ -63,6 +63,8 @@ def test_without_jsonschema_nobody_can_tell_more_than_that_it_is_json(monkeypatc
     bounded_validator._read.cache_clear()
     assert schema_missed(FORMS["vLLM's"], said({"content": '{"price": 12.5}'})) is None
     assert "is no JSON" in schema_missed(FORMS["vLLM's"], said({"content": "12,5 EUR"}))
+    stopped = schema_missed({**FORMS["vLLM's"], "stop": ","}, said({"content": '{"price": 12'}))
+    assert stopped.endswith("one of the request's stop texts may have ended it")
 
 
 @pytest.mark.parametrize("request_", FORMS.values(), ids=FORMS)

@@ -192,7 +192,8 @@ def schema_missed(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str 
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return f"the answer is no JSON, to which the request binds it: {error}"
+            ended = "; one of the request's stop texts may have ended it" if request.get("stop") else ""
+            return f"the answer is no JSON, to which the request binds it: {error}{ended}"
         if (wrong := _first_error(schema, value)) is not None:
             return f"the answer is not as the request's JSON schema has it: {wrong}"
     return None
