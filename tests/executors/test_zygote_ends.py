@@ -28,15 +28,25 @@ if zygote:
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def install(tmp_path, monkeypatch):
+    """Install a package of one module, with the variables that its code reads."""
+
+    def install(module, source, **variables):
+        place = tmp_path / "site-packages"
+        place.mkdir()
+        (place / f"{module}.py").write_text(source)
+        monkeypatch.syspath_prepend(place)
+        path = {"PYTHONPATH": str(place)}
+        for name, value in {**path, **python_path(path), **variables}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return install
+
+
+@pytest.fixture
+def package(tmp_path, install):
     """An installed package, whose import takes long in a zygote."""
-    place = tmp_path / "site-packages"
-    place.mkdir()
-    (place / "takes_long.py").write_text(IMPORTS)
-    monkeypatch.syspath_prepend(place)
-    path = {"PYTHONPATH": str(place)}
-    for name, value in {**path, **python_path(path), "IMPORTING": tmp_path / "importing", "SECONDS": 600}.items():
-        monkeypatch.setenv(name, str(value))
+    install("takes_long", IMPORTS, IMPORTING=tmp_path / "importing", SECONDS=600)
     return tmp_path / "importing"
 
 
@@ -218,15 +228,9 @@ while not os.path.exists(os.environ["GO"]):
 
 
 @pytest.fixture
-def counted(tmp_path, monkeypatch):
+def counted(tmp_path, install):
     """An installed package, whose imports are counted in a file, and wait for another."""
-    place = tmp_path / "site-packages"
-    place.mkdir()
-    (place / "is_counted.py").write_text(COUNTED)
-    monkeypatch.syspath_prepend(place)
-    path = {"PYTHONPATH": str(place)}
-    for name, value in {**path, **python_path(path), "COUNT": tmp_path / "count", "GO": tmp_path / "go"}.items():
-        monkeypatch.setenv(name, str(value))
+    install("is_counted", COUNTED, COUNT=tmp_path / "count", GO=tmp_path / "go")
     return tmp_path
 
 

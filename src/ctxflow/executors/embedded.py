@@ -209,10 +209,7 @@ class EmbeddedEngine:
                 self._watch.left(worker)
                 self._begun(worker)
             for command, payloads in held.commands:
-                try:
-                    self._hosts.tell(worker, command, payloads, held.since)
-                except Exception as error:
-                    worker.give_up(error)
+                self._tell(worker, command, payloads, held.since)
 
     def forget(self, functions: Collection[str]) -> None:
         """Have workers keep functions no more that no call will need."""
