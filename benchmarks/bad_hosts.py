@@ -20,8 +20,8 @@ In the simulator, a million such rows on 1,000 hosts of which 5 % are bad, or (`
 same hosts as in the testbed; and one more scenario, `flaky_gpu`: a tenth of one GPU's calls raises there. Figures, by
 scenario: `makespan_vs_absent`; `dead`, the rows that were given up (a good host could have answered them all) or lost;
 `named_s`, from the first sign of what is wrong, and the first answer of a good host, until the bad host was named, in
-the simulator until 95 % of them were, and `status_s`, until `ctxflow status` told it; `named_share` of the bad hosts;
-`wronged`, good hosts that were named. `false_alarms` are hosts in
+the simulator until 95 % of them were, and `status_s`, until `ctxflow status` shows it; `reported`, whether `ctxflow
+report` does; `named_share` of the bad hosts; `wronged`, good hosts that were named. `false_alarms` are hosts in
 quarantine over some shorter runs in which all are good, but one row of 97 raises wherever it runs, and workers are
 evicted.
 """
